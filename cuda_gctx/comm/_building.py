@@ -25,9 +25,9 @@ from cuda_gctx.comm._backends import (
 )
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
-from cuda_gctx.comm._launch import WARP, Calls, Kernels, Numbers
+from cuda_gctx.comm._launch import WARP, Calls, Kernels
 from cuda_gctx.comm._memory import Workspaces
-from cuda_gctx.comm._message import Message, Messages
+from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import Gloo, GlooByNodes, Hierarchical, Mode, Modes, Nccl, OneExchange, TwoExchange
 from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
 from cuda_gctx.comm._nvshmem import initialise
@@ -39,9 +39,9 @@ from cuda_gctx.comm._protocol import (
     Geometry,
     packet_bytes,
     region_of,
-    room_of,
     signature,
 )
+from cuda_gctx.comm._record import Numbers, Prepared
 from cuda_gctx.comm._staging import Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
@@ -311,7 +311,8 @@ class OnGpu:
         self.fault: FaultRecord | None = None
         self._kernels: dict[MixedCommOp, Kernels] = {}
         self._node_kernels: dict[MixedCommOp, NodeKernels] = {}
-        self._copying: tuple[Stream, Stream] | None = None
+        self._copying: tuple[Stream, ...] = ()
+        self._numbers = Numbers()
         self._has_nvshmem = False
         given = arguments.max_message_bytes
         self._node_bytes = STAGED_BYTES if given is None else given
@@ -357,7 +358,7 @@ class OnGpu:
         assert self.workspaces is not None
         arguments, geometry = self._arguments, self._geometry
         info, addresses = arguments.info, self.workspaces.addresses
-        how = str(arguments.dtype), self.order
+        how = str(arguments.dtype), self.order, self._numbers
         most = geometry.packet_bytes * info.dp_size
         staging = {op: Staging(info, op, geometry, addresses) for op in self._kernels} if self.staged_bytes else {}
         found: dict[MixedCommMode, Mode] = {
@@ -367,16 +368,10 @@ class OnGpu:
         if self._node_kernels:
             own = addresses[info.world_rank]
             staged = (own + geometry.staged_input, own + geometry.staged_output) if self.staged_bytes else None
-            room = room_of(info, self._node_bytes)
             found[MixedCommMode.HIERARCHICAL] = Hierarchical(
-                *how, info, self._node_kernels, self._spoil, staged, self._node_bytes, room
+                *how, info, self._node_kernels, self._kernels, staged, self._node_bytes
             )
         return found
-
-    def _spoil(self, message: Message, sms: int, stream: Stream) -> None:
-        kernels = self._kernels[message.sizes.op]
-        kernels.calls.grid = sms
-        kernels.spoil(message.out_address, message.sizes.out_bytes, stream)
 
     def _load_kernels(self) -> None:
         assert self.workspaces is not None
@@ -390,7 +385,7 @@ class OnGpu:
         how: dict[str, Any] = {
             "grid": arguments.grid_size,
             "fewest_steps": arguments.fewest_steps,
-            "numbers": Numbers(),
+            "numbers": self._numbers,
         }
         faults = self.fault.address, round(arguments.timeout_s * 1_000_000_000)
         for op in info.valid_ops:
@@ -425,7 +420,12 @@ class OnGpu:
         def meet() -> bool:
             assert self.fault is not None
             agreed = signature(op, MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
-            self._kernels[op].meet(agreed, round(limit_s * 1_000_000_000), stream)
+            meeting = Prepared(
+                lambda record, _: self._kernels[op].meet(agreed, round(limit_s * 1_000_000_000), record),
+                0,
+                self._numbers,
+            )
+            meeting.launch(stream, ())
             stream.sync()
             kind, peer, _ = self.fault.read()
             if kind != Fault.NONE:
@@ -492,9 +492,9 @@ class OnGpu:
             self._kernels.popitem()[1].close()
         while self._node_kernels:
             self._node_kernels.popitem()[1].close()
-        for stream in self._copying or ():
+        for stream in self._copying:
             stream.close()
-        self._copying = None
+        self._copying = ()
         if self.transport is not None:
             self.transport.close()
             self.transport = None

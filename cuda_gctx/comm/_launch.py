@@ -1,14 +1,13 @@
-"""The kernels of a handler, loaded where they will run, and their launches."""
+"""The kernels of a handler, loaded where they will run, and their arguments."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
-from cuda_gctx import Context, Device, Stream
+from cuda_gctx import Context, Device
 from cuda_gctx.comm._compile import Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._protocol import (
@@ -23,6 +22,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
+from cuda_gctx.comm._record import Numbers, Record
 from cuda_gctx.comm._staging import Part
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
@@ -30,7 +30,6 @@ __all__ = [
     "Calls",
     "Kernels",
     "Loaded",
-    "Numbers",
     "SumCalls",
     "exchange_arguments",
     "fill_call",
@@ -133,26 +132,6 @@ def spoil_arguments(world: int) -> Any:
         _fields_ = (("call", _call_arguments(world)), ("output", u64), ("bytes", u64))
 
     return Spoil
-
-
-class Numbers:
-    """The numbers of a handler's launches, by which a kernel knows the call that runs: an operation and a count."""
-
-    COUNT_BITS = 16
-
-    def __init__(self) -> None:
-        self._counts = itertools.count()
-
-    def next(self, op: MixedCommOp) -> int:
-        """The number of a launch: not 0, and not that of any of the 65,534 before it."""
-        return op << self.COUNT_BITS | (next(self._counts) % 0xFFFF + 1)
-
-    @classmethod
-    def name(cls, number: int) -> str:
-        """What a number says of its launch."""
-        op, count = number >> cls.COUNT_BITS, number & 0xFFFF
-        # A block that comes later finds the numbers of two calls mixed.
-        return f"{MixedCommOp(op).name} (launch {count})" if op in list(MixedCommOp) else f"launch {count}"
 
 
 # How the tensors of a call are reached, as the kernels know it: the input or the output of every rank is in its staging
@@ -338,34 +317,24 @@ class Loaded:
         with self.context.current():
             call("cuFuncSetAttribute", self._functions[name], limit, shared)
 
-    def launch(self, name: str, arguments: Any, grid: int, threads: int, shared: int, stream: Stream) -> None:
-        """Launches a kernel whose one argument is a struct."""
-        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
-        with stream.context.current():
-            function = self._functions[name]
-            call(
-                "cuLaunchKernel",
-                *(function, grid, 1, 1, threads, 1, 1),
-                *(shared, stream.handle, ctypes.addressof(pointer), 0),
-            )
+    def note(
+        self,
+        record: Record,
+        name: str,
+        arguments: Any,
+        blocks: int,
+        threads: int,
+        shared: int = 0,
+        *,
+        is_programmatic: bool = False,
+    ) -> None:
+        """Notes a launch with the arguments as they are filled now."""
+        record.kernel(self._functions[name], arguments, blocks, threads, shared, is_programmatic=is_programmatic)
 
     def close(self) -> None:
         library, self._library = self._library, None
         if library is not None:
             call("cuLibraryUnload", library)
-
-
-def _programmatic_launch() -> Any:
-    """A launch that need not wait until the kernel before it has ended."""
-    cu = driver()
-    attribute = cu.CUlaunchAttribute()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    launch = cu.CUlaunchConfig()
-    launch.gridDimY = launch.gridDimZ = launch.blockDimY = launch.blockDimZ = 1
-    launch.sharedMemBytes = 0
-    launch.attrs, launch.numAttrs = [attribute], 1
-    return launch
 
 
 class Kernels:
@@ -384,23 +353,17 @@ class Kernels:
         is_programmatic: bool,
     ) -> None:
         self.calls = calls
-        self._programmatic = _programmatic_launch() if is_programmatic else None
+        self._is_programmatic = is_programmatic
         compiled = compile_kernels(defines(info, op, geometry, is_bfloat16=is_bfloat16), device.compute_capability)
         self._loaded = Loaded(compiled, ("one_exchange", "two_exchange", "spoil_after_fault"), context)
         self._packet_bytes = geometry.packet_bytes
         self._shared = shared_bytes(len(info.plan(op).sources))
         self._loaded.allow_shared("two_exchange", self._shared)
-        self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(calls.one))
 
-    def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, stream: Stream) -> None:
-        launch = self._programmatic
-        for grid, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, self._packet_bytes):
-            if launch is None:
-                self._loaded.launch("one_exchange", self.calls.one, grid, threads, 0, stream)
-                continue
-            launch.gridDimX, launch.blockDimX, launch.hStream = grid, threads, stream.handle
-            with stream.context.current():
-                call("cuLaunchKernelEx", launch, self._loaded["one_exchange"], ctypes.addressof(self._pointer), 0)
+    def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, record: Record) -> None:
+        for blocks, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, self._packet_bytes):
+            arguments = self.calls.one
+            self._loaded.note(record, "one_exchange", arguments, blocks, threads, is_programmatic=self._is_programmatic)
 
     def two_exchange(
         self,
@@ -408,34 +371,34 @@ class Kernels:
         x_out: int,
         block_bytes: int,
         signature: int,
-        stream: Stream,
+        record: Record,
         seen: Seen | None = None,
     ) -> None:
-        self._launch_two(self.calls.two_exchange(x_in, x_out, block_bytes, signature, seen), stream)
+        self._note_two(self.calls.two_exchange(x_in, x_out, block_bytes, signature, seen), record)
 
-    def staged_part(self, part: Part, signature: int, stream: Stream) -> None:
-        self._launch_two(self.calls.staged_part(part, signature), stream)
+    def staged_part(self, part: Part, signature: int, record: Record) -> None:
+        self._note_two(self.calls.staged_part(part, signature), record)
 
-    def spoil(self, x_out: int, size: int, stream: Stream) -> None:
+    def spoil(self, x_out: int, size: int, record: Record) -> None:
         """Behind copies and kernels: leaves no numbers in an output if this rank has a fault by then."""
         arguments = self.calls.spoil
         arguments.output, arguments.bytes = x_out, size
         blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
-        self._loaded.launch("spoil_after_fault", arguments, blocks, SPOIL_THREADS, 0, stream)
+        self._loaded.note(record, "spoil_after_fault", arguments, blocks, SPOIL_THREADS)
 
-    def meet(self, signature: int, limit_ns: int, stream: Stream) -> None:
-        """Launches as many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""
+    def meet(self, signature: int, limit_ns: int, record: Record) -> None:
+        """As many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""
         self.calls.two_exchange(0, 0, 0, signature)
         call = self.calls.sums.arguments.call
         usual, call.limit = call.limit, limit_ns
         try:
-            self._launch_two(self.calls.grid, stream)
+            self._note_two(self.calls.grid, record)
         finally:
             call.limit = usual
 
-    def _launch_two(self, grid: int, stream: Stream) -> None:
+    def _note_two(self, blocks: int, record: Record) -> None:
         arguments = self.calls.sums.arguments
-        self._loaded.launch("two_exchange", arguments, grid, TWO_EXCHANGE_THREADS, self._shared, stream)
+        self._loaded.note(record, "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, self._shared)
 
     def close(self) -> None:
         self._loaded.close()

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 
 from cuda_gctx import Stream
 from cuda_gctx.comm._backends import CommBackend, as_backend
-from cuda_gctx.comm._driver_calls import call
-from cuda_gctx.comm._launch import Kernels
-from cuda_gctx.comm._message import Message, Sizes
+from cuda_gctx.comm._launch import Kernels, Seen
+from cuda_gctx.comm._message import MOST_KEPT, Message, Sizes
 from cuda_gctx.comm._nodes import NodeKernels, rounds_of
 from cuda_gctx.comm._order import Order
-from cuda_gctx.comm._protocol import ALIGNMENT, signature
+from cuda_gctx.comm._protocol import ALIGNMENT, room_of, signature
+from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
-from cuda_gctx.comm._staging import Copy, Part, Staging
+from cuda_gctx.comm._staging import Part, Staging
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable
 
@@ -62,6 +62,8 @@ class Modes:
         return self._modes[mode]
 
     def valid_one(self, mode: MixedCommMode) -> MixedCommMode:
+        if type(mode) is MixedCommMode and mode in self._modes:
+            return mode
         mode = MixedCommMode(mode)
         if mode not in self.valid:
             valid = ", ".join(one.name for one in self.valid)
@@ -101,9 +103,14 @@ class _WithKernels:
     has_kernels = True
     name: MixedCommMode
 
-    def __init__(self, dtype: str, order: Order) -> None:
+    # In Prepared, the addresses of a call: of its input and output here, and then of its input and its output as each
+    # rank sees them, if they are mapped.
+    def __init__(self, dtype: str, order: Order, numbers: Numbers, copying: Sequence[Stream] = ()) -> None:
         self._dtype = dtype
         self._order = order
+        self._numbers = numbers
+        self._copying = copying
+        self.prepared: dict[tuple[MixedCommOp, int, int, bool], Prepared] = {}
 
     def takes(self, sizes: Sizes) -> bool:
         return sizes.block_bytes % ALIGNMENT == 0
@@ -112,11 +119,34 @@ class _WithKernels:
         if not message.sizes.in_bytes:
             return
         self._demand_layout(message)
+        sizes, seen = message.sizes, message.seen
+        addresses = message.in_address, message.out_address
+        key = sizes.op, sizes.block_bytes, sms, seen is None
         # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
         with self._order.lock:
-            self._launch(message, sms, self._order.stream())
+            stream = self._order.stream()
+            prepared = self.prepared.get(key) or self.prepare(key, message)
+            prepared.launch(stream, addresses if seen is None else (*addresses, *seen[0], *seen[1]))
 
-    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
+    def prepare(self, key: tuple[MixedCommOp, int, int, bool], message: Message) -> Prepared:
+        sizes, seen, sms = message.sizes, message.seen, key[2]
+        ranks = 0 if seen is None else len(seen[0])
+
+        def note_at(record: Record, addresses: tuple[int, ...]) -> None:
+            x_in, x_out, *seen_addresses = addresses
+            both = tuple(seen_addresses[:ranks]), tuple(seen_addresses[ranks:])
+            here = record, sizes, x_in, x_out, sms
+            self.note(*here, is_staged=not message.is_reached, seen=None if seen is None else both)
+
+        if len(self.prepared) >= MOST_KEPT:
+            self.prepared.clear()
+        prepared = self.prepared[key] = Prepared(note_at, 2 + 2 * ranks, self._numbers, self._copying)
+        return prepared
+
+    def note(
+        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    ) -> None:
+        """Notes the launches of a call."""
         raise NotImplementedError
 
     def _demand_layout(self, message: Message) -> None:
@@ -142,32 +172,30 @@ class OneExchange(_WithKernels):
 
     name = MixedCommMode.ONE_EXCHANGE
 
-    def __init__(self, dtype: str, order: Order, kernels: Mapping[MixedCommOp, Kernels], largest: int) -> None:
-        super().__init__(dtype, order)
+    def __init__(
+        self, dtype: str, order: Order, numbers: Numbers, kernels: Mapping[MixedCommOp, Kernels], largest: int
+    ) -> None:
+        super().__init__(dtype, order, numbers)
         self._kernels = kernels
         self._largest = largest
 
     def largest(self, *, is_reached: bool) -> int:
         return self._largest
 
-    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
-        sizes = message.sizes
+    def note(
+        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    ) -> None:
         kernels = self._kernels[sizes.op]
         kernels.calls.grid = sms
-        kernels.one_exchange(
-            message.in_address,
-            message.out_address,
-            sizes.block_bytes,
-            self._signature(sizes, is_staged=False),
-            stream,
-        )
+        agreed = self._signature(sizes, is_staged=False)
+        kernels.one_exchange(x_in, x_out, sizes.block_bytes, agreed, record)
 
 
 class TwoExchange(_WithKernels):
     """Every rank sums a share. Tensors that the other ranks do not reach are staged, in parts.
 
     staging: how, for each operation; empty where all ranks reach all tensors. copying: streams for the copies before
-    and after the kernels; None: those are on the stream of the call.
+    and after the kernels; empty: those are on the stream of the call.
     """
 
     name = MixedCommMode.TWO_EXCHANGE
@@ -176,57 +204,58 @@ class TwoExchange(_WithKernels):
         self,
         dtype: str,
         order: Order,
+        numbers: Numbers,
         kernels: Mapping[MixedCommOp, Kernels],
         staging: Mapping[MixedCommOp, Staging],
-        copying: tuple[Stream, Stream] | None,
+        copying: Sequence[Stream],
         staged_bytes: int,
     ) -> None:
-        super().__init__(dtype, order)
+        super().__init__(dtype, order, numbers, copying)
         self._kernels = kernels
         self._staging = staging
-        self._copying = copying
         self._staged_bytes = staged_bytes
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
 
-    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
-        sizes, addresses = message.sizes, (message.in_address, message.out_address)
+    def note(
+        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    ) -> None:
         kernels = self._kernels[sizes.op]
         kernels.calls.grid = sms
-        agreed = self._signature(sizes, is_staged=not message.is_reached)
-        if message.is_reached:
-            kernels.two_exchange(*addresses, sizes.block_bytes, agreed, stream, message.seen)
+        agreed = self._signature(sizes, is_staged=is_staged)
+        if not is_staged:
+            kernels.two_exchange(x_in, x_out, sizes.block_bytes, agreed, record, seen)
             return
-        for parts in self._staging[sizes.op].rounds(*addresses, sizes.block_bytes):
-            self._launch_parts(kernels, parts, agreed, stream)
-        kernels.spoil(message.out_address, sizes.out_bytes, stream)
+        for parts in self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes):
+            self._note_parts(record, kernels, parts, agreed)
+        kernels.spoil(x_out, sizes.out_bytes, record)
 
-    def _launch_parts(self, kernels: Kernels, parts: Sequence[Part], agreed: int, stream: Stream) -> None:
+    def _note_parts(self, record: Record, kernels: Kernels, parts: Sequence[Part], agreed: int) -> None:
         # With one part, there is nothing for its copies to run next to.
-        before, after = self._copying if self._copying and len(parts) > 1 else (stream, stream)
+        before, after = (BEFORE, AFTER) if self._copying and len(parts) > 1 else (MAIN, MAIN)
         # A stream without copies stays out of it: in a capture it would not be joined.
-        if before is not stream and any(part.sends for part in parts):
-            before.wait(stream)
+        if before != MAIN and any(part.sends for part in parts):
+            record.wait(before, MAIN)
         for part in parts:
             for one in part.sends:
-                _copy(one, before)
-            if part.sends and before is not stream:
-                stream.wait(before)
-            kernels.staged_part(part, agreed, stream)
-            if part.fetches and after is not stream:
-                after.wait(stream)
+                record.copy(one, before)
+            if part.sends and before != MAIN:
+                record.wait(MAIN, before)
+            kernels.staged_part(part, agreed, record)
+            if part.fetches and after != MAIN:
+                record.wait(after, MAIN)
             for one in part.fetches:
-                _copy(one, after)
-        if after is not stream and any(part.fetches for part in parts):
-            stream.wait(after)
+                record.copy(one, after)
+        if after != MAIN and any(part.fetches for part in parts):
+            record.wait(MAIN, after)
 
 
 class Hierarchical(_WithKernels):
     """The ranks of a node sum, nodes exchange the sums, and each rank sums what has come and sends it to its node.
 
-    staged: where input and output are copied to and from; None: the ranks of a node reach all tensors.
-    room: how much of a block goes in a round, in bytes.
+    spoiling: the kernels that mark an output. staged: where input and output are copied to and from; None: the ranks of
+    a node reach all tensors. node_bytes: the largest message that goes in one round.
     """
 
     name = MixedCommMode.HIERARCHICAL
@@ -235,47 +264,41 @@ class Hierarchical(_WithKernels):
         self,
         dtype: str,
         order: Order,
+        numbers: Numbers,
         info: ParallelInfo,
         kernels: Mapping[MixedCommOp, NodeKernels],
-        spoil: Callable[[Message, int, Stream], None],
+        spoiling: Mapping[MixedCommOp, Kernels],
         staged: tuple[int, int] | None,
         node_bytes: int,
-        room: int,
     ) -> None:
-        super().__init__(dtype, order)
+        super().__init__(dtype, order, numbers)
+        self._info = info
         self._of_node = slice(info.local_ranks()[0], info.local_ranks()[-1] + 1)
         self._kernels = kernels
-        self._spoil = spoil
+        self._spoiling = spoiling
         self._staged = staged
         self._node_bytes = node_bytes
-        self._room = room
 
     def largest(self, *, is_reached: bool) -> int:
         return MOST_ROUNDS * self._node_bytes
 
-    def _launch(self, message: Message, sms: int, stream: Stream) -> None:
-        sizes, is_staged = message.sizes, not message.is_reached
-        kernels = self._kernels[sizes.op]
-        kernels.calls.grid = sms
+    def note(
+        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    ) -> None:
+        kernels, spoiling = self._kernels[sizes.op], self._spoiling[sizes.op]
+        kernels.calls.grid = spoiling.calls.grid = sms
         agreed = self._signature(sizes, is_staged=is_staged)
-        seen = message.seen
         if seen is not None:
             seen = seen[0][self._of_node], seen[1][self._of_node]
-        addresses = message.in_address, message.out_address
         counts = sizes.in_bytes // sizes.block_bytes, sizes.out_bytes // sizes.block_bytes
-        staged = self._staged if is_staged else None
-        for part in rounds_of(addresses, counts, sizes.block_bytes, self._room, staged):
+        staged, room = self._staged if is_staged else None, room_of(self._info, self._node_bytes)
+        for part in rounds_of((x_in, x_out), counts, sizes.block_bytes, room, staged):
             for one in part.before:
-                _copy(one, stream)
-            kernels.run(part, agreed, stream, is_staged=is_staged, seen=seen)
+                record.copy(one)
+            kernels.run(part, agreed, record, is_staged=is_staged, seen=seen)
             for one in part.after:
-                _copy(one, stream)
-        self._spoil(message, sms, stream)
-
-
-def _copy(one: Copy, stream: Stream) -> None:
-    with stream.context.current():
-        call("cuMemcpyDtoDAsync", one.to, one.source, one.size, stream.handle)
+                record.copy(one)
+        spoiling.spoil(x_out, sizes.out_bytes, record)
 
 
 class _OfLibrary:

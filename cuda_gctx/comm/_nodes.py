@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from cuda_gctx import Context, Device, Stream
+from cuda_gctx import Context, Device
 from cuda_gctx.comm._backends import CommBackend
 from cuda_gctx.comm._compile import BETWEEN_NODES, KERNELS, WITHIN_NODES, compile_kernels
 from cuda_gctx.comm._driver_calls import call
@@ -15,7 +15,6 @@ from cuda_gctx.comm._launch import (
     STAGED_INPUT,
     STAGED_OUTPUT,
     Loaded,
-    Numbers,
     Seen,
     SumCalls,
     exchange_arguments,
@@ -31,6 +30,7 @@ from cuda_gctx.comm._protocol import (
     part_of,
     shared_bytes,
 )
+from cuda_gctx.comm._record import Numbers, Record
 from cuda_gctx.comm._staging import Copy
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
@@ -284,16 +284,15 @@ class NodeKernels:
         words = node_defines(info, op, NodeStep.EXCHANGE, geometry, region, is_bfloat16=is_bfloat16)
         self._between: Loaded | None = transport.load(words, context, device)
 
-    def run(self, part: Round, signature: int, stream: Stream, *, is_staged: bool, seen: Seen | None = None) -> None:
-        """All steps of a round, one behind the other on the stream."""
+    def run(self, part: Round, signature: int, record: Record, *, is_staged: bool, seen: Seen | None = None) -> None:
+        """Notes all steps of a round, one behind the other."""
         assert self._between is not None
         for step, arguments, blocks in self.calls.steps(part, signature, is_staged=is_staged, seen=seen):
             if step is NodeStep.EXCHANGE:
-                self._between.launch("exchange_pieces", arguments, blocks, NODE_THREADS, 0, stream)
+                self._between.note(record, "exchange_pieces", arguments, blocks, NODE_THREADS)
             else:
-                self._loaded[step].launch(
-                    "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, self._shared[step], stream
-                )
+                shared = self._shared[step]
+                self._loaded[step].note(record, "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, shared)
 
     def close(self) -> None:
         between, self._between = self._between, None

@@ -29,6 +29,8 @@ class Order:
         self._context = context
         self._torch_device = torch_device
         self._device = Device(torch_device.index)
+        # torch's own wrapper makes an object of each stream, which takes longer than a launch. Triton asks in this way.
+        self._raw_stream = getattr(getattr(_torch(), "_C", None), "_cuda_getCurrentRawStream", None)
         self._previous: Stream | None = None
         self._streams: dict[int, Stream] = {}  # by handle
 
@@ -59,8 +61,12 @@ class Order:
         return stream if stream.context == self._context else self._context.create_stream()
 
     def _current_handle(self) -> int:
+        if self._raw_stream is None:
+            handle = _torch().cuda.current_stream(self._torch_device).cuda_stream
+        else:
+            handle = self._raw_stream(self._torch_device.index)
         # torch reports 0 for the legacy default stream.
-        return int(_torch().cuda.current_stream(self._torch_device).cuda_stream) or LEGACY_DEFAULT_STREAM.handle
+        return int(handle) or LEGACY_DEFAULT_STREAM.handle
 
     def _wrapped(self, handle: int) -> Stream:
         # torch's default stream is that of the primary context.

@@ -16,7 +16,7 @@ import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, source
-from cuda_gctx.comm._launch import Calls, Numbers
+from cuda_gctx.comm._launch import Calls
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
@@ -28,6 +28,7 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
+from cuda_gctx.comm._record import Numbers
 from cuda_gctx.comm._staging import Copy, Part, Staging
 
 HERE = Path(__file__).parent

@@ -6,9 +6,11 @@ import ctypes
 import gc
 import itertools
 import os
+import random
+import struct
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -27,14 +29,16 @@ from cuda_gctx.comm import (
     _faults,
     _launch,
     _memory,
-    _modes,
     _nodes,
     _order,
+    _record,
     _tensors,
     local_world,
     run_mixed_comm,
 )
+from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._protocol import Fault, packet_bytes
+from cuda_gctx.comm._record import Launches, Record
 from cuda_gctx.sim import library_folder, session
 
 # Stands in for torch, which is not loaded into the process of the tests.
@@ -69,12 +73,36 @@ IMAGE = ".version 8.0\n.target sm_90\n.address_size 64\n" + "".join(
 )
 
 
+class Noted(Launches):
+    """A sequence that says to the driver of the test what it launches."""
+
+    def __init__(self, driver: Driver, streams: list[Any]) -> None:
+        super().__init__(streams)
+        self._driver, self._streams = driver, streams
+        self._steps: list[tuple[str, int]] = []
+        self.noted: list[Any] = []  # kernels and copies
+
+    def kernel(self, function: int, *how: Any) -> None:
+        super().kernel(function, *how)
+        self._steps.append((self._driver.names[function], 0))
+        self.noted.append((function, *how))
+
+    def copy(self, stream: int, *how: Any) -> None:
+        super().copy(stream, *how)
+        self._steps.append(("copy", stream))
+        self.noted.append((stream, *how))
+
+    def launch(self, stream: Any, given: Any, count: int) -> None:
+        super().launch(stream, given, count)
+        self._driver.launched(self._steps, [stream, *self._streams])
+
+
 class Driver:
     """Notes what each thread launches and copies on the software driver. late: threads whose kernels find a fault."""
 
     def __init__(self) -> None:
         self._thread = threading.local()
-        self._names: dict[int, str] = {}  # of kernels and functions
+        self.names: dict[int, str] = {}  # of kernels and functions
         self._buffers: list[tuple[Device, int]] = []
         self.late: set[str] = set()
         self.launches = 0
@@ -99,20 +127,25 @@ class Driver:
         if name == "cuMemHostAlloc":
             self.record[threading.current_thread().name] = (ctypes.c_uint64 * 2).from_address(answer)
         if name == "cuLibraryGetKernel":
-            self._names[int(answer)] = arguments[1].decode()
+            self.names[int(answer)] = arguments[1].decode()
         if name == "cuKernelGetFunction":
-            self._names[int(answer)] = self._names[int(arguments[0])]
-        if name == "cuLaunchKernel":
-            self.done.append(self._names[int(arguments[0])])
-            self._thread.streams.append(("kernel", arguments[8]))
+            self.names[int(answer)] = self.names[int(arguments[0])]
+        return answer
+
+    def launched(self, steps: list[tuple[str, int]], streams: list[Any]) -> None:
+        """Notes what a sequence has launched: kernels by name and copies, each on a stream."""
+        for name, stream in steps:
+            self.done.append(name)
+            self.streams.append(("copy" if name == "copy" else "kernel", streams[stream].handle))
+            if name == "copy":
+                continue
             self.launches += 1
             thread = threading.current_thread().name
             if thread in self.late and len(self.done) <= self.not_late_after:
                 self.record[thread][0] = Fault.TIMEOUT << 32 | 1
-        if name == "cuMemcpyDtoDAsync":
-            self.done.append("copy")
-            self._thread.streams.append(("copy", arguments[3]))
-        return answer
+
+    def sequence(self, streams: Any = ()) -> Noted:
+        return Noted(self, list(streams))
 
     def allocate(self, device: Any, size: int) -> int:
         """Memory of a tensor, until the test ends."""
@@ -171,8 +204,9 @@ def driver(monkeypatch: pytest.MonkeyPatch, machine: Any) -> Iterator[Driver]:
     # The driver that cuda.bindings opens by this name.
     ctypes.CDLL(os.path.join(library_folder(), "libcuda.so.1"))
     noted = Driver()
-    for module in (_building, _faults, _launch, _memory, _modes, _nodes, _order, _tensors):
+    for module in (_building, _faults, _launch, _memory, _nodes, _order, _tensors):
         monkeypatch.setattr(module, "call", noted.call)
+    monkeypatch.setattr(_record, "Launches", noted.sequence)
     image = SimpleNamespace(code=SimpleNamespace(code=IMAGE.encode()))
     for module in (_launch, _nodes):
         monkeypatch.setattr(module, "compile_kernels", lambda *arguments: image)
@@ -257,6 +291,54 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
 
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)
+
+
+def at(place: tuple[int | None, int], addresses: Sequence[int]) -> int:
+    number, offset = place
+    return offset + (0 if number is None else addresses[number])
+
+
+@pytest.mark.parametrize("how", ["reached", "staged", "mapped"])
+def test_what_is_prepared_once_has_the_arguments_of_every_call(driver: Driver, how: str) -> None:
+    """Filled for other addresses and then patched, kernels and copies are as if they had been filled for the call."""
+    seed = 20261124
+    chosen = random.Random(f"{seed} {how}")
+    shapes = [(2 * chosen.randrange(1, 400), 8 * chosen.randrange(1, 300)) for _ in range(6)]
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> int:
+        own, compared = random.Random(rank.rank), 0
+        for op, name, shape in itertools.product(handler.valid_op_list, handler._modes.valid[:-1], shapes):
+            mode: Any = handler._modes[name]
+            sizes = handler._messages.sizes(op, shape, 2)
+            x_in, x_out = (16 * own.randrange(1 << 32, 1 << 40) for _ in range(2))
+            seen = None
+            if how == "mapped":
+                of_others = ([16 * own.randrange(1 << 32, 1 << 40) for _ in range(rank.size)] for _ in range(2))
+                seen = tuple(map(tuple, of_others))
+            message = Message(sizes, None, None, x_in, x_out, seen, how != "staged")
+            sms = own.randint(1, 8)
+            prepared: Any = mode.prepare((op, sizes.block_bytes, sms, seen is None), message)
+            record = Record()
+            mode.note(record, sizes, x_in, x_out, sms, is_staged=how == "staged", seen=seen)
+            addresses = (x_in, x_out, *sum(seen or (), ()))
+            wanted = [step for step in record.steps if isinstance(step, _record.Kernel) or step.copy]
+            for one, noted in zip(wanted, prepared.launches.noted, strict=True):
+                compared += 1
+                if not isinstance(one, _record.Kernel):
+                    stream, to, source, size = noted
+                    assert (one.stream, *one.copy) == (stream, at(to, addresses), at(source, addresses), size)
+                    continue
+                function, blocks, threads, shared, arguments, places, number_at, is_programmatic = noted
+                words = list(struct.unpack(f"<{len(arguments) // 8}Q", arguments))
+                for place, what in places.items():
+                    words[place // 8] = at(what, addresses)
+                found = function, blocks, threads, shared, is_programmatic, number_at, tuple(words)
+                assert found == tuple(one), (seed, op, name, shape)
+        return compared
+
+    options: dict[str, Any] = {} if how == "reached" else {"max_message_bytes": 1 << 18}
+    compared = on_ranks(driver, 4, work, nodes=2, local_tp_size=2, inter_dp_size=2, **options)
+    assert min(compared) > 2 * 3 * len(shapes)
 
 
 def test_what_packets_cannot_carry_at_once_goes_in_pieces(driver: Driver) -> None:
@@ -372,8 +454,12 @@ def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
         assert rank.partition is not None
         stream, x = rank.partition.stream, Tensor(handler.device, torch.bfloat16, 16, 64)
         most, now = [0], [0]
-        one = handler._modes[MixedCommMode.ONE_EXCHANGE]
-        real = one._launch  # type: ignore[attr-defined]
+        all_reduce = MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.ONE_EXCHANGE
+        driver.use(stream)
+        run_mixed_comm(*all_reduce)
+        mode: Any = handler._modes[MixedCommMode.ONE_EXCHANGE]
+        [prepared] = mode.prepared.values()
+        real = prepared.launch
 
         def launch(*arguments: Any) -> None:
             now[0] += 1
@@ -381,12 +467,12 @@ def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
             real(*arguments)
             now[0] -= 1
 
-        one._launch = launch  # type: ignore[attr-defined]
+        prepared.launch = launch
 
         def call() -> None:
             driver.use(stream)
             for _ in range(50):
-                run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.ONE_EXCHANGE)
+                run_mixed_comm(*all_reduce)
 
         threads = [threading.Thread(target=call) for _ in range(2)]
         for one in threads:

@@ -170,7 +170,7 @@ def eager() -> dict[str, Any]:
 
     from cuda_gctx import Device
 
-    def work(rank: Any, mode: Any, **options: Any) -> tuple[float, float]:
+    def work(rank: Any, mode: Any, *, has_output: bool = True, **options: Any) -> tuple[float, float]:
         torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **options) as handler:
             x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
@@ -182,7 +182,7 @@ def eager() -> dict[str, Any]:
                 for at in range(rank.size):
                     begin = time.perf_counter()
                     for _ in range(10 if at == rank.rank else 0):
-                        comm.run_mixed_comm(comm.MixedCommOp.ALLREDUCE, handler, x, out, mode)
+                        comm.run_mixed_comm(comm.MixedCommOp.ALLREDUCE, handler, x, out if has_output else None, mode)
                     if at == rank.rank and turn:
                         times.append((time.perf_counter() - begin) * 1e5)
                     rank.backend.barrier()
@@ -195,6 +195,8 @@ def eager() -> dict[str, Any]:
         ("ONE_EXCHANGE", modes.ONE_EXCHANGE, {}),
         ("TWO_EXCHANGE", modes.TWO_EXCHANGE, {}),
         ("TWO_EXCHANGE staged", modes.TWO_EXCHANGE, {"max_message_bytes": 1 << 20}),
+        ("no mode", None, {}),
+        ("ONE_EXCHANGE to a new output", modes.ONE_EXCHANGE, {"has_output": False}),
     ):
         with comm.local_world(2, Device(0), sms=16) as world:
             results[what] = world.run(lambda rank, mode=mode, options=options: work(rank, mode, **options))

@@ -1,0 +1,77 @@
+"""Kernels, copies and orders of streams that are noted once and launched again and again, with other addresses."""
+
+from libc.stdint cimport uint8_t, uint64_t, uintptr_t
+from libcpp.vector cimport vector
+
+from cuda_gctx._core.cpp cimport Slot, drop
+from cuda_gctx._core.errors cimport report_failures
+from cuda_gctx._core.stream cimport Stream
+
+
+cdef Place place_of(place) except *:
+    cdef Place found
+    given, offset = place
+    if given is not None:
+        found.given = given
+    found.offset = offset
+    return found
+
+
+cdef class Sequence:
+    """The launches of a call. Streams have numbers: 0 is the one that `launch` is called with.
+
+    A place is the number of a given address and what is added to it; with None as its number, it is an address that
+    never changes. Not for several threads at once.
+    """
+
+    cdef Slot[CSequence] _slot
+
+    def __init__(self, streams=()):
+        """streams: those with the numbers from 1."""
+        cdef Stream stream
+        make_sequence(self._slot)
+        for stream in streams:
+            add_stream(self._slot, stream._slot)
+
+    def __dealloc__(self):
+        if drop(self._slot):
+            report_failures()
+
+    def kernel(self, function, blocks, threads, shared_bytes, arguments, places, number_at, programmatic=False):
+        """Note a kernel on the stream 0.
+
+        function: its handle in the context of the stream. arguments: the bytes of the struct that it takes. places: by
+        offset in that struct, the words that are addresses. number_at: where it has a word whose lower half tells
+        launches apart. programmatic: whether it need not wait for the end of the kernel before it.
+        """
+        cdef KernelShape shape
+        cdef vector[uint8_t] content = arguments
+        cdef vector[Patch] patches
+        cdef Patch patch
+        shape.function = <CUfunction><uintptr_t>function
+        shape.blocks, shape.threads, shape.shared_bytes = blocks, threads, shared_bytes
+        shape.is_programmatic, shape.number_at = programmatic, number_at
+        for at, place in places.items():
+            patch.at, patch.place = at, place_of(place)
+            patches.push_back(patch)
+        add_kernel(self._slot, shape, content, patches)
+
+    def copy(self, stream, to, source, size):
+        """Note a copy on a stream: two places, and the number of bytes."""
+        cdef uint64_t count = size
+        add_copy(self._slot, stream, place_of(to), place_of(source), count)
+
+    def wait(self, stream, other):
+        """Note that a stream waits for what is on another one by then."""
+        add_wait(self._slot, stream, other)
+
+    def launch(self, Stream stream not None, given, uint64_t count):
+        """Launch what was noted.
+
+        given: the addresses. count: how many kernels were launched before, with the same numbers.
+        """
+        cdef vector[uint64_t] addresses
+        cdef uint64_t address
+        for address in given:
+            addresses.push_back(address)
+        launch_sequence(self._slot, stream._slot, addresses, count)
