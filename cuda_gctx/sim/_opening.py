@@ -30,14 +30,14 @@ def session(
     check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
     trace: on the main thread, the ledger also reports the line that made each object; for objects of other
     threads it reports only the thread.
-    unknown: what follows at the end if the program read results of kernels that nobody computed, or times of kernels
-    whose cost is not registered: "warn" (an UnknownResultWarning), "error" (a LedgerError, as part of check) or
-    "ignore".
+    unknown: what follows if the program read results of kernels that nobody computed, or times of kernels whose cost is
+    not registered. "warn": an UnknownResultWarning at the end; "error": no time between two events that includes such a
+    kernel (CUDA_ERROR_NOT_SUPPORTED), and a LedgerError at the end, as part of check; "ignore": nothing.
     """
     check_policy(unknown)
     from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
 
-    spec = make_spec(profile, driver, devices, **options)
+    spec = make_spec(profile, driver, devices, **options) + (",unknown=error" if unknown == "error" else "")
     # Objects of the outer machine are not destroyed on this one.
     set_driver_aside()
     library().push()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, EventOptions
+from cuda_gctx import CUDAError, Device, EventOptions, tune
 from cuda_gctx.sim import LedgerError, Session, UnknownResultWarning, session
 
 from ..common import refusal
@@ -130,6 +130,27 @@ def test_the_end_of_a_session_warns_or_raises_as_it_is_asked_to() -> None:
     assert str(error).startswith("ledger (simulated): clean, but not all is known\n  unknown result: ")
     run_kernel_and_read(unknown="ignore")
     assert "'warn'" in str(refusal(ValueError, lambda: run_kernel_and_read(unknown="raise")))
+
+
+def test_no_time_of_an_assumed_cost_reaches_the_tuner_where_that_is_an_error() -> None:
+    """Times between events are refused; a stamp, which is memory, is counted."""
+    with session("h200", unknown="error", check=False) as sim:
+        machine = Machine(sim)
+        streams = [machine.dev.create_stream() for _ in range(2)]
+
+        def work(stream: Any) -> None:
+            machine.launch("alone", stream=stream.handle)
+
+        error = refusal(CUDAError, lambda: tune.overlap(a=work, b=work, device=machine.dev))
+        assert (error.name, error.call) == ("CUDA_ERROR_NOT_SUPPORTED", "cuEventElapsedTime")
+        measured = sim.ledger().unknown_times["alone"]
+        tune.explain((streams[0], work), (streams[1], work), rounds=1)
+        assert sim.ledger().unknown_times["alone"] > measured
+        sim.kernel("alone", block_ns=5_000)
+        measured = sim.ledger().unknown_times["alone"]
+        tune.explain((streams[0], work), (streams[1], work), rounds=1)
+        assert sim.ledger().unknown_times["alone"] <= measured + 1  # at the first stamp: of the launches before
+        machine.close()
 
 
 def test_the_host_reads_its_own_memory_without_a_call(machine: Machine) -> None:

@@ -166,10 +166,8 @@ CUresult elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
       return CUDA_ERROR_NOT_READY;
     }
   }
-  const Guesses& before = start->record->guesses;
-  const Guesses& after = end->record->guesses;
-  if (before.count != after.count) {
-    c.machine.unknown.count_time(before.count < after.count ? *after.kernel : *before.kernel);
+  if (c.machine.counts_guess(start->record->guesses, end->record->guesses) && c.machine.spec.refuses_unknown) {
+    return CUDA_ERROR_NOT_SUPPORTED;
   }
   const auto from = static_cast<double>(start->record->ended);
   const auto to = static_cast<double>(end->record->ended);

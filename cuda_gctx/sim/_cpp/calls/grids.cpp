@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "calls/allocations.hpp"
 #include "calls/kernels.hpp"
@@ -38,11 +39,16 @@ BlockCost spinning(std::uint64_t ns) { return {static_cast<double>(ns), 0, 0, 0}
 void fill_probe(Machine& machine, Grid& grid) {
   const auto out = argument<std::uint64_t>(grid.arguments, 0);
   const auto capacity = argument<std::uint32_t>(grid.arguments, 1);
-  grid.cost = spinning(argument<std::uint64_t>(grid.arguments, 2) + 1'000);
+  const auto spin_ns = argument<std::uint64_t>(grid.arguments, 2);
+  grid.cost = spinning(spin_ns + 1'000);
   grid.seen = capacity;
-  grid.built_in = [&machine, out, capacity](const gctxSimBlock& block) {
+  grid.built_in = [&machine, out, capacity, is_stamp = spin_ns == 0](const gctxSimBlock& block) {
     if (block.index >= capacity) {
       return;
+    }
+    if (is_stamp) {
+      const Guesses before = std::exchange(machine.stamped, machine.clock.guesses()).value_or(machine.clock.guesses());
+      machine.counts_guess(before, machine.clock.guesses());
     }
     const std::array<std::uint64_t, 4> record{block.smid, block.start_ns, block.end_ns, block.index};
     store(machine, out + std::uint64_t{block.index} * sizeof record, record);

@@ -36,6 +36,7 @@ class Clock {
   void add_device(const Chip& chip) { devices_.push_back({Sms(chip), {}, {}, {}, 0}); }
 
   std::uint64_t now() const noexcept { return now_; }
+  const Guesses& guesses() const noexcept { return guesses_; }  // up to now
   void pass(std::uint64_t ns) noexcept { now_ += ns; }
 
   void submit(const WorkPtr& work);

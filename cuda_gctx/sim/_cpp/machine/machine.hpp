@@ -59,6 +59,7 @@ struct Machine {
   Clock clock;
   Ledger ledger;
   Unknown unknown;
+  std::optional<Guesses> stamped;  // when the last stamp was written
   Faults faults;
   Tracer tracer;
   std::array<std::uint64_t, function_count> calls{};
@@ -100,6 +101,8 @@ struct Machine {
   int version() const noexcept { return spec.driver_version; }
   ThreadState& thread();
   void made(Object& object);  // stamps a new object
+  // The program gets to know the time between two moments: whether a guess is in it.
+  bool counts_guess(const Guesses& before, const Guesses& after);
   std::unique_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
 };
 

@@ -108,10 +108,12 @@ Spec Spec::parse(std::string_view text) {
         spec.resident_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
       } else if (key == "visible" && value == "all") {
         spec.visible.reset();
+      } else if (key == "unknown" && value == "error") {
+        spec.refuses_unknown = true;
       } else {
         throw std::invalid_argument("unknown key '" + std::string(key) +
                                     "': known are devices, driver, connections, max_contexts, memory, resident, "
-                                    "visible=all");
+                                    "visible=all, unknown=error");
       }
     }
     first = false;
