@@ -1,13 +1,13 @@
 """The answers of the tuner for four pairs of real work, each held against an independent measurement.
 
-    python benchmarks/overlap_pairs.py [--out FILE] [--parts DIR] [--processes 3] [--limit SECONDS] [--seconds 10]
+    python benchmarks/overlap_pairs.py [--out FILE] [--processes 3] [--limit SECONDS] [--seconds 10] [--only PAIR]
 
 Each pair is tuned, and then the chosen plan, the sequence and two plain streams run for ten seconds each, by turns in
 blocks of 2.5 s of which the first third does not count: by a loop of this program, which shares no code with the
 tuner's. What the tuner reports holds if its ratio and the one that is found agree within their two intervals together,
 and if no plan is chosen that is slower than the sequence by more than 1%. Each of three processes measures all pairs,
-and all results are written. With --parts, what each process measures is kept in a folder, and a later run measures only
-what is missing there.
+and all results are written. With --out, the file is complete after each pair of each process, and a later run measures
+only what is missing in it. A pair takes 15 s to be tuned and 30 s to be measured: twelve of them take ten minutes.
 
 - product-elementwise: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
 - prefill-decode: large GEMMs, and GEMMs of 16 rows, which read weights; a mix of one and four.
@@ -227,8 +227,16 @@ def told(name: str, process: int, one: Mapping[str, Any]) -> str:
 # ---- processes
 
 
-def part_of(arguments: argparse.Namespace, process: int, name: str) -> Path:
-    return Path(arguments.parts) / f"{process}-{name}.json"
+def present(out: Path | None) -> dict[str, Any]:
+    """What was measured earlier."""
+    return json.loads(out.read_text()) if out is not None and out.exists() else {}
+
+
+def with_row(result: dict[str, Any], machine: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A result with another row, and how many of the answers hold."""
+    rows = [*result.pop("rows", ()), row]
+    counts = {"agree": sum(one["agrees"] for one in rows), "lose": sum(one["loses"] for one in rows), "of": len(rows)}
+    return {**(result or machine), **counts, "rows": rows}
 
 
 def measure(arguments: argparse.Namespace, until: float) -> None:
@@ -236,44 +244,30 @@ def measure(arguments: argparse.Namespace, until: float) -> None:
     import torch
 
     device = Device(0)
-    for name, work_of in PAIRS.items():
-        path = part_of(arguments, arguments.seed, name)
-        if path.exists():
+    for name in arguments.only or PAIRS:
+        result = present(arguments.out)
+        if any((row["pair"], row["process"]) == (name, arguments.seed) for row in result.get("rows", ())):
             continue
         if time.monotonic() + BUDGET_S + 3 * arguments.seconds > until:
             print(f"{name}: not measured, the limit is reached", flush=True)
             continue
-        work, objective = work_of(torch)
+        work, objective = PAIRS[name](torch)
         found = answer(device, work, objective, arguments.seconds, arguments.seed)
         print(told(name, arguments.seed, found), flush=True)
         machine = described(device, "Answers of the tuner, held against an independent measurement", tables.REPOSITORY)
-        path.write_text(json.dumps({"machine": machine, "row": {"pair": name, "process": arguments.seed, **found}}))
+        row = {"pair": name, "process": arguments.seed, "seconds": arguments.seconds, **found}
+        write_result(with_row(result, machine, row), arguments.out)
         del work
         torch.cuda.empty_cache()
 
 
-def joined(parts: Path) -> dict[str, Any]:
-    """What the processes have measured, as one result."""
-    found = [json.loads(path.read_text()) for path in sorted(parts.glob("*.json"))]
-    if not found:
-        raise SystemExit("nothing was measured")
-    rows = [one["row"] for one in found]
-    return {
-        **found[0]["machine"],
-        "agree": sum(row["agrees"] for row in rows),
-        "lose": sum(row["loses"] for row in rows),
-        "of": len(rows),
-        "rows": rows,
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, help="write the result as JSON to this file")
-    parser.add_argument("--parts", type=Path, help="folder of what single processes measured; it is continued")
+    parser.add_argument("--out", type=Path, help="write the result as JSON to this file, and continue what it has")
     parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=460.0, help="seconds in all; what does not fit is left out")
+    parser.add_argument("--limit", type=float, default=660.0, help="seconds in all; what does not fit is left out")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each plan, in blocks")
+    parser.add_argument("--only", choices=PAIRS, action="append", help="only this pair; can be repeated")
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     until = time.monotonic() + arguments.limit
@@ -281,22 +275,22 @@ def main() -> int:
         measure(arguments, until)
         return 0
     with TemporaryDirectory() as folder:
-        arguments.parts = arguments.parts or Path(folder)
-        arguments.parts.mkdir(parents=True, exist_ok=True)
+        out = arguments.out or Path(folder) / "pairs.json"
         for process in range(arguments.processes):
             left_s = until - time.monotonic()
-            command = [sys.executable, __file__, "--seed", str(process), "--parts", str(arguments.parts)]
+            command = [sys.executable, __file__, "--seed", str(process), "--out", str(out)]
             command += ["--seconds", str(arguments.seconds), "--limit", str(left_s)]
+            command += [word for name in arguments.only or () for word in ("--only", name)]
             try:
                 subprocess.run(command, check=True, timeout=max(1.0, left_s))
             except subprocess.SubprocessError as error:  # what it has measured so far is kept
                 print(f"process {process}: {error}", flush=True)
-        result = joined(arguments.parts)
+        result = present(out)
+    if not result:
+        raise SystemExit("nothing was measured")
     for row in result["rows"]:
         print(told(row["pair"], row["process"], row))
     print(f"{result['agree']} of {result['of']} agree; {result['lose']} are slower than the sequence by more than 1%")
-    if arguments.out is not None:
-        write_result(result, arguments.out)
     return 1 if result["agree"] < result["of"] - 1 or result["lose"] else 0
 
 

@@ -78,7 +78,7 @@ class Policy:
     them counts as the larger one. latency, bulk: the names of the parts. quantile: of the latency.
     predictions: for each combination of buckets, the last key changing first, one for each plan; None if unknown.
     hysteresis: the share by which another plan has to be better.
-    device, sm_count, driver: the card on which the rows were measured; an empty name and 0 if that is not known.
+    device, sm_count, driver: the card on which the rows were measured; an empty name and 0 for rows of no card.
     """
 
     keys: tuple[str, ...]
@@ -148,8 +148,7 @@ class Policy:
 
         device: where its plans are to be used.
         """
-        if not self.device:
-            return
+        self._demand_card()
         if (self.device, self.sm_count) != (device.name, device.sm_count):
             raise ValueError(
                 f"this policy was measured on {self.device} with {self.sm_count} SMs, and the device is {device.name} "
@@ -160,6 +159,12 @@ class Policy:
                 f"this policy was measured with driver {self.driver}, and the driver is {_driver()}: measure again, or "
                 "let observe() correct it",
                 stacklevel=3,
+            )
+
+    def _demand_card(self) -> None:
+        if not self.device:
+            raise ValueError(
+                "nobody knows on which card this policy was measured: make it by Policy.of(..., device=...)"
             )
 
     # ---- asking
@@ -313,7 +318,8 @@ class Policy:
         latency, bulk: the names of the two parts.
         quantile: the quantile of the latencies in the rows.
         hysteresis: the share by which another plan has to be better before a policy leaves the one that is in use.
-        device: where the rows were measured; the policy is refused on another card. None: it holds for every card.
+        device: where the rows were measured: on another card the policy is refused. None: the rows are of no card, such
+        as estimates; the policy can be asked, but not saved.
 
         Raises ValueError if there is no row, if the keys of the loads differ, or if a number cannot be.
         """
@@ -330,13 +336,14 @@ class Policy:
             for load, plan, latency_s, rate in measurements
         }
         predictions = tuple(tuple(measured.get((values, plan)) for plan in plans) for values in product(*buckets))
-        bound = {} if device is None else _bound_to(device_of(device))
-        return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis, **bound)
+        card = ("", 0, "") if device is None else (device_of(device).name, device.sm_count, _driver())
+        return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis, *card)
 
     # ---- JSON
 
     def to_json(self) -> str:
-        """The policy as JSON, for from_json(). What was observed is not part of it."""
+        """The policy as JSON, for from_json(). What was observed is not part of it. ValueError for one of no card."""
+        self._demand_card()
         return document(self, SCHEMA)
 
     @classmethod
@@ -347,9 +354,8 @@ class Policy:
         device: where its plans are to be used; None: device 0. If the policy was measured on another card, that raises
         a ValueError; another driver is a warning.
         """
-        policy = of_document(cls, text, SCHEMA)
-        if policy.device:
-            policy.demand_device(device_of(device))
+        policy = of_document(cls, text, SCHEMA, cls._demand_card)
+        policy.demand_device(device_of(device))
         return policy
 
     # ---- for people
@@ -358,7 +364,7 @@ class Policy:
         return f"<Policy: {len(self.plans)} plans for {len(self.predictions)} loads by {', '.join(self.keys)}>"
 
     def __str__(self) -> str:
-        where = f" on {self.device}, {self.sm_count} SMs, driver {self.driver}" if self.device else ""
+        where = f" on {self.device}, {self.sm_count} SMs, driver {self.driver}" if self.device else ", of no card"
         lines = [f"{len(self.plans)} plans for {len(self.predictions)} loads{where}"]
         rows = []
         for place, load in enumerate(self.loads):
@@ -373,10 +379,6 @@ class Policy:
 
 def _driver() -> str:
     return ".".join(map(str, system.driver_version))
-
-
-def _bound_to(device: Device) -> dict[str, Any]:
-    return {"device": device.name, "sm_count": device.sm_count, "driver": _driver()}
 
 
 def _checked(latency_s: object, rate: object) -> Prediction:

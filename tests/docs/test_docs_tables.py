@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cuda_gctx import Device
 from cuda_gctx.tune import Report
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -202,6 +203,37 @@ def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(
         ["critical-load", "prefill-decode", "mixes"],
         ["critical-load", "prefill-decode", "gemms"],
     ]
+
+
+def test_each_answer_is_kept_at_once_and_the_rest_is_measured_later(
+    dev: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    pairs = importlib.import_module("overlap_pairs")
+    torch = SimpleNamespace(cuda=SimpleNamespace(empty_cache=lambda: None))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(pairs, "PAIRS", {name: lambda torch: ({}, "makespan") for name in ("a", "b")})
+    asked: list[int] = []
+
+    def answer(device: Device, work: object, objective: object, seconds: float, seed: int) -> dict[str, object]:
+        asked.append(seed)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        one = (1.0, 1.0, 1.0)
+        return {"choice": "x", "sure": True, "told": one, "found": one, "found_of_streams": one} | {
+            "agrees": True,
+            "loses": False,
+        }
+
+    monkeypatch.setattr(pairs, "answer", answer)
+    arguments = SimpleNamespace(out=tmp_path / "pairs.json", only=None, seed=0, seconds=1.0)
+    with pytest.raises(KeyboardInterrupt):
+        pairs.measure(arguments, float("inf"))
+    kept = json.loads(arguments.out.read_text())
+    assert (kept["of"], kept["card"], [row["pair"] for row in kept["rows"]]) == (1, dev.name, ["a"])
+    pairs.measure(arguments, float("inf"))
+    kept = json.loads(arguments.out.read_text())
+    assert (kept["of"], kept["agree"], kept["lose"], len(asked)) == (2, 2, 0, 3)
 
 
 def test_what_the_pages_quote_of_launches_is_in_the_results() -> None:

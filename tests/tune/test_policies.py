@@ -36,7 +36,7 @@ def made(**options: Any) -> Policy:
         for kind in ("short", "long")
         for plan, latency_s, rate in MENU
     ]
-    return Policy.of(rows, latency="decode", bulk="prefill", **options)
+    return Policy.of(rows, **{"latency": "decode", "bulk": "prefill", "device": Device(0), **options})
 
 
 # ---- asking
@@ -238,9 +238,16 @@ def test_a_policy_of_another_card_is_refused_and_another_driver_is_a_warning(dev
         error = refusal(ValueError, lambda: Policy.from_json(text, Device(0)))
         assert re.search(r"measured on .*H200.* with 132 SMs, and the device is .*A100.* with 108: measure", str(error))
         refusal(ValueError, lambda: Policy.from_json(text))
-        assert Policy.from_json(made().to_json()) == made()  # of no card
     with session("h200", driver="13.1"), pytest.warns(UserWarning, match=r"with driver 13\.0, and the driver is 13\.1"):
         Policy.from_json(text, Device(0))
+
+
+def test_a_policy_of_no_card_can_be_asked_and_not_saved(dev: Device) -> None:
+    policy = made(device=None)
+    assert policy.choose(1.6e-3, **SHORT) == OVERLAY
+    assert "loads, of no card" in str(policy)
+    for use in (policy.to_json, lambda: policy.demand_device(dev)):
+        assert "nobody knows on which card" in str(refusal(ValueError, use))
 
 
 def test_a_policy_has_a_table_and_a_short_repr() -> None:
@@ -263,6 +270,7 @@ def test_a_policy_has_a_table_and_a_short_repr() -> None:
         lambda saved: saved.update(hysteresis=2),
         lambda saved: saved.update(quantile=2),
         lambda saved: saved.pop("driver"),
+        lambda saved: saved.update(device="", sm_count=0),
     ],
 )
 def test_json_that_is_no_policy_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
