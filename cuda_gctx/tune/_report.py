@@ -35,16 +35,15 @@ def words(seconds: float) -> str:
     return in_words(seconds * 1e9)
 
 
-def times(ratio: Ratio) -> str:
-    """A ratio with its interval: "1.35x (1.31 to 1.40)"."""
+def times(ratio: Ratio, what: str = "") -> str:
+    """A ratio of `what` with its interval: "1.35x (1.31 to 1.40)"."""
     interval = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.is_known else "inconclusive: too few samples"
-    return f"{ratio.value:.2f}x ({interval})"
+    return f"{ratio.value:.2f}x{what} ({interval})"
 
 
 def relation(ratio: Ratio, than: str = "") -> str:
     """A ratio of times in words, with its interval: "1.35x slower than the choice (1.31 to 1.40)"."""
-    number, interval = times(ratio if ratio.value >= 1 else ratio.inverse).split(" ", 1)
-    return f"{number} {'slower' if ratio.value >= 1 else 'faster'}{than} {interval}"
+    return times(ratio, f" slower{than}") if ratio.value >= 1 else times(ratio.inverse, f" faster{than}")
 
 
 def title_of(objective: Objective) -> str:
@@ -222,6 +221,10 @@ class Report:
                 raise ValueError(f"results[{number}] has other parts than alone")
         if self.choice not in [result.plan for result in self.results]:
             raise ValueError("choice is not a plan of results")
+        try:
+            _ = self._gain
+        except ValueError as error:
+            raise ValueError(f"gain: {error}") from error
         for field, seconds in {
             "bound": self.bound,
             **{f"alone.{name}.value": spread.value for name, spread in self.alone.items()},
@@ -231,6 +234,12 @@ class Report:
                 raise ValueError(f"{field} must be more than 0")
 
     # ---- for people
+
+    @property
+    def _gain(self) -> Ratio:
+        """The gain with its interval. ValueError if these are not one quantity."""
+        samples = self.result(self.choice).seconds.samples
+        return Ratio(self.gain, self.gain_low, self.gain_high, samples, True)
 
     def __repr__(self) -> str:
         return f"<Report: {self._answer()}; {' and '.join(self.alone)} on {self.device}>"
@@ -258,8 +267,7 @@ class Report:
             certainty = "is faster by more than noise" if self.sure else "was measured to be faster with certainty"
             text = f"choice: in sequence; no other plan {certainty}"
         else:
-            gain = f"{self.gain:.2f}x speedup over sequential ({self.gain_low:.2f} to {self.gain_high:.2f})"
-            text = f"choice: {self.choice}; {gain}"
+            text = f"choice: {self.choice}; {times(self._gain, ' speedup over sequential')}"
         if not self.sure:
             text += "; what it may lose is unknown" if self.regret is None else f"; it loses at most {self.regret:.1%}"
         waits = self.result(self.choice).launch_bound and self.launch != AS_GRAPHS

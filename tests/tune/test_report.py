@@ -104,6 +104,7 @@ def changed(report: Report, change: Callable[[dict[str, Any]], object]) -> str:
         lambda saved: saved["results"][0].update(colour="red"),
         lambda saved: saved["results"][0].update(parts=3),
         lambda saved: saved["alone"]["left"].pop("p10"),
+        lambda saved: saved.update(gain=1.03, gain_low=0.95, gain_high=0.99),
         lambda saved: saved.update(objective="fast"),
         lambda saved: saved.update(results=None),
     ],
