@@ -58,6 +58,7 @@ test-long: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
 	$(BIN)/python -m tests.trust.fault_sweep
 	$(BIN)/python -m tests.trust.allocation_sweep
+	$(BIN)/python -m tests.trust.state_machine
 
 test-under-load: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random

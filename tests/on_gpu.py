@@ -2,7 +2,8 @@
 
     python tests/on_gpu.py --out FOLDER [--limit SECONDS] [--simulated] [tests/ROOM ...]
 
-A crash, a hang or an error that stays with the process costs no other file. The processes are forks of one that has
+A crash, a hang or an error that stays with the process costs no other file; the log of a file that hangs ends with the
+stacks of all threads. The processes are forks of one that has
 imported and collected all files and has not used the driver: what a new interpreter would import takes longer than most
 files do. FOLDER receives a log and a JUnit file for each file of tests, and a line for each is printed. The exit code
 is 0 if every test passed. With --simulated, what can run on the software driver does: a rehearsal.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import io
 import os
 import signal
@@ -45,6 +47,7 @@ def run_file(file: Path, log: Path, junit: Path, options: list[str]) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGUSR1, file=output, all_threads=True)  # pytest has another file at 2 in a test
     code = 1
     try:
         code = pytest.main([str(file), "-q", "--durations=5", f"--junit-xml={junit}", *options])
@@ -62,6 +65,8 @@ def outcome_of(child: int, limit_s: float) -> str:
         if pid:
             break
         if time.monotonic() > end:
+            os.kill(child, signal.SIGUSR1)  # the stacks of all threads go to the log
+            time.sleep(1)
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return f"killed after its limit of {limit_s:.0f} s"

@@ -11,7 +11,9 @@ In half of the programs, other code pushes contexts of its own only, and pops an
 whole stack is as the model says. In the others it pushes contexts of this package too, which it keeps as long as they
 are on the stack, and pops and replaces whatever is on top: there the current context is as the model says.
 
-A program that fails is printed as its seed and the shortest sequence of operations from its start that fails.
+A program that fails is printed as its seed and the operations that are needed for it to fail, as far as leaving out
+others shows. Each operation draws from a seed of its own, so that one that is left out changes no other's choices.
+tests/trust/state_machine.py has more operations.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from importlib import import_module
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
 from cuda_gctx import ClosedError, Context, ContextCurrentError, ContextOptions, Device, SMResourceOptions
-from cuda_gctx.sim import session
-from tests.core.schedulers import SCHEDULERS, Work
+from cuda_gctx.sim import LedgerError, session
+from tests.core.schedulers import MODULES, SCHEDULERS, Work
 from tests.raw import Raw
 
 DRIVERS = ("12.4", "13.0", "13.4")
@@ -42,6 +45,7 @@ THREADS, TASKS = 3, 3
 PROGRAM = 500  # operations
 DEEP = 12  # blocks and pushes of a thread
 EVERY = 50  # operations between looks at the ledger
+MOST_TRIES = 300  # to leave out operations of a program that fails
 
 WEIGHTS = {
     "enter": 24,
@@ -169,8 +173,8 @@ class Line:
 
     def owns(self, held: Held) -> bool:
         """A block, or what set_current has made current, if other code has not replaced it."""
-        is_set = any(of is held and place.handle == held.handle and place in self.stack for of, place in self.sets)
-        return is_set or any(block.held is held for block in self.blocks)
+        is_set = any(of.handle == place.handle == held.handle and place in self.stack for of, place in self.sets)
+        return is_set or any(block.held.handle == held.handle for block in self.blocks)
 
     def let_go(self, handle: int) -> None:
         """Other code has popped a context."""
@@ -191,17 +195,24 @@ def in_a_block(ctx: Context) -> Iterator[None]:
 
 
 class Program:
-    """One program; run() returns what is wrong, and "" if nothing is."""
+    """One program; run() returns what is wrong, and "" if nothing is. omitted: the operations that are left out."""
 
-    def __init__(self, machine: Any, seed: int, operations: int, every: int = EVERY) -> None:
-        self.machine, self.operations, self.every = machine, operations, every
+    weights: Mapping[str, float] = WEIGHTS
+    schedulers: Sequence[str] = tuple(SCHEDULERS)
+    leaves_nothing = False  # with the driver, once the package has let go of it
+
+    def __init__(
+        self, machine: Any, seed: int, operations: int, every: int = EVERY, omitted: Collection[int] = ()
+    ) -> None:
+        for name in {name for scheduler in self.schedulers for name in MODULES[scheduler]}:
+            import_module(name)  # on one thread: some cannot be imported by two at once
+        self.machine, self.seed, self.operations, self.every, self.omitted = machine, seed, operations, every, omitted
         self.is_rough = seed % 2 == 1
         self.random = random.Random(seed)
         self.log: list[str] = []
         self.failure = ""
         self.numbers = count()
-        self.names = list(WEIGHTS)
-        self.cumulated = [sum(list(WEIGHTS.values())[: at + 1]) for at in range(len(WEIGHTS))]
+        self.names, self.cumulated = list(self.weights), list(accumulate(self.weights.values()))
         self.dev, self.raw = Device(0), Raw()
         whole = self.dev.resources.sm
         self.groups, _ = whole.split(SMResourceOptions([whole.min_partition_size] * 5))
@@ -213,7 +224,7 @@ class Program:
         self.contexts: list[Held] = []
         self.streams: list[Any] = []
         self.ended: Line | None = None
-        self.finished = threading.Event()
+        self.finished, self.ending = threading.Event(), threading.Lock()
         self.lines = [self.new_line() for _ in range(THREADS)]
         self.turn: tuple[Line, int] = (self.lines[0], 0)
 
@@ -224,9 +235,11 @@ class Program:
         for line in self.lines:  # grows while threads end and others start
             line.thread.join()
             self.forget(line)
-        for held in self.contexts:
-            if not self.failure and held.context is not None:
-                held.context.close()  # nothing is current on any thread
+        try:
+            if not self.failure:
+                self.close_all()  # nothing is current on any thread
+        except BaseException as error:
+            self.failure = f"at the end: {type(error).__name__}: {error}"
         self.contexts.clear()
         self.streams.clear()
         self.lasting.clear()
@@ -234,8 +247,19 @@ class Program:
             self.raw.call("cuCtxDestroy_v2", ctypes.c_void_p(handle))
         gc.collect()
         if not self.failure:
-            self.failure = self.misuse() or ", ".join(map(str, self.machine.ledger().live_of("green context")))
+            self.failure = self.misuse() or ", ".join(map(str, self.left()))
         return self.failure
+
+    def close_all(self) -> None:
+        """What the program closes at its end."""
+        for held in self.contexts:
+            if held.context is not None:
+                held.context.close()
+
+    def left(self) -> Sequence[object]:
+        """What is alive at the end, when the program holds nothing any more, and must not be."""
+        live: Sequence[object] = self.machine.ledger().live_of("green context")
+        return live
 
     def misuse(self) -> str:
         return "; ".join(map(str, self.machine.ledger().faults))
@@ -243,7 +267,7 @@ class Program:
     # ---- threads, tasks and turns
 
     def new_line(self) -> Line:
-        return Line(f"thread {next(self.numbers)}", self.random.choice(list(SCHEDULERS)))
+        return Line(f"thread {next(self.numbers)}", self.random.choice(self.schedulers))
 
     def start(self, line: Line) -> None:
         line.thread = threading.Thread(target=self.run_line, args=(line,))
@@ -252,8 +276,13 @@ class Program:
     def run_line(self, line: Line) -> None:
         try:
             SCHEDULERS[line.scheduler](*[self.work_of(line, task) for task in range(TASKS)])
+            with self.ending:
+                self.leave_thread(line)
         except BaseException as error:
             self.fail(f"{line.name}: {error!r}")
+
+    def leave_thread(self, line: Line) -> None:
+        """What only this thread can end, at its end."""
 
     def work_of(self, line: Line, task: int) -> Work:
         def work() -> Iterator[None]:
@@ -291,10 +320,13 @@ class Program:
             if len(self.log) == self.operations:
                 self.finish()
                 return
+            self.random.seed(f"{self.seed} {len(self.log)}")
             name = self.random.choices(self.names, cum_weights=self.cumulated)[0]
-            self.log.append(f"{line.name} ({line.scheduler}), task {task}: {name}")
+            is_left_out = len(self.log) in self.omitted
+            self.log.append("" if is_left_out else f"{line.name} ({line.scheduler}), task {task}: {name}")
             try:
-                getattr(self, name)(line, task)
+                if not is_left_out:
+                    getattr(self, name)(line, task)
             except Lost:  # nothing that could be made current again: what is now is the truth
                 self.say("(what was current before is lost)")
                 line.stack = [Place(handle) for handle in self.whole_stack()]
@@ -547,28 +579,55 @@ class Program:
             self.streams = [*self.streams, stream][-6:]
 
 
-def run_program(seed: int, operations: int, driver: str) -> str:
-    """Runs one program, and once more if it fails: the report names the shortest sequence of operations that does."""
-    with session("h200", driver=driver, check=False) as machine:
-        program = Program(machine, seed, operations)
-        if not program.run():
-            return ""
-    with session("h200", driver=driver, check=False) as machine:
-        again = Program(machine, seed, len(program.log), every=1)
-        again.run()
-        shown = again if again.failure else program
-    title = f"seed {seed}, driver {driver}, {len(shown.log)} operations: {shown.failure}"
-    return "\n".join([title, *(f"  {at}. {line}" for at, line in enumerate(shown.log, 1))])
+def run_once(kind: type[Program], driver: str, seed: int, size: int, every: int, omitted: Collection[int]) -> Program:
+    program = None
+    try:
+        with session("h200", driver=driver, check=kind.leaves_nothing) as machine:
+            program = kind(machine, seed, size, every, omitted)
+            program.run()
+    except LedgerError as error:
+        assert program is not None
+        program.failure = program.failure or str(error)
+    return program
 
 
-def run(operations: int, seed: int) -> str:
+def shrunk(failed: Program, driver: str) -> Program:
+    """The same program without what it does not need to fail."""
+    kind = type(failed)
+    best = run_once(kind, driver, failed.seed, len(failed.log), 1, ())
+    if not best.failure:
+        return failed
+    omitted: set[int] = set()
+    chunk, tries = len(best.log) // 2, 0
+    while chunk > 0 and tries < MOST_TRIES:
+        for start in range(0, len(best.log), chunk):
+            more = set(range(start, min(start + chunk, len(best.log)))) - omitted
+            if more and (tries := tries + 1) <= MOST_TRIES:
+                found = run_once(kind, driver, failed.seed, len(best.log), 1, omitted | more)
+                if found.failure:
+                    best, omitted = found, {at for at in omitted | more if at < len(found.log)}
+        chunk //= 2
+    return best
+
+
+def run_program(seed: int, operations: int, driver: str, kind: type[Program] = Program) -> str:
+    """Runs one program; if it fails, the report names the operations that it needs to."""
+    program = run_once(kind, driver, seed, operations, EVERY, ())
+    if not program.failure:
+        return ""
+    shown = shrunk(program, driver)
+    title = f"seed {seed}, driver {driver}, {len(program.log)} operations: {shown.failure}"
+    return "\n".join([title, *(f"  {at}. {line}" for at, line in enumerate(shown.log, 1) if line)])
+
+
+def run(operations: int, seed: int, kind: type[Program] = Program, drivers: Sequence[str] = DRIVERS) -> str:
     """Runs programs of consecutive seeds, and returns the report of the first that fails."""
     done = 0
     for number in count(seed):
         if done >= operations:
             return ""
         size = min(PROGRAM, operations - done)
-        if failure := run_program(number, size, DRIVERS[number % len(DRIVERS)]):
+        if failure := run_program(number, size, drivers[number % len(drivers)], kind):
             return failure
         done += size
         if number % 200 == 199:
@@ -576,11 +635,16 @@ def run(operations: int, seed: int) -> str:
     return ""
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--operations", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    report = run(arguments.operations, arguments.seed)
-    print(report or f"{arguments.operations} operations from seed {arguments.seed}: nothing is wrong")
+def main(kind: type[Program], operations: int, drivers: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=sys.modules[kind.__module__].__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--operations", type=int, default=operations)
+    parser.add_argument("--seed", type=int, default=0, help="of the first program, which has up to 500 operations")
+    chosen = parser.parse_args()
+    report = run(chosen.operations, chosen.seed, kind, drivers)
+    print(report or f"{chosen.operations} operations from seed {chosen.seed}: nothing is wrong")
     raise SystemExit(report != "")
+
+
+if __name__ == "__main__":
+    main(Program, 1_000_000, DRIVERS)

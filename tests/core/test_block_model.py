@@ -46,7 +46,7 @@ def test_a_restore_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -
     report = run_program(0, 500, "13.0")
     assert report.startswith("seed 0, driver 13.0, ")
     assert " is current instead of " in report
-    assert "  1. thread 0" in report
+    assert 2 <= report.count("\n") <= 3, report  # an entrance and an end are enough
 
 
 def test_a_context_that_is_destroyed_while_it_is_current_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,9 @@ class Program:
 
     def tell(self) -> None:
         """Let a kernel tell the pool the SMs of a layout, which it orders less strictly from then on."""
-        parts = self.pool.prepare(self.random.choice(self.layouts))
+        layout = self.random.choice(self.layouts)
+        self.build(layout)
+        parts = self.pool.prepare(layout)
         self.device.sync()  # other work on the same SMs can keep the probe from them
         parts.verify()
 
@@ -325,18 +327,17 @@ class Program:
             is_over.set()
             thread.join()
 
+    def an_operation(self) -> Callable[[], None]:
+        return self.random.choices(
+            [
+                *(self.switch, self.look, self.capture, self.close_stream, self.drop, self.tell, self.open_free),
+                lambda: gc.collect() and None,
+            ],
+            [50, 12, 6, 4, 5, 3, 2, 2],
+        )[0]
+
     def run(self) -> list[str]:
         """What it did wrong."""
-        operations = {
-            self.switch: 50,
-            self.look: 12,
-            self.capture: 6,
-            self.close_stream: 4,
-            self.drop: 5,
-            self.tell: 3,
-            self.open_free: 2,
-            lambda: gc.collect() and None: 2,
-        }
         with ExitStack() as closing:
             self.pool = closing.enter_context(PartitionPool(self.device))
             callers = closing.enter_context(self.callers())
@@ -344,8 +345,8 @@ class Program:
             self.switch()
             if self.random.random() < 0.25:
                 closing.enter_context(self.bustle())
-            for operation in self.random.choices(list(operations), list(operations.values()), k=self.operations):
-                self.random.choice(callers)(operation)
+            for _ in range(self.operations):
+                self.random.choice(callers)(self.an_operation())
                 self.work(self.histories[0])
         return self.wrong()
 

@@ -1,0 +1,148 @@
+"""The kernels of the package on a GPU under compute-sanitizer: memcheck, racecheck, synccheck and initcheck.
+
+    python tests/trust/device_sanitizers.py [--limit 150] [--each 40] [--out FILE] [TOOL ...]
+
+Two programs run under each tool, with small sizes: the core's kernels (probe, spinning, stamps, a moved graph and its
+proof), and those of collectives, with ranks as partitions. A line of JSON follows each. The exit code is 1 if a tool
+reported an error, or a program did not end well.
+
+compute-sanitizer is that of the package nvidia-cuda-sanitizer-api, of the path, or of /usr/local/cuda.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+PROGRAMS = ("core", "collectives")
+
+
+def core() -> dict[str, Any]:
+    from cuda_gctx import Device
+    from cuda_gctx.tune import Timeline, spin
+
+    dev = Device(0)
+    timeline = Timeline(dev, spans=8)
+    with dev.partition(a=16, b=32) as parts:
+        report = parts.verify()
+        for part in parts:
+            with timeline.span(part.stream, part.name):
+                spin(part.stream, 2, 10_000)
+        with parts.a.stream.capture() as capture:
+            spin(parts.a.stream, 2, 1000)
+        with capture.graph as graph, graph.in_partition(parts.b) as moved:
+            moved.launch(parts.b.stream)
+            parts.b.sync()
+            kernels = len(moved.verify().kernels)
+        return {"partitions": len(report.contexts), "spans": len(timeline.read().spans), "moved kernels": kernels}
+
+
+def collectives() -> dict[str, Any]:
+    import torch
+
+    from cuda_gctx import Device
+    from cuda_gctx.comm import local_world, run_mixed_comm
+
+    calls = [0]
+
+    def work(rank: Any) -> None:
+        with rank.partition.torch():
+            for tp in (2, 1):
+                with rank.handler(torch.bfloat16, local_tp_size=tp, timeout_s=30.0) as handler:
+                    for op in handler.valid_op_list:
+                        for mode in handler.valid_mode_list:
+                            for shape in ((2, 8), (4, 1024)):
+                                x = torch.full(shape, rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+                                y = run_mixed_comm(op, handler, x, None, mode)
+                                torch.cuda.current_stream().synchronize()
+                                assert y.max().item() == (2 if op.name == "ALLGATHER" else 3), (op, mode, shape)
+                                calls[0] += rank.rank == 0
+
+    with local_world(2, Device(0), sms=16, timeout_s=60.0) as world:
+        world.run(work)
+    return {"calls": calls[0]}
+
+
+def find() -> str | None:
+    try:
+        files = importlib.metadata.files("nvidia-cuda-sanitizer-api") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.name == "compute-sanitizer":
+            found = Path(str(file.locate()))
+            found.chmod(0o755)
+            return str(found)
+    return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
+
+
+def run(sanitizer: str, tool: str, program: str, limit_s: float) -> dict[str, Any]:
+    begin = time.monotonic()
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "10"]
+    command += [sys.executable, __file__, "--program", program]
+    try:
+        done = subprocess.run(
+            ["timeout", "-s", "KILL", f"{limit_s:.0f}", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            errors="replace",
+        )
+        said, code = done.stdout + done.stderr, done.returncode
+    except OSError as error:
+        said, code = str(error), -1
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
+    result = re.findall(r"^RESULT (.*)$", said, re.MULTILINE)
+    row: dict[str, Any] = {
+        "tool": tool,
+        "program": program,
+        "seconds": round(time.monotonic() - begin, 1),
+        "exit_code": code,
+        "summary": summary[-1] if summary else None,
+        "result": json.loads(result[-1]) if result else None,
+    }
+    if code != 0:
+        row["said"] = said[:1500] + (" ... " + said[-1500:] if len(said) > 3000 else said[1500:])
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=150, help="seconds of all")
+    parser.add_argument("--each", type=float, default=40, help="seconds of one program under one tool")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--program", choices=PROGRAMS, help="run it in this process, without a tool")
+    parser.add_argument("tools", nargs="*", default=list(TOOLS))
+    options = parser.parse_args()
+    if options.program:
+        print("RESULT " + json.dumps({"core": core, "collectives": collectives}[options.program]()), flush=True)
+        return 0
+    sanitizer, end, rows = find(), time.monotonic() + options.limit, []
+    if sanitizer is None:
+        print("no compute-sanitizer: pip install 'nvidia-cuda-sanitizer-api==13.0.*', for a driver of CUDA 13.0")
+        return 2
+    for program in PROGRAMS:
+        for tool in options.tools:
+            left = min(options.each, end - time.monotonic())
+            if left < 3:
+                rows.append({"tool": tool, "program": program, "exit_code": None, "summary": "not run: no time left"})
+            else:
+                rows.append(run(sanitizer, tool, program, left))
+            print(json.dumps(rows[-1]), flush=True)
+            if options.out:
+                options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return 1 if any(row["exit_code"] != 0 for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

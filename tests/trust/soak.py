@@ -1,0 +1,438 @@
+"""Hours of everything at once on a GPU: is any answer wrong, does anything hang, does memory grow?
+
+    python tests/trust/soak.py --seconds 540 --seed 1 [--out FILE]
+
+A round opens one of some layouts in a pool or by itself. Four threads work in its partitions with torch, on integers in
+floats, so that each result is known to the bit whatever the order of sums; a chain of steps goes on across the switches
+of the pool, so that work that is not ordered changes its number; a graph that was captured once is replayed in the
+partitions; results are copied to pinned memory while their partitions close; every eighth round, partitions are ranks
+that reduce over their SMs. torch allocates in expandable segments.
+
+Each minute, and at the end, a line of JSON says what was checked and what was wrong, and what memory is in use. The
+exit code is 1 if anything was wrong, or if memory has grown. A round that takes longer than two minutes ends the run
+with the stacks of all threads. On the software driver, which computes no numbers, the same calls are made with kernels
+that only take time: that shows that the program runs, and that the package leaves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cuda_gctx
+from cuda_gctx import Device, Graph, GraphSet, Layout, PartitionPool, Stream, partitions, system
+from cuda_gctx.partitions import with_background
+from cuda_gctx.tune import spin
+
+if __name__ == "__main__":  # torch and the driver read these once
+    # Ranks that wait for each other must not share a hardware queue with what they wait for.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        os.environ.setdefault(name, "expandable_segments:True")
+
+THREADS = 4
+ROUND_LIMIT_S = 120
+ROW_S = 60.0
+CHAIN_MODULUS = 65521
+MOST_WRONG = 20
+# What may be in use more at the end than after the first quarter. A leaked context is about 4 MiB, a stream or an event
+# a few KiB: a soak of minutes sees leaks of contexts and of tensors, one of hours the others too.
+DEVICE_MIB, HOST_MIB = 16, 48
+
+
+class Simulated:
+    """Kernels that take time and compute nothing."""
+
+    is_simulated = True
+
+    def __init__(self, dev: Device) -> None:
+        self.dev = dev
+        self.graphs = GraphSet(captures="once")
+
+    def work(self, part: Any, rng: random.Random, thread: int) -> Callable[[], int]:
+        stream = part.stream
+        spin(stream, 1 + rng.randrange(4), rng.randrange(200_000))
+        done = stream.record()
+        return lambda: done.sync() or 1
+
+    def chain(self, part: Any, factor: int) -> None:
+        spin(part.stream, 1, 1000 * factor)
+
+    def chain_is_right(self, expected: int) -> bool:
+        self.dev.sync()
+        return True
+
+    def set_chain(self, value: int) -> None:
+        pass
+
+    def replay(self, part: Any) -> bool:
+        self.graphs.capture(part, "step", lambda place: spin(getattr(place, "stream", place), 2, 5000))
+        self.graphs.replay(part, "step")
+        return True
+
+    def collective(self, rng: random.Random) -> int:
+        return 0
+
+    def memory(self) -> dict[str, float]:
+        return {}
+
+    def synchronize(self) -> None:
+        self.dev.sync()
+
+    def close(self) -> None:
+        self.graphs.drop()
+
+
+class Torch:
+    """torch itself, on integers, whose products and sums are exact in float32."""
+
+    is_simulated = False
+
+    def __init__(self, dev: Device) -> None:
+        import torch
+
+        self.torch, self.dev = torch, dev
+        torch.backends.cuda.matmul.allow_tf32 = False
+        self.device = f"cuda:{dev.device_id}"
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = [torch.randint(-3, 4, (256, 512), generator=generator).float() for _ in range(8)]
+        self.weights = [torch.randint(-3, 4, (512, 384), generator=generator).float() for _ in range(4)]
+        self.on_device = [one.to(self.device) for one in self.inputs], [one.to(self.device) for one in self.weights]
+        self.expected = {
+            (i, w): self.function(self.inputs[i].double(), self.weights[w].double()).float()
+            for i in range(8)
+            for w in range(4)
+        }
+        self.expected_on_device = {key: value.to(self.device) for key, value in self.expected.items()}
+        self.state = torch.ones(4096, dtype=torch.int64, device=self.device)
+        # What is current outside of the blocks of each thread: on the default stream, the blocks would take turns.
+        self.sides = [torch.cuda.Stream(self.device) for _ in range(THREADS)]
+        self.graphs = GraphSet(framework="torch", captures="once")
+        torch.cuda.synchronize()
+
+    @staticmethod
+    def function(x: Any, w: Any) -> Any:
+        y = x @ w  # at most 512 * 9
+        return y.relu() - 2 * y.abs() + y.sum(-1, keepdim=True)  # at most 384 * 4608 + 13824, below 2 ** 24
+
+    def work(self, part: Any, rng: random.Random, thread: int) -> Callable[[], int]:
+        """Enqueues work in a partition; what it returns waits for it and says how many results are right."""
+        torch = self.torch
+        kept: list[tuple[tuple[int, int], Any, Any]] = []
+        with torch.cuda.stream(self.sides[thread]), part.torch():
+            spin(part.stream, 1 + rng.randrange(8), rng.randrange(300_000))
+            for _ in range(1 + rng.randrange(4)):
+                i, w = rng.randrange(8), rng.randrange(4)
+                result = self.function(self.on_device[0][i], self.on_device[1][w])
+                to_host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+                to_host.copy_(result, non_blocking=True)
+                kept.append(((i, w), result, to_host))
+            again = self.inputs[0].pin_memory().to(self.device, non_blocking=True)
+            same = torch.equal(again, self.on_device[0][0]) if rng.random() < 0.2 else True
+            done = torch.cuda.current_stream().record_event()
+
+        def right() -> int:
+            done.synchronize()
+            for key, result, to_host in kept:
+                if not torch.equal(to_host, self.expected[key]):
+                    raise AssertionError(f"a result in pinned memory is wrong: {key}")
+                if not torch.equal(result, self.expected_on_device[key]):
+                    raise AssertionError(f"a result on the device is wrong: {key}")
+            if not same:
+                raise AssertionError("a copy from pinned memory is wrong")
+            return 2 * len(kept)
+
+        return right
+
+    def chain(self, part: Any, factor: int) -> None:
+        # On torch's own terms the stream is another one: the order is that of the switch alone.
+        stream = self.torch.cuda.ExternalStream(part.stream.handle, device=self.device)
+        with self.torch.cuda.stream(stream):
+            spin(part.stream, 1, 20_000)
+            self.state.mul_(factor).add_(factor).remainder_(CHAIN_MODULUS)
+
+    def chain_is_right(self, expected: int) -> bool:
+        self.torch.cuda.synchronize()
+        return bool((self.state == expected).all())
+
+    def set_chain(self, value: int) -> None:
+        self.state.fill_(value)
+        self.torch.cuda.synchronize()
+
+    def replay(self, part: Any) -> bool:
+        torch = self.torch
+        with torch.inference_mode():
+            self.graphs.capture(part, "step", lambda _: self.function(self.on_device[0][0], self.on_device[1][0]))
+            output = self.graphs.replay(part, "step")
+            part.sync()
+            same = bool(torch.equal(output, self.expected_on_device[0, 0]))
+            output.zero_()
+            torch.cuda.synchronize()
+        return same
+
+    def collective(self, rng: random.Random) -> int:
+        from cuda_gctx.comm import MixedCommOp, local_world, run_mixed_comm
+
+        torch, size = self.torch, rng.choice((2, 4))
+        shapes = [(rng.choice((1, 8, 64)), 1024) for _ in range(4)]
+
+        def rank_works(rank: Any) -> int:
+            right = 0
+            with rank.partition.torch(), rank.handler(torch.bfloat16, local_tp_size=size) as handler:
+                for shape in shapes:
+                    x = torch.full(shape, float(rank.rank + 1), dtype=torch.bfloat16, device=handler.device)
+                    y = run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x)
+                    torch.cuda.current_stream().synchronize()
+                    if not bool((y == size * (size + 1) // 2).all()):
+                        raise AssertionError(f"the sum of {size} ranks is wrong for {shape}")
+                    right += 1
+            return right
+
+        with local_world(size, self.dev, sms=16, timeout_s=30.0) as world:
+            return sum(world.run(rank_works))
+
+    def memory(self) -> dict[str, float]:
+        torch = self.torch
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "device_mib": round((total - free) / 2**20, 1),
+            "torch_mib": round(torch.cuda.memory_allocated() / 2**20, 1),
+        }
+
+    def synchronize(self) -> None:
+        self.torch.cuda.synchronize()
+
+    def close(self) -> None:
+        self.graphs.drop()
+
+
+def host_mib() -> float:
+    return round(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+
+
+def layouts_of(dev: Device) -> list[Layout]:
+    """Some layouts, the same ones each time: what a framework has seen is kept, one context for each set of SMs."""
+    grain, sms = dev.resources.sm.min_partition_size, dev.sm_count
+    small, third = grain * max(1, sms // grain // 8), grain * max(2, sms // grain // 3)
+    return [
+        Layout(a=small, b=None),
+        Layout(b=small, a=None),
+        Layout(a=third, b=third, c=None),
+        Layout(a=small, b=small, c=third),
+        Layout(c=small, a=None),
+    ]
+
+
+class Soak:
+    def __init__(self, dev: Device, seed: int, out: Any) -> None:
+        self.dev, self.random, self.out = dev, random.Random(seed), out
+        self.work: Any = Simulated(dev) if is_simulated() else Torch(dev)
+        self.pool, self.layouts = PartitionPool(dev), layouts_of(dev)
+        self.right: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.chain = 1
+        self.rows: list[dict[str, Any]] = []
+        self.begin = time.monotonic()
+
+    def attempt(self, what: str, action: Callable[[], int]) -> None:
+        """Counts what was right; anything else is noted, and the soak goes on if the device still answers."""
+        try:
+            self.right[what] += action()
+        except Exception as error:
+            self.wrong.append(f"{what}: {type(error).__name__}: {error}"[:500])
+            print(self.wrong[-1], file=sys.stderr, flush=True)
+            self.work.synchronize()
+
+    def side_by_side(self, parts: list[Any], rng: random.Random) -> list[Callable[[], int]]:
+        """Four threads work in the partitions; returns what checks their results."""
+        checks: list[Callable[[], int]] = []
+        seeds = [rng.random() for _ in range(THREADS)]
+
+        def run(number: int) -> None:
+            own = random.Random(seeds[number])
+            try:
+                for _ in range(3):
+                    checks.append(self.work.work(own.choice(parts), own, number))
+            except Exception as error:
+                self.wrong.append(f"work: {type(error).__name__}: {error}"[:500])
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return checks
+
+    def check(self, checks: list[Callable[[], int]]) -> int:
+        return sum(check() for check in checks)
+
+    def switches(self) -> int:
+        """A chain of steps across switches of the pool, each in the partition of one name."""
+        with_a = [layout for layout in self.layouts if "a" in layout.names]
+        for _ in range(6):
+            parts, factor = self.pool.switch(self.random.choice(with_a)), self.random.randrange(2, 9)
+            self.work.chain(parts.a, factor)
+            self.chain = (self.chain * factor + factor) % CHAIN_MODULUS
+        if not self.work.chain_is_right(self.chain):
+            self.work.set_chain(self.chain)
+            raise AssertionError("a step ran before the one before the switch")
+        return 6
+
+    def graphs(self) -> int:
+        parts = self.pool.switch(self.random.choice(self.layouts))
+        places = self.random.sample(list(with_background(parts)), 2)
+        if not all(self.work.replay(place) for place in places):
+            raise AssertionError("a replayed graph gave another result")
+        return len(places)
+
+    def in_the_pool(self) -> int:
+        parts = self.pool.switch(self.random.choice(self.layouts))
+        return self.check(self.side_by_side(list(with_background(parts)), self.random))
+
+    def by_itself(self) -> int:
+        """Partitions that close while their work runs and its results are on their way to pinned memory."""
+        layout, verified = self.random.choice(self.layouts), 0
+        with self.dev.partition(layout) as parts:
+            if self.random.random() < 0.2:
+                parts.verify()
+                verified = 1
+            checks = self.side_by_side(list(with_background(parts)), self.random)
+        gc.collect()
+        return self.check(checks) + verified
+
+    def moved(self) -> int:
+        """A graph of the package's own capture, in a partition that closes behind its launch."""
+        with self.dev.create_stream() as stream:
+            spin(stream, 1, 0)  # what is loaded at its first use cannot be loaded in a capture
+            with stream.capture() as capture:
+                spin(stream, 2, 20_000)
+            with capture.graph as graph, self.dev.partition(self.random.choice(self.layouts)) as parts:
+                return self.launched(graph, parts[0].context.create_stream(), parts[0])
+
+    def launched(self, graph: Graph, stream: Stream, part: Any) -> int:
+        with graph.in_partition(part) as moved:
+            moved.launch(stream)
+            if self.random.random() < 0.3:
+                moved.verify()
+            stream.sync()
+        stream.close()
+        return 1
+
+    def round(self, number: int) -> None:
+        faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
+        self.attempt("results in a pool", self.in_the_pool)
+        self.attempt("results of partitions that close", self.by_itself)
+        self.attempt("steps across switches", self.switches)
+        self.attempt("replays", self.graphs)
+        self.attempt("moved graphs", self.moved)
+        if number % 8 == 0:
+            self.attempt("sums of ranks", lambda: self.work.collective(self.random))
+        if number % 16 == 15:
+            self.attempt("drops", self.dropped)
+
+    def dropped(self) -> int:
+        """Everything that may go goes, and is made anew."""
+        self.work.synchronize()
+        self.work.graphs.drop()
+        current = self.pool.current.layout
+        for layout in self.pool.layouts:
+            if layout != current:
+                self.pool.drop(layout)
+        partitions.store.drop()
+        return 1
+
+    def row(self, rounds: int) -> dict[str, Any]:
+        self.work.synchronize()
+        gc.collect()
+        row = {
+            "seconds": round(time.monotonic() - self.begin, 1),
+            "rounds": rounds,
+            "right": dict(self.right),
+            "wrong": len(self.wrong),
+            **self.work.memory(),
+            "host_mib": host_mib(),
+            "contexts_in_store": len(partitions.store),
+            "threads": threading.active_count(),
+            "files": len(os.listdir("/proc/self/fd")),
+        }
+        self.rows.append(row)
+        print(json.dumps(row), file=self.out, flush=True)
+        return row
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        rounds, next_row, warm = 0, ROW_S, None
+        while (passed := time.monotonic() - self.begin) < seconds and len(self.wrong) < MOST_WRONG:
+            self.round(rounds)
+            rounds += 1
+            if warm is None and passed > seconds / 4 and rounds > 16:
+                warm = self.row(rounds)
+            elif passed > next_row:
+                next_row = passed + ROW_S
+                self.row(rounds)
+        last = self.row(rounds)
+        faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
+        grown = {
+            name: round(last[name] - (warm or last)[name], 1) for name in ("device_mib", "host_mib") if name in last
+        }
+        is_flat = grown.get("device_mib", 0) <= DEVICE_MIB and grown["host_mib"] <= HOST_MIB
+        self.pool.close()
+        self.work.close()
+        faulthandler.cancel_dump_traceback_later()
+        return {
+            "wrong": self.wrong,
+            "grown_mib": grown if warm is not None else "not measured: fewer than 17 rounds before a quarter",
+            "is_flat": is_flat,
+            "simulated": self.work.is_simulated,
+        }
+
+
+def is_simulated() -> bool:
+    return os.environ.get("CUDA_GCTX_DRIVER", "").split(":")[0] == "sim"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="receives the lines too")
+    options = parser.parse_args()
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
+    with open(options.out, "w", buffering=1) if options.out else sys.stdout as out:
+        dev = Device(0)
+        first = {
+            "soak": 1,
+            "seed": options.seed,
+            "seconds": options.seconds,
+            "card": dev.name,
+            "driver": system.driver_version,
+            "package": cuda_gctx.__version__,
+        }
+        print(json.dumps(first), file=out, flush=True)
+        soak = Soak(dev, options.seed, out)
+        try:
+            result = soak.run(options.seconds)
+        except Exception as error:  # of a device that does not answer any more
+            result = {"wrong": [*soak.wrong, f"it ended with {type(error).__name__}: {error}"], "is_flat": False}
+        print(json.dumps(result), file=out, flush=True)
+    if options.out:
+        print(json.dumps(result), flush=True)
+    return 1 if result["wrong"] or not result["is_flat"] else 0
+
+
+if __name__ == "__main__":
+    import warnings
+
+    warnings.simplefilter("ignore")
+    sys.exit(main())
