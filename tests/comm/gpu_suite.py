@@ -2,10 +2,11 @@
 
     python tests/comm/gpu_suite.py --out FOLDER [--build] [--jobs N] [--limit SECONDS] [CASE ...]
 
-Each case is a program of its own under a time limit, because its kernels wait for each other. FOLDER receives
-results.json and a log for each case. The exit code is 0 if every case passed. --build installs the package into
-FOLDER/site first, with what the interpreter has (Cython, scikit-build-core, CMake, a compiler, cuda.h), and asks no
-registry.
+Without names, all cases run for which there are GPUs: 100 s on one. Each case is a program of its own that is killed
+at a time limit, because its kernels wait for each other; those that measure run alone, the others several at a time.
+FOLDER receives results.json, as cases end, and a log for each case. The exit code is 0 if every case passed. --build
+installs the package into FOLDER/site first, with what the interpreter has (Cython, scikit-build-core, CMake, a
+compiler, cuda.h), and asks no registry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import faults, operations, sequences, several, tuning  # noqa: F401  each enters its cases
+from gpu_cases import faults, guard_costs, operations, packets, sequences, several, tuning  # noqa: F401  which enter their cases
 from gpu_cases.common import CASES, LIMIT_S, REPOSITORY
 from gpu_cases.processes import process_rank
 
@@ -29,6 +30,12 @@ from gpu_cases.processes import process_rank
 SAFE = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Eight ranks that are threads, and GEMMs next to them, have more streams than the default number of hardware queues.
 QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+
+
+# Cases that run at a time, on 16 cores.
+JOBS = 5
+# What is asked first, in case that the time runs out.
+FIRST = ("guard_costs", "machine", "guards", "packets", "epochs_begin_again", "faults")
 
 
 def build(folder: Path) -> None:
@@ -59,15 +66,35 @@ def run_case(name: str, out: Path, environment: dict[str, str], end: float) -> t
     return result, text[-3000:]
 
 
+def gpus(environment: dict[str, str], out: Path) -> int:
+    """How many there are: in another process, so that this one has no driver."""
+    count = [sys.executable, "-c", "from cuda_gctx import Device; print(Device.count())"]
+    return int(subprocess.run(count, check=True, stdout=subprocess.PIPE, env=environment, cwd=out, timeout=60).stdout)
+
+
+def cases_for(count: int) -> list[str]:
+    """Those that so many GPUs can run."""
+    possible = [name for name, case in CASES.items() if case.gpus <= count]
+    return sorted(possible, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+
+def report(name: str, result: dict[str, Any], text: str) -> None:
+    code = result["exit_code"]
+    print(f"{name:32} {result['seconds']:6.1f} s  {'passed' if code == 0 else f'FAILED: exit code {code}'}", flush=True)
+    print(json.dumps(result["result"], separators=(",", ":")) if "result" in result else text, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("comm-gpu-results"))
     parser.add_argument("--build", action="store_true")
-    parser.add_argument("--jobs", type=int, default=1, help="how many cases run at a time: not for timings")
+    parser.add_argument(
+        "--jobs", type=int, default=JOBS, help="how many cases run at a time, but for those that measure"
+    )
     parser.add_argument("--limit", type=float, default=3600, help="seconds; cases that do not begin in time fail")
     parser.add_argument("--case", choices=CASES, help="run this case in this process")
     parser.add_argument("--process", help=argparse.SUPPRESS)
-    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("cases", nargs="*", help=f"of {', '.join(CASES)}")
     options = parser.parse_args()
     if options.process or options.case:
         faulthandler.enable()
@@ -75,7 +102,7 @@ def main() -> int:
         if options.process:
             process_rank(*json.loads(options.process))
         else:
-            print("RESULT " + json.dumps(CASES[options.case]()))
+            print("RESULT " + json.dumps(CASES[options.case].run()))
         faulthandler.cancel_dump_traceback_later()
         return 0
 
@@ -85,17 +112,22 @@ def main() -> int:
     if options.build:
         build(out / "site")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(out / "site"), os.environ.get("PYTHONPATH")]))
+    unknown = set(options.cases) - CASES.keys()
+    if unknown:
+        parser.error(f"no case {', '.join(sorted(unknown))}: there are {', '.join(CASES)}")
+    cases = options.cases or cases_for(gpus(environment, out))
     results: dict[str, Any] = {}
     end = time.monotonic() + options.limit
-    with ThreadPoolExecutor(options.jobs) as pool:
-        running = {pool.submit(run_case, name, out, environment, end): name for name in options.cases}
-        for done in as_completed(running):
-            name = running[done]
-            results[name], text = done.result()
-            took, code = results[name]["seconds"], results[name]["exit_code"]
-            print(f"{name:32} {took:6.1f} s  {'passed' if code == 0 else f'FAILED: exit code {code}'}", flush=True)
-            print(json.dumps(results[name]["result"], indent=1) if "result" in results[name] else text, flush=True)
-            (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    alone = [name for name in cases if CASES[name].is_timed]
+    for names, jobs in ((alone, 1), ([name for name in cases if name not in alone], options.jobs)):
+        with ThreadPoolExecutor(jobs) as pool:
+            running = {pool.submit(run_case, name, out, environment, end): name for name in names}
+            for done in as_completed(running):
+                name = running[done]
+                results[name], text = done.result()
+                report(name, results[name], text)
+                rows = [f"{json.dumps(one)}:{json.dumps(row, separators=(',', ':'))}" for one, row in results.items()]
+                (out / "results.json").write_text("{\n" + ",\n".join(rows) + "\n}\n")
     failed = [name for name, result in results.items() if not result["passed"]]
     print(f"{len(results) - len(failed)} passed, {len(failed)} failed" + (f": {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0

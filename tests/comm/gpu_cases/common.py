@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Case(NamedTuple):
+    run: Callable[[], Any]
+    gpus: int
+    is_timed: bool
+
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SUITE = Path(__file__).resolve().parents[1] / "gpu_suite.py"
@@ -13,12 +21,18 @@ LIMIT_S = 90
 TIMEOUT_S = 10.0
 # The largest message that is compared with the exact value: 8 ranks that each make the inputs of all need 30 GB.
 LARGEST = 64 << 20
-CASES: dict[str, Callable[[], Any]] = {}
+CASES: dict[str, Case] = {}
+CAPTURING = threading.Lock()
 
 
-def case(function: Callable[[], Any]) -> Callable[[], Any]:
-    CASES[function.__name__] = function
-    return function
+def case(gpus: int = 1, *, is_timed: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Enters a case. gpus: how many it needs; is_timed: that it measures, so that no other case runs next to it."""
+
+    def enter(function: Callable[[], Any]) -> Callable[[], Any]:
+        CASES[function.__name__] = Case(function, gpus, is_timed)
+        return function
+
+    return enter
 
 
 def modules() -> tuple[Any, Any]:
@@ -82,12 +96,14 @@ def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...],
 
 
 def capture(torch: Any, work: Callable[[], None]) -> Any:
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    try:
-        work()
-    finally:
-        graph.capture_end()
+    # One at a time: torch registers graphs in a state that all threads share.
+    with CAPTURING:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
     return graph
 
 
@@ -103,10 +119,3 @@ OF_FOUR = [
     {"nodes": 2, "local_tp_size": 2, "inter_tp_size": 2},
     {"nodes": 2, "local_dp_size": 2, "inter_dp_size": 2},
 ]
-
-
-def few_gpus(needed: int) -> dict[str, Any]:
-    from cuda_gctx import Device
-
-    count = Device.count()
-    return {"skipped": f"needs {needed} GPUs and there is {count}"} if count < needed else {}

@@ -27,13 +27,13 @@ def expect_fault(torch: Any, handler: Any, kind: str, within_s: float) -> float:
     return took
 
 
-@case
+@case()
 def faults() -> dict[str, Any]:
     """Ranks that do not come, or that are called with something else: errors in time, and the GPU works after."""
     return faults_of(3, 1)
 
 
-@case
+@case()
 def faults_between_nodes() -> dict[str, Any]:
     """The same between two nodes of two ranks on one GPU, where nodes exchange."""
     return faults_of(4, 1, nodes=2)
@@ -116,7 +116,7 @@ def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
     return results
 
 
-@case
+@case()
 def guards() -> dict[str, Any]:
     """Replays next to calls, on streams that nothing orders, give right sums or a fault; after it, no numbers."""
     torch, comm = modules()
@@ -162,7 +162,7 @@ def guards() -> dict[str, Any]:
     return results
 
 
-@case
+@case(is_timed=True)
 def eager() -> dict[str, Any]:
     """The host's time of a call, in microseconds: the median and the shortest of many."""
     torch, comm = modules()
@@ -203,7 +203,7 @@ def eager() -> dict[str, Any]:
     return results
 
 
-@case
+@case()
 def misuse() -> dict[str, Any]:
     """Second streams and captures on them are ordered; second partitions and wrong tensors are refused."""
     torch, comm = modules()

@@ -58,7 +58,7 @@ def every_op(
     return {"calls compared": done[0]}
 
 
-@case
+@case()
 def machine() -> dict[str, Any]:
     torch, _ = modules()
     import cuda.bindings
@@ -92,18 +92,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-@case
+@case()
 def ops_2_ranks() -> dict[str, Any]:
     return every_op(2, [{}, {"local_dp_size": 2}, {"nodes": 2, "inter_dp_size": 2}], 16, LARGEST)
 
 
-@case
+@case()
 def ops_4_ranks() -> dict[str, Any]:
     two_nodes = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
     return every_op(4, [{"local_tp_size": 2}, {}, {"local_dp_size": 4}, two_nodes], 16, LARGEST)
 
 
-@case
+@case()
 def ops_8_ranks() -> dict[str, Any]:
     nodes = [
         {"nodes": 2, "local_tp_size": 2, "local_dp_size": 2, "inter_dp_size": 2},
@@ -112,7 +112,7 @@ def ops_8_ranks() -> dict[str, Any]:
     return every_op(8, [{"local_tp_size": 4}, {"local_tp_size": 2}, {}, {"local_dp_size": 8}, *nodes], 16, LARGEST)
 
 
-@case
+@case()
 def ops_odd_worlds() -> dict[str, Any]:
     compared = {}
     for size, topologies in ((3, [{}, {"local_dp_size": 3}]), (6, [{"local_tp_size": 3}, {"local_tp_size": 2}])):
@@ -120,7 +120,7 @@ def ops_odd_worlds() -> dict[str, Any]:
     return compared
 
 
-@case
+@case()
 def ops_staged() -> dict[str, Any]:
     """At once, and in several rounds."""
     topologies = [{"local_tp_size": 2}, {}]
@@ -130,12 +130,12 @@ def ops_staged() -> dict[str, Any]:
     }
 
 
-@case
+@case()
 def ops_8_ranks_of_8_sms() -> dict[str, Any]:
     return every_op(8, [{"local_tp_size": 2}, {}], 8, LARGEST)
 
 
-@case
+@case()
 def concurrency_is_proven() -> dict[str, Any]:
     """Ranks that hold all SMs of one GPU cannot run at once: refused at the beginning, by name, and in time."""
     torch, comm = modules()

@@ -21,7 +21,6 @@ from .common import (
     bits_equal,
     capture,
     case,
-    few_gpus,
     inputs_of,
     modules,
     raised,
@@ -272,22 +271,19 @@ def compared_by_processes(
     return results_of(spawn(size, "compare", topologies=topologies, rows=rows, dtypes=dtypes, **options))[0]
 
 
-@case
+@case()
 def processes_on_one_gpu() -> dict[str, Any]:
     """As many ranks as processes; on a machine of several GPUs they take turns on those."""
     return {"2 ranks": compared_by_processes(2, [{}]), "4 ranks": compared_by_processes(4, [{"local_tp_size": 2}])}
 
 
-@case
+@case(gpus=2)
 def missing_ranks() -> dict[str, Any]:
     """A rank that dies or stays away is an error on every other rank within the time limit and 2 s; the GPUs stay
     usable. The benchmark's ranks are those of this case.
     """
-    from cuda_gctx import Device
-
     program = REPOSITORY / "benchmarks" / "communication.py"
-    count, limit = str(min(Device.count(), 2)), str(LIMIT_S - 30)
-    options = "--part", "missing-ranks", "--gpus", count, "--limit", limit
+    options = "--part", "missing-ranks", "--gpus", "2", "--limit", str(LIMIT_S - 30)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, program, *options, "--out", folder], check=True)
         [result] = Path(folder).glob("*.json")
@@ -299,49 +295,49 @@ def missing_ranks() -> dict[str, Any]:
     return {row["missing"]: row["error after s"] for row in rows}
 
 
-@case
+@case(gpus=2)
 def processes_on_two_gpus() -> dict[str, Any]:
     topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
-    return few_gpus(2) or compared_by_processes(
+    return compared_by_processes(
         *(2, topologies, (1, 16, 200, 4096), ("bfloat16", "float16")), largest=130 << 20, checkpoint=True
     )
 
 
-@case
+@case(gpus=2)
 def moved_programs() -> dict[str, Any]:
     """Programs for other handlers of this name, with another import."""
     from cuda_gctx import Device
 
     count = min(Device.count(), 4)
-    return few_gpus(2) or {f"{count} ranks": results_of(spawn(count, "moved"))[0]}
+    return {f"{count} ranks": results_of(spawn(count, "moved"))[0]}
 
 
-@case
+@case(gpus=2)
 def staged_in_parts() -> dict[str, Any]:
     """Messages whose copies run next to the kernels of other parts, between GPUs; captured and replayed too."""
     from cuda_gctx import Device
 
     options: dict[str, Any] = {"modes": ("TWO_EXCHANGE",), "nccl": False, "largest": 128 << 20, "replays": True}
-    found = few_gpus(2) or {"2 ranks": compared_by_processes(2, [{}, {"local_dp_size": 2}], (1999, 4000), **options)}
+    found = {"2 ranks": compared_by_processes(2, [{}, {"local_dp_size": 2}], (1999, 4000), **options)}
     if Device.count() >= 4:
         options["largest"] <<= 1
         found["4 ranks"] = compared_by_processes(4, OF_FOUR[:3], (2000, 3999), ("float16",), **options)
     return found
 
 
-@case
+@case(gpus=2)
 def staged_in_rounds() -> dict[str, Any]:
     """Messages larger than the memory for them, between processes; captured and replayed too."""
     options: dict[str, Any] = {"nccl": False, "largest": 64 << 20, "max_message_bytes": 5 << 20, "replays": True}
     flat: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
     nodes = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
-    return few_gpus(2) or {
+    return {
         mode: compared_by_processes(2, topologies, (321, 1999), modes=(mode,), **options)
         for mode, topologies in (("TWO_EXCHANGE", flat), ("HIERARCHICAL", nodes))
     }
 
 
-@case
+@case(gpus=2)
 def nodes_through_nvshmem() -> dict[str, Any]:
     """Nodes that exchange through NVSHMEM: two of one rank on two GPUs, 2 x 2 on four. On one host, that is NVLink."""
     import importlib.util
@@ -352,7 +348,7 @@ def nodes_through_nvshmem() -> dict[str, Any]:
         return {"skipped": "nvshmem4py is not installed"}
     common: dict[str, Any] = {"modes": ("HIERARCHICAL",), "nccl": False, "nvshmem": True}
     two = [{"nodes": 2}, {"nodes": 2, "inter_dp_size": 2}]
-    return few_gpus(2) or {
+    return {
         "2 ranks": compared_by_processes(2, two, (1, 16, 100), ("bfloat16", "float16"), **common),
         "faults": results_of(spawn(2, "faults through NVSHMEM", nccl=False)),
     } | (
@@ -362,10 +358,10 @@ def nodes_through_nvshmem() -> dict[str, Any]:
     )
 
 
-@case
+@case(gpus=4)
 def processes_on_four_gpus() -> dict[str, Any]:
     """Every topology, and with NCCL in both types those whose groups of NCCL are different ones."""
-    return few_gpus(4) or {
+    return {
         "without NCCL": compared_by_processes(4, OF_FOUR, (1, 16, 100), ("float16",), nccl=False),
         "with NCCL": compared_by_processes(4, OF_FOUR[:4], (1, 16, 100), ("bfloat16", "float16")),
     }

@@ -99,17 +99,17 @@ def back_to_back(
     return {"calls": done[0]}
 
 
-@case
+@case()
 def back_to_back_4_ranks() -> dict[str, Any]:
     return back_to_back(4, {"local_tp_size": 2}, 16, 10_000, with_gemms=False)
 
 
-@case
+@case()
 def back_to_back_8_ranks() -> dict[str, Any]:
     return back_to_back(8, {"local_tp_size": 4}, 8, 3_000, with_gemms=False)
 
 
-@case
+@case()
 def back_to_back_next_to_gemms() -> dict[str, Any]:
     """In partitions of 8, 16 and 24 SMs, while GEMMs run on the other SMs."""
     return {
@@ -118,7 +118,7 @@ def back_to_back_next_to_gemms() -> dict[str, Any]:
     }
 
 
-@case
+@case()
 def programmatic_launches() -> dict[str, Any]:
     """The kernel for small messages, launched before the kernel ahead of it has ended; in graphs too."""
     options = {"local_tp_size": 2, "programmatic_launch": True}
@@ -126,7 +126,7 @@ def programmatic_launches() -> dict[str, Any]:
     return compared | back_to_back(4, options, 16, 2_000, with_gemms=False) | graphs_of(options)
 
 
-@case
+@case()
 def graphs_and_checkpoint() -> dict[str, Any]:
     """Captured calls are replayed, between others too, and after the memory has gone away and come back."""
     return graphs_of({"local_tp_size": 2})
@@ -199,7 +199,7 @@ def graphs_of(options: dict[str, Any], gpus: int = 1) -> dict[str, Any]:
         return world.run(work)[0]
 
 
-@case
+@case()
 def nodes_on_one_gpu() -> dict[str, Any]:
     """The hierarchical form with its real kernels, of 2 and 4 nodes; calls back to back, graphs, a checkpoint."""
     by_nodes = ("HIERARCHICAL",)

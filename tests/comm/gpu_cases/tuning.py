@@ -17,7 +17,7 @@ from .common import (
 )
 
 
-@case
+@case(is_timed=True)
 def autotune() -> dict[str, Any]:
     """Every rank has the same table and follows it; a table is taken up by another handler."""
     torch, comm = modules()
@@ -42,7 +42,7 @@ def autotune() -> dict[str, Any]:
     return {f"{one['op']} {one['bytes']} {'mapped' * one['mapped']}": one["choices"][0] for one in choices}
 
 
-@case
+@case(is_timed=True)
 def timings() -> dict[str, Any]:
     """Microseconds a call, in a graph of many calls, the slowest rank, median of several replays."""
     torch, comm = modules()
