@@ -32,16 +32,18 @@ from cuda_gctx.comm._modes import Gloo, GlooByNodes, Hierarchical, Mode, Modes, 
 from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
 from cuda_gctx.comm._nvshmem import initialise
 from cuda_gctx.comm._order import Order
+from cuda_gctx.comm._packing import agreed_packing
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     ONE_EXCHANGE_THREADS,
     Fault,
     Geometry,
+    Packing,
     packet_bytes,
     region_of,
     signature,
 )
-from cuda_gctx.comm._record import Numbers, Prepared
+from cuda_gctx.comm._record import Numbers, Prepared, Record
 from cuda_gctx.comm._staging import Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
@@ -324,8 +326,11 @@ class OnGpu:
         try:
             self._make_memory()
             # No rank launches while another one is still loading its kernels: loading may wait for what runs.
-            on_all_ranks(backend, self._load_kernels, NOT_BUILT)
+            packing = self._packing()
+            on_all_ranks(backend, lambda: self._load_kernels(packing), NOT_BUILT)
             self._demand_concurrency()
+            if packing is Packing.WHOLE:
+                self._demand_whole_packets()
         except BaseException:
             self.transport = None  # closing is collective, and the others may not have failed
             self.close()
@@ -373,7 +378,11 @@ class OnGpu:
             )
         return found
 
-    def _load_kernels(self) -> None:
+    def _packing(self) -> Packing:
+        assert self.workspaces is not None
+        return agreed_packing(self._backend, self._device, self.workspaces.ranks)
+
+    def _load_kernels(self, packing: Packing) -> None:
         assert self.workspaces is not None
         assert self.fault is not None
         arguments, addresses = self._arguments, self.workspaces.addresses
@@ -395,6 +404,7 @@ class OnGpu:
                 *(info, op, self._geometry, self.context, self._device, calls),
                 is_bfloat16=is_bfloat16,
                 is_programmatic=arguments.programmatic_launch,
+                packing=packing,
             )
             if self.transport is not None:
                 node_calls = NodeCalls(info, op, self._region, **how)
@@ -411,25 +421,28 @@ class OnGpu:
         places = [(one.process, one.device_id) for one in self.workspaces.ranks]
         return places.count(places[self._arguments.info.world_rank]) == 1
 
+    def _run_together(self, note: Callable[[Kernels, int, int, Record], None]) -> None:
+        """Launches what `note` notes of the kernels of an operation, on all ranks, and waits for it."""
+        op = self._arguments.info.valid_ops[0]
+        agreed = signature(op, MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
+        how = agreed, round(self._meeting_s * 1_000_000_000)
+        stream = self.order.stream_of_context()
+        Prepared(lambda record, _: note(self._kernels[op], *how, record), 0, self._numbers).launch(stream, ())
+        stream.sync()
+
+    @property
+    def _meeting_s(self) -> float:
+        return min(self._arguments.timeout_s, MEETING_S)
+
     def _demand_concurrency(self) -> None:
         """RuntimeError on all ranks unless their kernels, in full size, run at the same time."""
-        limit_s = min(self._arguments.timeout_s, MEETING_S)
-        stream = self.order.stream_of_context()
-        op = self._arguments.info.valid_ops[0]
 
         def meet() -> bool:
             assert self.fault is not None
-            agreed = signature(op, MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
-            meeting = Prepared(
-                lambda record, _: self._kernels[op].meet(agreed, round(limit_s * 1_000_000_000), record),
-                0,
-                self._numbers,
-            )
-            meeting.launch(stream, ())
-            stream.sync()
+            self._run_together(Kernels.meet)
             kind, peer, _ = self.fault.read()
             if kind != Fault.NONE:
-                raise RuntimeError(f"its kernel waited {limit_s} s for that of rank {peer}")
+                raise RuntimeError(f"its kernel waited {self._meeting_s} s for that of rank {peer}")
             return True
 
         problem = (
@@ -445,6 +458,21 @@ class OnGpu:
                 if meeting == MEETINGS - 1:
                     raise
                 self._forget_meeting()
+
+    def _demand_whole_packets(self) -> None:
+        """Where a rank sees torn packets, all ranks take halves. Collective."""
+
+        def look() -> bool:
+            assert self.fault is not None
+            self._run_together(Kernels.look_for_torn_packets)
+            return self.fault.has_torn_packet
+
+        def load_again() -> None:
+            for one in self._kernels.values():
+                one.load_again(Packing.HALVES)
+
+        if any(gather_results(self._backend, look, (CUDAError, RuntimeError), NOT_BUILT)):
+            on_all_ranks(self._backend, load_again, NOT_BUILT)
 
     def _forget_meeting(self) -> None:
         """Sets flags, epochs and faults back to those of fresh memory. Collective; no kernel is running."""

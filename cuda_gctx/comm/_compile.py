@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from cuda_gctx.comm._protocol import NODE_THREADS
+from cuda_gctx.comm._structs import declarations
 
 __all__ = ["Compiled", "compile_kernels", "source"]
 
 FOLDER = Path(__file__).parent / "_kernels"
 PRIMITIVES = "primitives.cuh"
 # The files of kernels that are compiled together, and the kernels in them.
-FLAT = ("one_exchange.cuh", "two_exchange.cuh", "spoil.cuh")
+FLAT = ("packets.cuh", "one_exchange.cuh", "two_exchange.cuh", "spoil.cuh", "torn.cuh")
 WITHIN_NODES = ("two_exchange.cuh",)
 BETWEEN_NODES = ("nodes.cuh",)
 KERNELS = {
+    "packets.cuh": (),
     "one_exchange.cuh": ("one_exchange",),
     "two_exchange.cuh": ("two_exchange",),
     "nodes.cuh": ("exchange_pieces",),
     "spoil.cuh": ("spoil_after_fault",),
+    "torn.cuh": ("look_for_torn_packets",),
 }
 # Compiled apart, with the headers of NVSHMEM, and linked with its device library.
 NVSHMEM = "nvshmem.cu"
@@ -34,10 +37,12 @@ REGISTERS_OF_AN_SM = 65536
 
 
 def source(defines: dict[str, str], kernels: tuple[str, ...] = FLAT, primitives: str = PRIMITIVES) -> str:
-    """One source of some files of kernels, with the defines before it. primitives: the first file; empty for none."""
-    files = [(FOLDER / name).read_text() for name in (primitives, "guard.cuh", *kernels) if name]
+    """One source of some files of kernels, behind defines and structs. primitives: the first file; empty for none."""
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return head + "\n".join(text.replace("#pragma once\n", "") for text in files)
+    first = (FOLDER / primitives).read_text() if primitives else ""
+    files = [(FOLDER / name).read_text() for name in ("guard.cuh", *kernels)]
+    texts = (first, declarations(defines, kernels), *files)
+    return head + "\n".join(text.replace("#pragma once\n", "") for text in texts)
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ class CommFault(RuntimeError):
 
 
 class FaultRecord:
-    """Two words of host memory that the kernels of a rank write to, once: kind and peer, then a detail."""
+    """Words of host memory that the kernels of a rank write to, once: kind and peer, a detail, and torn packets."""
 
-    BYTES = 16
+    BYTES = 24
 
     def __init__(self, device: Device, rank: int, timeout_s: float) -> None:
         self._device = device
@@ -43,11 +43,11 @@ class FaultRecord:
         with device.context.current():
             self._host = int(call("cuMemHostAlloc", self.BYTES, flags))
             self.address = int(call("cuMemHostGetDevicePointer", self._host, 0))
-        self._words = (ctypes.c_uint64 * 2).from_address(self._host)
+        self._words = (ctypes.c_uint64 * 3).from_address(self._host)
         self.clear()
 
     def clear(self) -> None:
-        self._words[0] = self._words[1] = 0
+        self._words[:] = [0, 0, 0]
 
     def __bool__(self) -> bool:
         """Whether there is a fault."""
@@ -57,6 +57,10 @@ class FaultRecord:
         """Kind, peer and detail; the kind is 0 where there is no fault."""
         word = self._words[0]
         return word >> 32, word & 0xFFFFFFFF, self._words[1]
+
+    @property
+    def has_torn_packet(self) -> bool:
+        return self._words[2] != 0
 
     def exception(self) -> CommFault:
         """What is raised for the fault that there is."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from cuda_gctx import Context, Device
-from cuda_gctx.comm._compile import Compiled, compile_kernels
+from cuda_gctx.comm._compile import FLAT, KERNELS, Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
+    PACKET,
     SPOIL_THREADS,
+    TORN_THREADS,
     TWO_EXCHANGE_THREADS,
     Geometry,
+    Packing,
     defines,
-    packets_of,
     share_of,
     shared_bytes,
     stages_and_tile,
@@ -24,6 +25,7 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._record import Numbers, Record
 from cuda_gctx.comm._staging import Part
+from cuda_gctx.comm._structs import ONE_EXCHANGE, SPOIL, TORN, TWO_EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = [
@@ -31,107 +33,22 @@ __all__ = [
     "Kernels",
     "Loaded",
     "SumCalls",
-    "exchange_arguments",
     "fill_call",
-    "one_exchange_arguments",
-    "spoil_arguments",
-    "two_exchange_arguments",
 ]
 
-u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 # The addresses of an input and of an output in the process of each rank.
 Seen = tuple[tuple[int, ...], tuple[int, ...]]
 WARP = 32
 # Of the kernel for small messages; many small blocks were faster than few large ones on an H200.
 BLOCKS_OF_AN_SM = 4
+# How many each thread stores for each rank when the ranks meet: a millisecond.
+TORN_PACKETS = 1000
+# Of the kernels in which all ranks meet.
+NAMES = tuple(name for file in FLAT for name in KERNELS[file])
 
 
 def _rounded(count: int, grain: int) -> int:
     return -(-count // grain) * grain
-
-
-@cache
-def _call_arguments(world: int) -> Any:
-    class Call(ctypes.Structure):
-        _fields_ = (
-            ("peer", u64 * world),
-            ("fault", u64),
-            ("limit", u64),
-            ("rank", u32),
-            ("first_world_rank", u32),
-            ("signature", u32),
-            ("number", u32),
-            ("stops", u32),
-        )
-
-    return Call
-
-
-@cache
-def one_exchange_arguments(world: int) -> Any:
-    """The struct of the same name of the kernel's source."""
-
-    class OneExchange(ctypes.Structure):
-        _fields_ = (
-            ("call", _call_arguments(world)),
-            ("input", u64),
-            ("output", u64),
-            ("block_bytes", u64),
-            ("block_stride", u64),
-            ("chunk", u32 * world),
-        )
-
-    return OneExchange
-
-
-@cache
-def two_exchange_arguments(world: int, sources: int, targets: int) -> Any:
-    """The struct of the same name of the kernel's source."""
-
-    class TwoExchange(ctypes.Structure):
-        _fields_ = (
-            ("call", _call_arguments(world)),
-            ("input", u64),
-            ("output", u64),
-            ("input_at", u64 * world),
-            ("output_at", u64 * world),
-            ("input_offset", u64 * sources),
-            ("output_offset", u64),
-            ("share_bytes", u64),
-            ("output_bytes", u64),
-            ("tile_bytes", u32),
-            ("is_staged", u32),
-            ("source", u32 * sources),
-            ("target", u32 * targets),
-        )
-
-    return TwoExchange
-
-
-@cache
-def exchange_arguments(local_size: int, nodes: int) -> Any:
-    """The struct `Exchange` of the kernels between nodes."""
-
-    class Exchange(ctypes.Structure):
-        _fields_ = (
-            ("call", _call_arguments(local_size)),
-            ("region", u64 * nodes),
-            ("piece_bytes", u64),
-            ("node", u32),
-            ("piece", u32 * nodes),
-        )
-
-    return Exchange
-
-
-@cache
-def spoil_arguments(world: int) -> Any:
-    """The struct `Spoil` of the kernel that marks an output."""
-
-    class Spoil(ctypes.Structure):
-        _fields_ = (("call", _call_arguments(world)), ("output", u64), ("bytes", u64))
-
-    return Spoil
 
 
 # How the tensors of a call are reached, as the kernels know it: the input or the output of every rank is in its staging
@@ -161,7 +78,7 @@ class SumCalls:
         self._world = world
         self._fewest_steps = fewest_steps
         self._largest_tile = stages_and_tile(len(sources))[1]
-        self.arguments = two_exchange_arguments(world, len(sources), len(targets))()
+        self.arguments = TWO_EXCHANGE.host(WORLD=world, SOURCES=len(sources), TARGETS=len(targets))()
         self.arguments.source[:] = sources
         self.arguments.target[:] = targets
 
@@ -214,12 +131,13 @@ class Calls:
         self._blocks = len(info.plan(op).blocks)
         plan = info.plan(op)
         world = info.world_size
-        self.one = one_exchange_arguments(world)()
+        self.one = ONE_EXCHANGE.host(WORLD=world)()
         self.one.chunk[:] = [info.at(rank).dp_rank if op.scatters else 0 for rank in range(world)]
         self.sums = SumCalls(
             world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
         )
-        self.spoil = spoil_arguments(world)()
+        self.spoil = SPOIL.host(WORLD=world)()
+        self.torn = TORN.host(WORLD=world)()
 
     @property
     def grid(self) -> int:
@@ -234,25 +152,24 @@ class Calls:
 
         stops: whether a fault stops the device.
         """
-        for arguments in (self.one.call, self.sums.arguments.call, self.spoil.call):
+        for arguments in (self.one.call, self.sums.arguments.call, self.spoil.call, self.torn.call):
             fill_call(arguments, peers, fault, limit_ns, self._info.world_rank, stops=stops)
 
     def one_exchange(
-        self, x_in: int, x_out: int, block_bytes: int, signature: int, packet_bytes: int
+        self, x_in: int, x_out: int, block_bytes: int, signature: int, at_once: int, packing: Packing
     ) -> Iterator[tuple[int, int]]:
         """Fills the struct for each piece of the blocks that packets carry at once; the numbers of blocks and threads.
 
         The pieces follow each other like calls.
         """
         self.one.call.signature, self.one.block_stride = signature, block_bytes
-        for begin in range(0, block_bytes, packet_bytes):
-            size = min(packet_bytes, block_bytes - begin)
+        for begin in range(0, block_bytes, at_once):
+            size = min(at_once, block_bytes - begin)
             self.one.input, self.one.output, self.one.block_bytes = x_in + begin, x_out + begin, size
             self.one.call.number = self._number()
-            yield self._one_exchange_grid(size)
+            yield self._one_exchange_grid(packing.packets_of(size))
 
-    def _one_exchange_grid(self, size: int) -> tuple[int, int]:
-        packets = packets_of(size)
+    def _one_exchange_grid(self, packets: int) -> tuple[int, int]:
         fewest, most = self._block_sizes
         # On as many SMs as there are, with as few threads on each as are allowed, in several small blocks: the smaller
         # they are, the fewer SMs are left without work.
@@ -351,17 +268,33 @@ class Kernels:
         *,
         is_bfloat16: bool,
         is_programmatic: bool,
+        packing: Packing,
     ) -> None:
         self.calls = calls
         self._is_programmatic = is_programmatic
-        compiled = compile_kernels(defines(info, op, geometry, is_bfloat16=is_bfloat16), device.compute_capability)
-        self._loaded = Loaded(compiled, ("one_exchange", "two_exchange", "spoil_after_fault"), context)
-        self._packet_bytes = geometry.packet_bytes
+        self._what, self._geometry = (info, op), geometry
+        self._is_bfloat16 = is_bfloat16
+        self._capability = device.compute_capability
+        self._context = context
         self._shared = shared_bytes(len(info.plan(op).sources))
-        self._loaded.allow_shared("two_exchange", self._shared)
+        self._torn_blocks = max(geometry.slot_bytes // PACKET // TORN_THREADS, 1)
+        self.packing = packing
+        self._loaded = self._load(packing)
+
+    def _load(self, packing: Packing) -> Loaded:
+        words = defines(*self._what, self._geometry, is_bfloat16=self._is_bfloat16, packing=packing)
+        loaded = Loaded(compile_kernels(words, self._capability), NAMES, self._context)
+        loaded.allow_shared("two_exchange", self._shared)
+        return loaded
+
+    def load_again(self, packing: Packing) -> None:
+        """Loads the kernels for packets of another kind. No kernel of this rank may run, and no call be prepared."""
+        before, self._loaded, self.packing = self._loaded, self._load(packing), packing
+        before.close()
 
     def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, record: Record) -> None:
-        for blocks, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, self._packet_bytes):
+        how = self._geometry.at_once(self.packing), self.packing
+        for blocks, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, *how):
             arguments = self.calls.one
             self._loaded.note(record, "one_exchange", arguments, blocks, threads, is_programmatic=self._is_programmatic)
 
@@ -395,6 +328,14 @@ class Kernels:
             self._note_two(self.calls.grid, record)
         finally:
             call.limit = usual
+
+    def look_for_torn_packets(self, signature: int, limit_ns: int, record: Record) -> None:
+        """Notes what looks for torn packets, behind a meeting, so that all ranks do so at the same time."""
+        self.meet(signature, limit_ns, record)
+        arguments = self.calls.torn
+        arguments.packets = TORN_PACKETS
+        blocks = min(self.calls.grid, self._torn_blocks)
+        self._loaded.note(record, "look_for_torn_packets", arguments, blocks, TORN_THREADS)
 
     def _note_two(self, blocks: int, record: Record) -> None:
         arguments = self.calls.sums.arguments

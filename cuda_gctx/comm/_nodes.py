@@ -17,7 +17,6 @@ from cuda_gctx.comm._launch import (
     Loaded,
     Seen,
     SumCalls,
-    exchange_arguments,
     fill_call,
 )
 from cuda_gctx.comm._protocol import (
@@ -32,6 +31,7 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._record import Numbers, Record
 from cuda_gctx.comm._staging import Copy
+from cuda_gctx.comm._structs import EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Round", "Transport", "rounds_of"]
@@ -106,7 +106,7 @@ class NodeCalls:
         self._collect = SumCalls(node, plan.sources, (local_rank,), **how)
         # What is added lies in this rank's region.
         self._spread = SumCalls(node, (local_rank,) * nodes_added, plan.targets, **how)
-        self.exchange = exchange_arguments(node, info.inter_size)()
+        self.exchange = EXCHANGE.host(WORLD=node, NODES=info.inter_size)()
         self.exchange.node = info.inter_rank
         self.exchange.piece[:] = plan.chunk_of_node
 

@@ -31,13 +31,13 @@ __all__ = [
     "Fault",
     "Geometry",
     "NodeStep",
+    "Packing",
     "Region",
     "defines",
     "next_epoch",
     "node_defines",
     "packet_bytes",
     "packets_at_once",
-    "packets_of",
     "part_of",
     "region_of",
     "room_of",
@@ -54,7 +54,7 @@ LINE = 128
 POLLS_PER_CLOCK = 64
 # Of the kernel for small messages, on one SM: the best of 256, 512 and 1024 on an H200 from 128 KiB on.
 ONE_EXCHANGE_THREADS = 1024
-# 16 bytes, of which 12 are data. Four packets carry three vectors of 16 bytes.
+# Of a packet, in bytes, its epochs included.
 PACKET = 16
 # Up to this size, all-gathers and reduce-scatters go in one piece.
 PACKET_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -66,11 +66,18 @@ TWO_EXCHANGE_THREADS = MOVERS + 256
 NODE_THREADS = 1024
 # Of the kernel that marks the output of a call that could not finish.
 SPOIL_THREADS = 256
+# Of the kernel that looks for torn packets; and where the record of faults has what it found.
+TORN_THREADS = 256
+TORN_AT = 16
 # Tiles of 16 KiB in 6 stages were the best. Where those of all sources do not fit: fewer stages, then smaller tiles.
 LARGEST_TILE = 16 * 1024
 MOST_STAGES = 6
 FEWEST_STAGES = 3
+# Smaller ones are not made to have more steps.
+SMALLEST_TILE = 8 * LINE
 SHARED_BYTES = 224 * 1024
+# A thread of one warp waits for each rank, and the smallest block has one warp.
+MOST_RANKS = 32
 TILES_OFFSET = 1024
 
 
@@ -83,6 +90,20 @@ class Fault(IntEnum):
     OVERLAP = 3
 
 
+class Packing(IntEnum):
+    """How a packet shows that it is whole: by the number of its words that are data."""
+
+    # One epoch, and one access of 128 bits. The model of PTX does not promise that these are undivided.
+    WHOLE = 3
+    # An epoch for each word, and accesses of 64 bits.
+    HALVES = 2
+
+    def packets_of(self, size: int) -> int:
+        """How many packets carry so many bytes: four for three vectors of 16 bytes, or two for each vector."""
+        vectors = -(-size // ALIGNMENT)
+        return -(-vectors // 3) * 4 if self is Packing.WHOLE else vectors * 2
+
+
 def next_epoch(epoch: int) -> int:
     """The epoch of the next call: the kernels' function, for the simulator."""
     return 2 if epoch == 0xFFFFFFFF else epoch + 1
@@ -90,11 +111,6 @@ def next_epoch(epoch: int) -> int:
 
 def _rounded(size: int, grain: int) -> int:
     return -(-size // grain) * grain
-
-
-def packets_of(size: int) -> int:
-    """How many packets carry so many bytes."""
-    return -(-size // (3 * ALIGNMENT)) * 4
 
 
 def packet_bytes(world: int) -> int:
@@ -114,8 +130,8 @@ def packets_at_once(world: int) -> int:
 class Geometry:
     """The layout of a workspace. It must be equal on all ranks, or they write to wrong places.
 
-    packet_bytes: the largest block of an output that packets carry; staged_bytes: the largest input and output that
-    can be staged.
+    packet_bytes: the largest block of an output that whole packets carry at once; staged_bytes: the largest input and
+    output that can be staged.
     """
 
     world_size: int
@@ -144,7 +160,13 @@ class Geometry:
 
     @property
     def slot_bytes(self) -> int:
-        return _rounded(packets_of(self.packet_bytes) * PACKET, LINE)
+        return _rounded(Packing.WHOLE.packets_of(self.packet_bytes) * PACKET, LINE)
+
+    def at_once(self, packing: Packing) -> int:
+        """The largest block of an output that packets carry at once: with halves, less fits in a slot."""
+        if packing is Packing.WHOLE:
+            return self.packet_bytes
+        return self.slot_bytes // (packing.packets_of(ALIGNMENT) * PACKET) * ALIGNMENT
 
     @property
     def node_mailboxes(self) -> int:
@@ -267,6 +289,8 @@ def _words(numbers: dict[str, int]) -> dict[str, str]:
 
 
 def _common(world: int, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, int]:
+    if world > MOST_RANKS:
+        raise ValueError(f"the kernels connect up to {MOST_RANKS} ranks, and there are {world}")
     numbers = {
         "WORLD": world,
         "POLLS_PER_CLOCK": POLLS_PER_CLOCK,
@@ -298,7 +322,14 @@ def _large(geometry: Geometry, sources: int, targets: int) -> dict[str, int]:
     }
 
 
-def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, str]:
+def defines(
+    info: ParallelInfo,
+    op: MixedCommOp,
+    geometry: Geometry,
+    *,
+    is_bfloat16: bool,
+    packing: Packing = Packing.WHOLE,
+) -> dict[str, str]:
     """The defines of the kernels of an operation; the same on all ranks of a topology."""
     plan = info.plan(op)
     numbers = {
@@ -307,9 +338,12 @@ def defines(info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *, is_bfloa
         "SCATTERS": int(op.scatters),
         "ONE_EXCHANGE_THREADS": ONE_EXCHANGE_THREADS,
         "PACKETS_AT_ONCE": packets_at_once(info.world_size),
+        "DATA_WORDS": int(packing),
         "SLOTS": geometry.slots,
         "SLOT_BYTES": geometry.slot_bytes,
         "SPOIL_THREADS": SPOIL_THREADS,
+        "TORN_THREADS": TORN_THREADS,
+        "TORN_AT": TORN_AT,
     }
     numbers |= _common(info.world_size, geometry, is_bfloat16=is_bfloat16)
     numbers |= _large(geometry, len(plan.sources), len(plan.targets))
@@ -371,7 +405,7 @@ def share_of(info: ParallelInfo, op: MixedCommOp, block_bytes: int) -> tuple[int
 def tile_bytes(share_bytes: int, grid: int, fewest_steps: int, largest: int) -> int:
     """The size of tiles: at most `largest`; small enough for `fewest_steps` in each block, if they stay large."""
     wanted = _rounded(-(-share_bytes // (grid * fewest_steps)), LINE)
-    return max(min(wanted, largest), 8 * LINE)
+    return min(max(wanted, SMALLEST_TILE), largest)
 
 
 def signature(op: MixedCommOp, mode: MixedCommMode, dtype: str, block_bytes: int, *, is_staged: bool) -> int:

@@ -393,6 +393,10 @@ u32 word_of_last(const Vector& words) {
   const Vector* four = shown_in_warp(words) + here->thread % 32 / 4 * 4;
   return four[3].word[std::min(here->thread % 4, 2u)];
 }
+u32 word_of_next(u32 word) {
+  u32 place = here->thread % 32;
+  return shown_in_warp({word})[std::min(place + 1, 31u)].word[0];
+}
 u64 nanoseconds() { return ++clock_reads; }
 void stop_device() { memory->fail("the device was stopped"); }
 
@@ -438,6 +442,23 @@ void store_packet_in_halves(u64 address, Vector packet) {
   store_packet(address, packet);
 }
 Vector load_packet(u64 address) { return load_word(address, 16, false); }
+// In any order.
+void store_halves(u64 address, Vector packet) {
+  u32 first = here->random() % 2 * 2;
+  for (u32 word : {first, 2 - first}) {
+    store_word(address + word * 4, 8, {packet.word[word], packet.word[word + 1]}, false);
+  }
+}
+Vector load_halves(u64 address) {
+  Vector packet{};
+  u32 first = here->random() % 2 * 2;
+  for (u32 word : {first, 2 - first}) {
+    Vector half = load_word(address + word * 4, 8, false);
+    packet.word[word] = half.word[0];
+    packet.word[word + 1] = half.word[1];
+  }
+  return packet;
+}
 void store_release(u64 address, u64 value) { store_word(address, 8, as_vector(value), true); }
 u64 load_acquire(u64 address) { return as_number(load_word(address, 8, true)); }
 void fence_device() { here->agent.fence(false); }

@@ -16,12 +16,15 @@ import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, source
+from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._launch import Calls
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
+    TORN_AT,
     Geometry,
     NodeStep,
+    Packing,
     Region,
     defines,
     node_defines,
@@ -88,6 +91,7 @@ FLAT_KERNELS = (
     ("flat", "OneExchange", "one_exchange"),
     ("flat", "TwoExchange", "two_exchange"),
     ("flat", "Spoil", "spoil_after_fault"),
+    ("flat", "Torn", "look_for_torn_packets"),
 )
 NODE_KERNELS = (
     ("collect", "TwoExchange", "two_exchange"),
@@ -160,11 +164,12 @@ def build(
     geometry: Geometry,
     *,
     is_bfloat16: bool,
+    packing: Packing = Packing.WHOLE,
     threads_of_two: int = THREADS_OF_TWO,
     replace: Sequence[tuple[str, str]] = (),
 ) -> Any:
     """The library of an operation. replace: texts of the sources, and what takes their place in a broken variant."""
-    words = defines(info, op, geometry, is_bfloat16=is_bfloat16) | SMALL
+    words = defines(info, op, geometry, is_bfloat16=is_bfloat16, packing=packing) | SMALL
     words["TWO_EXCHANGE_THREADS"] = str(threads_of_two)
     return _library(folder, {"flat": _part(words, FLAT, replace)}, FLAT_KERNELS, is_bfloat16, replace)
 
@@ -218,8 +223,6 @@ def _library(
         run = f"begin_kernel(stream, [](const void* arguments) {{ {given} }}, call, seed)"
         text += f"  if (call.kernel == {number}) {run};\n"
     text += "}\n"
-    for space, arguments in sorted({kernel[:2] for kernel in kernels}):
-        text += f'extern "C" u64 size_of_{space}_{arguments}() {{ return sizeof({space}::{arguments}); }}\n'
     for old, new in replace:
         assert text.count(old) == 1, f"{old!r} is there {text.count(old)} times"
         text = text.replace(old, new)
@@ -250,6 +253,7 @@ class Ranks:
     geometry: Geometry
     limit: int = LIMIT
     with_nvshmem: bool = False
+    packing: Packing = Packing.WHOLE
     block_sizes: tuple[int, int] = (4, 8)
     threads_of_two: int = THREADS_OF_TWO
     taken_out: str | None = None  # one of ORDERINGS
@@ -262,7 +266,7 @@ class Ranks:
         self.region = region_of(self.info, self.geometry.staged_bytes)
         size = self.geometry.total_bytes + self.region.total_bytes
         self.workspaces = [aligned(size) for _ in range(world)]
-        self.faults = [aligned(16) for _ in range(world)]
+        self.faults = [aligned(FaultRecord.BYTES) for _ in range(world)]
         self.addresses = tuple(int(one.ctypes.data) for one in self.workspaces)
         self._numbers = [Numbers() for _ in range(world)]
         self._kept: list[Any] = []
@@ -316,7 +320,8 @@ class Ranks:
         addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         if mode is MixedCommMode.ONE_EXCHANGE:
             made = []
-            for blocks, threads in calls.one_exchange(*addresses, block, agreed, self.geometry.packet_bytes):
+            how = self.geometry.at_once(self.packing), self.packing
+            for blocks, threads in calls.one_exchange(*addresses, block, agreed, *how):
                 one = type(calls.one).from_buffer_copy(calls.one)
                 self._kept.append(one)
                 # A header is sent and checked by one thread for each rank.
@@ -336,6 +341,14 @@ class Ranks:
         calls = self._calls(rank, 1)
         calls.spoil.output, calls.spoil.bytes = int(x_out.ctypes.data), x_out.nbytes
         return HostCall(2, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.spoil))
+
+    def look_for_torn_packets(self, rank: int) -> HostCall:
+        calls = self._calls(rank, 1)
+        calls.torn.packets = 20
+        return HostCall(3, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.torn))
+
+    def has_seen_torn_packets(self, rank: int) -> bool:
+        return bool(self.faults[rank][TORN_AT])
 
     def staged_call(
         self,

@@ -30,6 +30,7 @@ u32 of_first(u32 mine);
 bool all_of_warp(bool mine);
 Vector last_words(u32 word);
 u32 word_of_last(const Vector& words);
+u32 word_of_next(u32 word);
 u64 nanoseconds();
 void stop_device();
 DEVICE void sync_block() { all_of_block(true); }
@@ -38,6 +39,8 @@ void store_relaxed(u64 address, u64 value);
 u64 load_relaxed(u64 address);
 void store_packet(u64 address, Vector packet);
 Vector load_packet(u64 address);
+void store_halves(u64 address, Vector packet);
+Vector load_halves(u64 address);
 void store_release(u64 address, u64 value);
 u64 load_acquire(u64 address);
 void fence_device();

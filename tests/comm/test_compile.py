@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import struct
+import subprocess
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +23,8 @@ from cuda_gctx.comm._compile import (
     compile_kernels,
     source,
 )
-from cuda_gctx.comm._protocol import NODE_THREADS, Geometry, NodeStep, defines, node_defines, region_of
+from cuda_gctx.comm._protocol import NODE_THREADS, Geometry, NodeStep, Packing, defines, node_defines, region_of
+from cuda_gctx.comm._structs import STRUCTS_OF, declarations
 
 from .topologies import TOPOLOGIES, name_of
 
@@ -62,7 +66,8 @@ def ids(value: Any) -> str:
 def test_kernels_compile_without_spills(
     info: ParallelInfo, op: MixedCommOp, capability: tuple[int, int], compiler: str
 ) -> None:
-    words = defines(info, op, Geometry(info.world_size, 1 << 19, 1 << 26), is_bfloat16=(info.tp_size + op) % 2 == 0)
+    how: dict[str, Any] = {"is_bfloat16": (info.tp_size + op) % 2 == 0, "packing": Packing(2 + capability[0] % 2)}
+    words = defines(info, op, Geometry(info.world_size, 1 << 19, 1 << 26), **how)
     demand_no_spills(words, capability, FLAT)
 
 
@@ -89,14 +94,14 @@ def test_kernels_of_the_hierarchical_form_compile_without_spills(
 # What orders accesses, as the compiler passes it on to the assembler.
 ORDERED = re.compile(
     r"(?<![\w.])(griddepcontrol\.wait|fence\.[\w.:]+|barrier\.[\w.:]+|bar\.[\w.:]+|cp\.async\.bulk\.wait[\w.:]+|"
-    r"(?:st|ld|mbarrier|atom)\.[\w.]*(?:acquire|release)[\w.:]*|(?:st|ld)\.relaxed\.[\w.:]*b128)"
+    r"(?:st|ld|mbarrier|atom)\.[\w.]*(?:acquire|release)[\w.:]*|(?:st|ld)\.relaxed\.[\w.:]*(?:b128|v2))"
 )
 # The release that reports a fault is there once for each wait.
 COUNTS = {
     "one_exchange": {
         "griddepcontrol.wait": 1,
-        "bar.sync": 1,
-        "st.relaxed.sys.global.b128": 3,
+        "bar.sync": 2,
+        "st.relaxed.sys.global.b128": 6,
         "st.release.sys.global.b64": 4,
         "ld.relaxed.sys.global.b128": 3,
         "bar.red.and.pred": 1,
@@ -117,6 +122,7 @@ COUNTS = {
         "fence.acq_rel.gpu": 2,
     },
     "spoil_after_fault": {},
+    "look_for_torn_packets": {"st.relaxed.sys.global.b128": 6, "ld.relaxed.sys.global.b128": 3},
     "exchange_pieces": {
         "bar.sync": 2,
         "st.release.sys.global.b64": 6,
@@ -150,8 +156,15 @@ def test_the_instructions_that_order_are_those_of_the_kernels(compiler: str) -> 
     text = ptx(defines(flat, flat.valid_ops[0], geometry, is_bfloat16=True), FLAT)
     exchange = nodes, nodes.valid_ops[0], NodeStep.EXCHANGE, geometry, region
     text += ptx(node_defines(*exchange, is_bfloat16=True), BETWEEN_NODES)
+    assert ordered(text) == COUNTS
+    halves = ordered(ptx(defines(flat, flat.valid_ops[0], geometry, is_bfloat16=True, packing=Packing.HALVES), FLAT))
+    assert halves["one_exchange"] == {name.replace(".b128", ".v2"): n for name, n in COUNTS["one_exchange"].items()}
+
+
+def ordered(text: str) -> dict[str, Counter[str]]:
+    """How often each kernel has each instruction that orders."""
     kernels = re.findall(r"\.entry (\w+)\((.*?)(?=\.entry|\Z)", text, re.DOTALL)
-    assert {name: Counter(ORDERED.findall(body)) for name, body in kernels} == COUNTS
+    return {name: Counter(ORDERED.findall(body)) for name, body in kernels}
 
 
 def registers_of(code: bytes) -> list[int]:
@@ -196,6 +209,23 @@ def test_no_source_uses_multicast() -> None:
     # It can put the GPUs of a whole server out of service.
     for file in FOLDER.glob("*.cu*"):
         assert not {"multimem", "multicast"} & set(file.read_text().lower().replace(".", " ").split()), file
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_struct_whose_fields_lie_elsewhere_on_the_host_does_not_compile(tmp_path: Path) -> None:
+    words = {"WORLD": "3", "SOURCES": "2", "TARGETS": "1", "NODES": "4"}
+    head = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+    head += "".join(f"#define {name} {value}\n" for name, value in words.items())
+    text = head + declarations(words, tuple(STRUCTS_OF))
+    made = tmp_path / "structs.cpp"
+    compiler = ["g++", "-std=c++17", "-fsyntax-only", str(made)]
+    made.write_text(text)
+    subprocess.run(compiler, check=True)
+    swapped = "u64 input;\n  u64 output;", "u64 output;\n  u64 input;"
+    for old, new in (("u32 rank;", "u64 rank;"), swapped, ("piece[NODES]", "piece[1]")):
+        made.write_text(text.replace(old, new))
+        assert made.read_text() != text
+        assert subprocess.run(compiler, stderr=subprocess.DEVNULL).returncode != 0, new
 
 
 def test_source_begins_with_the_defines_that_host_and_kernels_share() -> None:

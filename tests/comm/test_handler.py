@@ -36,6 +36,7 @@ from cuda_gctx.comm import (
     local_world,
     run_mixed_comm,
 )
+from cuda_gctx.comm._compile import KERNELS
 from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._protocol import Fault, packet_bytes
 from cuda_gctx.comm._record import Launches, Record
@@ -63,13 +64,14 @@ def torch_device(kind: Any, index: int | None = None) -> TorchDevice:
 
 
 torch.device = torch_device
-MEETING = ["two_exchange"]
+MEETING = ["two_exchange", "two_exchange", "look_for_torn_packets"]
 
 
 # What the kernels are loaded from: the software driver runs none of them.
 IMAGE = ".version 8.0\n.target sm_90\n.address_size 64\n" + "".join(
     f".visible .entry {name}(.param .align 8 .b8 arguments[16]) {{ ret; }}\n"
-    for name in ("one_exchange", "two_exchange", "exchange_pieces", "spoil_after_fault")
+    for kernels in KERNELS.values()
+    for name in kernels
 )
 
 
@@ -105,6 +107,7 @@ class Driver:
         self.names: dict[int, str] = {}  # of kernels and functions
         self._buffers: list[tuple[Device, int]] = []
         self.late: set[str] = set()
+        self.torn: set[str] = set()  # threads whose kernels find a torn packet
         self.launches = 0
         self.not_late_after = 99
         self.record: dict[str, Any] = {}
@@ -125,7 +128,7 @@ class Driver:
     def call(self, name: str, *arguments: Any) -> Any:
         answer = _driver_calls.call(name, *arguments)
         if name == "cuMemHostAlloc":
-            self.record[threading.current_thread().name] = (ctypes.c_uint64 * 2).from_address(answer)
+            self.record[threading.current_thread().name] = (ctypes.c_uint64 * 3).from_address(answer)
         if name == "cuLibraryGetKernel":
             self.names[int(answer)] = arguments[1].decode()
         if name == "cuKernelGetFunction":
@@ -143,6 +146,8 @@ class Driver:
             thread = threading.current_thread().name
             if thread in self.late and len(self.done) <= self.not_late_after:
                 self.record[thread][0] = Fault.TIMEOUT << 32 | 1
+            if thread in self.torn and name == "look_for_torn_packets":
+                self.record[thread][2] = 1
 
     def sequence(self, streams: Any = ()) -> Noted:
         return Noted(self, list(streams))
@@ -534,6 +539,33 @@ def test_kernels_that_do_not_run_at_the_same_time_are_refused_on_all_ranks(drive
         assert "CUDA_DEVICE_MAX_CONNECTIONS" in message
 
 
+@pytest.mark.parametrize("torn", [set(), {"rank 1"}], ids=["whole", "torn"])
+def test_all_ranks_take_halves_if_one_sees_a_torn_packet(
+    torn: set[str], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.torn = torn
+    image = SimpleNamespace(code=SimpleNamespace(code=IMAGE.encode()))
+    taken: dict[str, list[str]] = {"rank 0": [], "rank 1": []}
+
+    def compiled(words: dict[str, str], *_: Any) -> Any:
+        taken[threading.current_thread().name].append(words["DATA_WORDS"])
+        return image
+
+    monkeypatch.setattr(_launch, "compile_kernels", compiled)
+    on_ranks(
+        driver,
+        2,
+        lambda rank, handler: run_mixed_comm(  # the kernels that are there now
+            handler.valid_op_list[0],
+            handler,
+            Tensor(handler.device, torch.bfloat16, 16, 64),
+            None,
+            MixedCommMode.ONE_EXCHANGE,
+        ),
+    )
+    assert list(taken.values()) == [["3", "2"] if torn else ["3"]] * 2
+
+
 def test_ranks_that_miss_each_other_once_try_again(driver: Driver) -> None:
     driver.late.add("rank 0")
 
@@ -546,7 +578,7 @@ def test_ranks_that_miss_each_other_once_try_again(driver: Driver) -> None:
 
     driver.not_late_after = 1
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
-        assert world.run(run) == [2, 2]
+        assert world.run(run) == [1 + len(MEETING)] * 2
 
 
 def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
@@ -696,7 +728,8 @@ def test_a_handler_without_a_partition_works_on_the_default_stream_of_torch(driv
             for stream in (default, default, other, default):
                 driver.use(stream)
                 all_reduce(handler)
-        assert [stream for _, stream in driver.streams] == [legacy, legacy, legacy, other.handle, legacy]
+        here = [legacy] * (len(MEETING) + 2)
+        assert [stream for _, stream in driver.streams] == [*here, other.handle, legacy]
 
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)

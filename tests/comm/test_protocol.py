@@ -12,13 +12,14 @@ from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._launch import Calls, Numbers
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
+    MOST_RANKS,
     SHARED_BYTES,
     Geometry,
     NodeStep,
+    Packing,
     defines,
     next_epoch,
     node_defines,
-    packets_of,
     part_of,
     region_of,
     share_of,
@@ -89,7 +90,7 @@ def places(geometry: Geometry, rank: int) -> list[tuple[str, int, int]]:
             found.append((f"header {source} {epoch}", geometry.header(epoch, source), 8))
             if source == rank:
                 continue
-            ends = 0, packets_of(geometry.packet_bytes) - 1
+            ends = 0, Packing.WHOLE.packets_of(geometry.packet_bytes) - 1
             first, last = (geometry.slot(epoch, source, rank, packet) for packet in ends)
             found.append((f"slot {source} {epoch}", first, last + 16 - first))
     return [(name, begin, begin + size) for name, begin, size in found]
@@ -159,7 +160,7 @@ def test_shares_make_up_the_output_of_each_rank(first: ParallelInfo, units: int)
             assert all(begin % ALIGNMENT == 0 for begin, _ in written)
 
 
-@for_each(range(1, 9))
+@for_each(range(1, MOST_RANKS + 1))
 def test_tiles_fit_in_shared_memory(sources: int) -> None:
     stages, tile = stages_and_tile(sources)
     assert stages >= 2  # one is emptied while another is filled
@@ -167,11 +168,27 @@ def test_tiles_fit_in_shared_memory(sources: int) -> None:
     assert shared_bytes(sources) <= SHARED_BYTES
 
 
-@for_each([0, 16, 4096, 1 << 20, 1 << 28], [1, 8, 132])
-def test_tiles_are_neither_tiny_nor_larger_than_a_stage(share: int, grid: int) -> None:
-    size = tile_bytes(share, grid, 4, 16384)
-    assert 1024 <= size <= 16384
+@for_each([0, 16, 4096, 1 << 20, 1 << 28], [1, 8, 132], [512, 16384])
+def test_tiles_are_neither_tiny_nor_larger_than_a_stage(share: int, grid: int, stage: int) -> None:
+    size = tile_bytes(share, grid, 4, stage)
+    assert min(1024, stage) <= size <= stage
     assert size % ALIGNMENT == 0
+
+
+def test_more_ranks_than_a_warp_has_threads_are_refused() -> None:
+    info = ParallelInfo.of(0, MOST_RANKS + 1, 0, MOST_RANKS + 1, 0, 1)
+    with pytest.raises(ValueError, match="connect up to 32 ranks, and there are 33"):
+        defines(info, info.valid_ops[0], Geometry(info.world_size, 4096, 4096), is_bfloat16=True)
+
+
+@for_each([16, 48, 4096, 512 * 1024], [2, 3, 8])
+def test_what_packets_carry_at_once_fits_in_a_slot(size: int, world: int) -> None:
+    geometry = Geometry(world, size, 0)
+    for packing in Packing:
+        at_once = geometry.at_once(packing)
+        assert at_once > 0
+        assert at_once % ALIGNMENT == 0
+        assert packing.packets_of(at_once) * 16 <= geometry.slot_bytes
 
 
 def test_signatures_differ_with_all_that_ranks_must_agree_on() -> None:
@@ -271,16 +288,18 @@ def test_launches_next_to_each_other_have_numbers_of_their_own_that_fit_in_a_wor
     assert Numbers.name(7 << 16 | 3) == "launch 3"
 
 
-@for_each([16, 1024, 48 * 1000, (1 << 20) + 16], [(32, 32), (256, 512), (33, 100), (300, 300)])
-def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(size: int, threads_of_blocks: tuple[int, int]) -> None:
+@for_each([16, 1024, 48 * 1000, (1 << 20) + 16], [(32, 32), (256, 512), (33, 100), (300, 300)], list(Packing))
+def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(
+    size: int, threads_of_blocks: tuple[int, int], packing: Packing
+) -> None:
     fewest, most = threads_of_blocks
     # Four threads exchange words, and all threads of a warp go through a loop together.
     info = next(one for one in TOPOLOGIES if one.world_size == 2)
     for sms in (1, 8, 132):
         how: dict[str, Any] = {"block_sizes": (fewest, most), "fewest_steps": 4, "numbers": Numbers()}
         calls = Calls(info, info.valid_ops[0], grid=sms, **how)
-        [(blocks, threads)] = calls.one_exchange(0, 0, size, 0, size)
+        [(blocks, threads)] = calls.one_exchange(0, 0, size, 0, size, packing)
         assert threads % 32 == 0
         assert blocks * threads < sms * (most + 4 * 32)
         assert blocks < 1 << 12  # of which one word counts the arrivals
-        assert blocks * threads >= min(packets_of(size), sms * (most - 4 * 32))
+        assert blocks * threads >= min(packing.packets_of(size), sms * (most - 4 * 32))

@@ -11,19 +11,6 @@ DEVICE u32 epoch_of(u64 word) { return static_cast<u32>(word >> 32); }
 // need it.
 DEVICE u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 2 : epoch + 1; }
 
-// What a rank knows of a call, whichever kernel it runs. Ranks are those that meet in the kernel: all of the world, or
-// those of one node.
-struct Call {
-  u64 peer[WORLD];  // the workspaces, by rank, as this rank has mapped them; its own among them
-  u64 fault;        // the record that the host reads
-  u64 limit;        // nanoseconds that one wait may take
-  u32 rank;
-  u32 first_world_rank;  // of the ranks that meet here
-  u32 signature;         // of what was called: operation, mode, dtype, size
-  u32 number;            // of this launch, or of this node of a graph: NUMBER_BITS, not 0
-  u32 stops;             // whether a fault stops the device
-};
-
 // Faults stay. The first one of a rank is what the host reads; kernels that come later leave at once.
 DEVICE void report_world(const Call& call, u32 kind, u32 world_rank, u64 detail) {
   if (swap_own_if(call.peer[call.rank] + CONTROL_FAULT, 0, kind) != 0) return;

@@ -12,14 +12,6 @@
 // receiver finds the old header, whatever arrives with it.
 #pragma once
 
-struct Exchange {
-  Call call;
-  u64 region[NODES];  // of the equal local ranks, by node, as this rank has mapped them; of NVSHMEM: its own alone
-  u64 piece_bytes;    // of this call; a multiple of 16
-  u32 node;
-  u32 piece[NODES];   // which of its pieces this rank sends to each node
-};
-
 DEVICE u32 world_rank_of(const Exchange& a, u32 node) { return node * WORLD + a.call.rank; }
 
 DEVICE u64 signal_of(u64 region, u32 node) { return region + node * SIGNAL_BYTES; }

@@ -1,72 +1,25 @@
-// Small messages. Each rank sends its input to every rank that needs it, as packets of 96 data bits and an epoch, and
-// sums what it receives in the order of the plan. Slots are indexed by element, so that grids may differ between ranks
-// and calls.
+// Small messages. Each rank sends its input to every rank that needs it, in packets that carry the epoch, and sums what it
+// receives in the order of the plan. Slots are indexed by element, so that grids may differ between ranks and calls.
 //
 // Why two slots are enough. A rank writes to a slot of epoch e again in call e + 2. It has then finished call e + 1, so
 // it has received packets of e + 1 from every rank; each of them sends those after its call e has ended, calls being in
 // stream order. The values which that call read had been returned by then: a later store cannot change them.
 //
-// Tensors are read and written in vectors of four words. Four packets, of four neighbouring threads, carry three
-// vectors: the first three packets the first three words of a vector each, the fourth one the last words of all three.
+// Why no packet is taken for one of the same epoch in an earlier round of the epochs. A rank clears what it has stored,
+// twice in a round: at the end of call e the slots of e - 1, which all ranks have ended, because they have sent packets
+// of e. Those that finish call e + 1 know that they are clear. So what a slot has is younger than half a round.
 #pragma once
-
-struct OneExchange {
-  Call call;
-  u64 input;
-  u64 output;
-  u64 block_bytes;   // of one block of the output, or of the piece of it that this launch brings; a multiple of 16
-  u64 block_stride;  // from one block to the next one, in the input and in the output
-  u32 chunk[WORLD];  // which block of the input goes to each rank
-};
-
-// The packets of a block, and the thread's place among them. Packet and thread have the same place in their four.
-struct Packets {
-  u32 vectors;
-  u32 count;   // four for three vectors, the last of which may be missing
-  u32 first;   // of this thread
-  u32 stride;  // to the next one of this thread
-
-  // The vector that the thread reads for a packet. For the fourth, that of the first: it is there if any of them is.
-  static DEVICE u32 vector_of(u32 packet) { return packet / 4 * 3 + (packet % 4 < 3 ? packet % 4 : 0); }
-  DEVICE bool has(u32 packet) const { return vector_of(packet) < vectors; }
-};
-
-// other: the number of the source among the ranks but the one that receives.
-DEVICE u64 slot_of(u64 base, u32 epoch, u32 other, u32 packet) {
-  return base + SLOTS + (epoch & 1) * ((WORLD - 1) * SLOT_BYTES) + other * SLOT_BYTES + static_cast<u64>(packet) * 16;
-}
 
 DEVICE u64 header_of(u64 base, u32 epoch, u32 source) {
   return base + MAILBOXES + source * MAILBOX_BYTES + MAILBOX_HEADER + (epoch & 1) * 8;
 }
 
-// Each rank begins with its successor, so that not all of them write to the same one at once.
-DEVICE u32 successor(const Call& call, u32 hop) {
-  u32 rank = call.rank + hop;
-  return rank < WORLD ? rank : rank - WORLD;
-}
-
-// The ranks but this one, in order.
-DEVICE u32 rank_of(const Call& call, u32 other) { return other + (other >= call.rank); }
-
-// A word of the packet of a rank. Selected, not indexed: `rank` is a constant, the own rank is not.
-DEVICE u32 word_of(const Call& call, u32 rank, u32 word, const Vector& mine, const Vector (&theirs)[WORLD - 1]) {
-  u32 value = mine.word[word];
-  if (rank + 1 < WORLD && rank < call.rank) value = theirs[rank < WORLD - 1 ? rank : 0].word[word];
-  if (rank > 0 && rank > call.rank) value = theirs[rank > 0 ? rank - 1 : 0].word[word];
+// A word of the data of a rank's packet. Selected, not indexed: `rank` is a constant, the own rank is not.
+DEVICE u32 word_of(const Call& call, u32 rank, u32 place, const Vector& mine, const Vector (&theirs)[WORLD - 1]) {
+  u32 value = mine.word[place];
+  if (rank + 1 < WORLD && rank < call.rank) value = theirs[rank < WORLD - 1 ? rank : 0].word[place];
+  if (rank > 0 && rank > call.rank) value = theirs[rank > 0 ? rank - 1 : 0].word[place];
   return value;
-}
-
-// From a vector of each of the first three threads to what each of the four threads sends.
-DEVICE Vector packed(Vector vector) {
-  Vector last = last_words(vector.word[3]);
-  return thread_index() % 4 == 3 ? last : vector;
-}
-
-// The other way.
-DEVICE Vector unpacked(Vector packet) {
-  packet.word[3] = word_of_last(packet);
-  return packet;
 }
 
 // Ranks that were called with something else are found out by the header that each one sends.
@@ -101,9 +54,7 @@ DEVICE void send(const OneExchange& a, const Packets& packets, u32 epoch) {
         u32 packet = begin + step * packets.stride;
         Vector& words = part[(hop - 1) % PARTS][step];
         if (hop <= PARTS) words = packed(words);
-        words.word[3] = epoch;
-        if (packets.has(packet))
-          store_packet(slot_of(call.peer[target], epoch, call.rank - (call.rank > target), packet), words);
+        if (packets.has(packet)) send_packet(slot_at(call, target, epoch, packet), stamped(words, epoch));
       }
     }
   }
@@ -127,7 +78,7 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
       if (packets.has(packet)) mine[step] = load_vector(input + Packets::vector_of(packet) * 16ull);
       // What is not there has come.
 #pragma unroll
-      for (Vector& one : theirs[step]) one = {0, 0, 0, packets.has(packet) ? ~epoch : epoch};
+      for (Vector& one : theirs[step]) one = stamped({}, packets.has(packet) ? ~epoch : epoch);
     }
     bool is_late = false;
     Deadline deadline;
@@ -138,7 +89,7 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
         for (u32 other = 0; other < WORLD - 1; ++other) {
           Vector& one = theirs[step][other];
           u64 slot = slot_of(own, epoch, other, begin + step * packets.stride);
-          if (one.word[3] != epoch) one = load_packet(slot);
+          if (!is_of(one, epoch)) one = receive_packet(slot);
         }
       }
       is_missing = false;
@@ -147,7 +98,7 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
       for (u32 step = 0; step < BATCH; ++step) {
 #pragma unroll
         for (u32 other = 0; other < WORLD - 1; ++other) {
-          if (theirs[step][other].word[3] == epoch) continue;
+          if (is_of(theirs[step][other], epoch)) continue;
           is_missing = true;
           missed = rank_of(call, other);
         }
@@ -166,19 +117,20 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
       for (u32 block = 0; block < BLOCKS; ++block) {
         Vector result;
 #pragma unroll
-        for (u32 word = 0; word < 3; ++word) {
+        for (u32 word = 0; word < DATA_WORDS; ++word) {
+          const u32 place = place_of(word);
           // One addend is copied, not converted, whatever its bits mean.
-          result.word[word] = word_of(call, order[block][0], word, mine[step], theirs[step]);
+          result.word[place] = word_of(call, order[block][0], place, mine[step], theirs[step]);
           if (ADDENDS == 1) continue;
           Sum sum;
-          sum.start(result.word[word]);
+          sum.start(result.word[place]);
 #pragma unroll
           for (u32 addend = 1; addend < ADDENDS; ++addend)
-            sum.include(word_of(call, order[block][addend], word, mine[step], theirs[step]));
-          result.word[word] = sum.value();
+            sum.include(word_of(call, order[block][addend], place, mine[step], theirs[step]));
+          result.word[place] = sum.value();
         }
         result = unpacked(result);
-        if (packets.has(packet) && packet % 4 < 3)
+        if (packets.has(packet) && Packets::stores_vector(packet))
           store_vector(a.output + block * a.block_stride + Packets::vector_of(packet) * 16ull, result);
       }
     }
@@ -191,8 +143,20 @@ DEVICE void spoil_own(const OneExchange& a, const Packets& packets) {
   const Vector nothing_right = no_numbers(a.call);
   for (u32 packet = packets.first; packet < packets.count; packet += packets.stride)
     for (u32 block = 0; block < BLOCKS; ++block)
-      if (packets.has(packet) && packet % 4 < 3)
+      if (packets.has(packet) && Packets::stores_vector(packet))
         overwrite_vector(a.output + block * a.block_stride + Packets::vector_of(packet) * 16ull, nothing_right);
+}
+
+// Twice in a round of the epochs, once for each of the two slots.
+DEVICE bool clears(u32 epoch) { return (epoch | 0x80000001u) == 0xffffffffu; }
+
+// What this rank has stored in the slots of the call before. By all blocks, each of which has received from every rank.
+DEVICE void clear_slots(const Call& call, u32 epoch) {
+#pragma unroll
+  for (u32 hop = 1; hop < WORLD; ++hop)
+    for (u32 packet = block_index() * thread_count() + thread_index(); packet < SLOT_BYTES / 16;
+         packet += block_count() * thread_count())
+      send_packet(slot_at(call, successor(call, hop), epoch - 1, packet), {});
 }
 
 template <u32 BATCH>
@@ -213,13 +177,18 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
   const u64 word = a.call.peer[a.call.rank] + CONTROL_PACKET_WORD;
   const u32 epoch = begin_call(a.call, word);
   const u32 vectors = static_cast<u32>(a.block_bytes / 16);
-  const Packets packets{vectors, (vectors + 2) / 3 * 4, block_index() * thread_count() + thread_index(),
-                        block_count() * thread_count()};
+  const Packets packets{Packets::count_of(vectors), block_index() * thread_count() + thread_index(),
+                        block_count() * thread_count(), vectors};
   // Where no thread has more than one packet, the short code begins sooner.
   const bool is_short = PACKETS_AT_ONCE == 1 || packets.count <= packets.stride;
   bool done = epoch != 0;
   if (done) done = is_short ? exchange<1>(a, packets, epoch) : exchange<PACKETS_AT_ONCE>(a, packets, epoch);
   if (!done) spoil_own(a, packets);
+  if (!all_of_block(done)) return;
+  if (clears(epoch)) {
+    clear_slots(a.call, epoch);
+    sync_block();
+  }
   // Nothing of this call runs any more when the next one may.
-  if (all_of_block(done) && thread_index() == 0 && is_last_block(word)) end_call(word, epoch);
+  if (thread_index() == 0 && is_last_block(word)) end_call(word, epoch);
 }

@@ -54,6 +54,9 @@ DEVICE u32 word_of_last(const Vector& words) {
   return place == 0 ? first : place == 1 ? second : third;
 }
 
+// The word of the next thread, in a warp that is here as a whole.
+DEVICE u32 word_of_next(u32 word) { return __shfl_down_sync(0xffffffffu, word, 1); }
+
 // Ends all that runs in the context, with an error.
 DEVICE void stop_device() { asm volatile("trap;"); }
 
@@ -90,6 +93,26 @@ DEVICE Vector load_packet(u64 address) {
   asm volatile(
       "{\n .reg .b64 low, high;\n .reg .b128 packet;\n ld.relaxed.sys.global.b128 packet, [%4];\n"
       " mov.b128 {low, high}, packet;\n mov.b64 {%0, %1}, low;\n mov.b64 {%2, %3}, high;\n}"
+      : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]), "=r"(packet.word[3])
+      : "l"(address)
+      : "memory");
+  return packet;
+}
+
+// Two words of 64 bits: each of them is seen as a whole, in any order.
+DEVICE void store_halves(u64 address, Vector packet) {
+  asm volatile(
+      "{\n .reg .b64 low, high;\n mov.b64 low, {%1, %2};\n mov.b64 high, {%3, %4};\n"
+      " st.relaxed.sys.global.v2.b64 [%0], {low, high};\n}" ::"l"(address),
+      "r"(packet.word[0]), "r"(packet.word[1]), "r"(packet.word[2]), "r"(packet.word[3])
+      : "memory");
+}
+
+DEVICE Vector load_halves(u64 address) {
+  Vector packet;
+  asm volatile(
+      "{\n .reg .b64 low, high;\n ld.relaxed.sys.global.v2.b64 {low, high}, [%4];\n"
+      " mov.b64 {%0, %1}, low;\n mov.b64 {%2, %3}, high;\n}"
       : "=r"(packet.word[0]), "=r"(packet.word[1]), "=r"(packet.word[2]), "=r"(packet.word[3])
       : "l"(address)
       : "memory");

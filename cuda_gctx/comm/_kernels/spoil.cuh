@@ -1,12 +1,6 @@
 // Behind a call whose output does not come from one kernel alone: from copies, or from the last of several kernels.
 #pragma once
 
-struct Spoil {
-  Call call;
-  u64 output;
-  u64 bytes;
-};
-
 KERNEL(spoil_after_fault, SPOIL_THREADS)(const __grid_constant__ Spoil a) {
   if (has_fault(a.call)) spoil(a.call, a.output, a.bytes, block_index(), block_count());
 }

@@ -14,23 +14,6 @@
 // How the tensors of a call are reached, as the host passes it.
 constexpr u32 STAGED_IN = 1, STAGED_OUT = 2, PLACED = 4;
 
-struct TwoExchange {
-  Call call;
-  u64 input;          // of this rank: of its tensor, or of its staging buffer
-  u64 output;
-  u64 input_at[WORLD];   // the same tensors as each rank has them mapped; with PLACED, what this rank reads of each rank
-  u64 output_at[WORLD];  // and writes for each rank, unless it is 0
-  u64 input_offset[SOURCES];  // bytes into the input of each source where this rank's share begins
-  u64 output_offset;  // bytes into the output of each target where it goes
-  u64 share_bytes;    // a multiple of 16
-  u64 output_bytes;   // of the output of this rank that this kernel and those of other ranks store to; 0 elsewhere
-  u32 tile_bytes;     // a multiple of 16, at most TILE_BYTES
-  u32 is_staged;      // STAGED_IN: the input of every rank is its staging buffer; STAGED_OUT: the output; PLACED: as above;
-                      // 0: tensors that all ranks reach
-  u32 source[SOURCES];
-  u32 target[TARGETS];
-};
-
 DEVICE u64 mailbox_of(u64 base, u32 source) { return base + MAILBOXES + source * MAILBOX_BYTES; }
 
 // Waits for a flag of `source`; acquires what its rank wrote before.
@@ -186,8 +169,11 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
       store_release(theirs + MAILBOX_START, packet(call.signature, epoch));
     }
     peer_is_here = wait_flag(call, mailbox_of(own, thread) + MAILBOX_START, thread, epoch);
-    // The first block leaves without START if it begins behind this fault. The peer has to learn what was called here.
-    if (!peer_is_here && block_index() != 0) store_relaxed(theirs + MAILBOX_START, packet(call.signature, epoch));
+    // The first block leaves without START if it begins behind this fault. Where ranks were called with different things,
+    // all of them have to learn it, those with the same as this one too: by a START that fits to nothing, because there
+    // are no addresses with it.
+    if (!peer_is_here && block_index() != 0 && load_own(own + CONTROL_FAULT) == FAULT_MISMATCH)
+      store_relaxed(theirs + MAILBOX_START, packet(~call.signature, epoch));
   }
   // The barrier of the block hands what these threads have acquired to the one that moves.
   if (!all_of_block(peer_is_here)) return spoil(call, a.output, a.output_bytes, 0, 1);
