@@ -28,6 +28,7 @@ from cuda_gctx._core.cpp cimport (
     live,
     record_context_event,
     share_context,
+    share_queues,
     synchronize_context,
     wait_context,
     wait_context_event,
@@ -115,7 +116,7 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
     cdef Runtime* runtime = active_runtime()
     cdef vector[SmResourcePtr] sms
     cdef optional[CUdevResource] workqueue
-    cdef WorkqueueResource queue
+    cdef WorkqueueResource queue = None
     cdef bytes name = (options.name or "").encode()
     cdef unique_ptr[NewContext] fresh
     cdef Context context = Context.__new__(Context)
@@ -128,8 +129,10 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
                 raise ValueError(
                     f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}"
                 )
-            workqueue = queue._resource
+            workqueue = queue.given()[0]
     fresh = claim_context(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters)
+    if queue is not None and queue._shares:
+        share_queues(fresh, queue._of)
     # Before anything is made: a warning that is turned into an error then leaves nothing behind.
     if fresh.get().overlap_report()[0] != 0:
         warnings.warn(fresh.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)

@@ -330,6 +330,9 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
         Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const char*, cbool, cbool
     ) except *
+    int share_queues "gctx::call<&gctx::NewContext::share_queues>"(
+        unique_ptr[NewContext]&, Slot[ContextBox]&
+    ) except -1
     int create_context "gctx::make<&gctx::NewContext::create>"(Slot[ContextBox]&, unique_ptr[NewContext]&) except -1
     int close_context "gctx::call<&gctx::close_context>"(Slot[ContextBox]&) except -1
     int demand_not_current "gctx::call<&gctx::demand_not_current>"(Slot[ContextBox]&) except -1
@@ -337,7 +340,8 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int synchronize_context "gctx::call<&gctx::synchronize_context>"(Slot[ContextBox]&) except -1
     int any_has_capture "gctx::call<&gctx::any_has_capture>"(vector[ContextHandle]&) except -1
     SmResourcePtr context_sm "gctx::call<&gctx::ContextBox::sm_resource>"(Slot[ContextBox]&) except *
-    CUdevResource context_workqueue "gctx::call<&gctx::ContextBox::workqueue_resource>"(Slot[ContextBox]&) except *
+    CUdevResource context_workqueue "gctx::call<&gctx::ContextBox::workqueue_config>"(Slot[ContextBox]&) except *
+    CUdevResource existing_workqueue "gctx::call<&gctx::ContextBox::existing_workqueue>"(Slot[ContextBox]&) except *
     int serve_as "gctx::call<&gctx::ContextBox::serve_as>"(Slot[ContextBox]&, const SmResource&) except -1
 
 

@@ -38,7 +38,12 @@ cdef class WorkqueueResourceOptions(Options):
 cdef class WorkqueueResource:
     cdef Runtime* _runtime
     cdef int _device
-    cdef CUdevResource _resource
+    cdef CUdevResource _config
+    cdef CUdevResource _existing
+    cdef Slot[ContextBox] _of  # whose queues these are, until it is configured
+    cdef bint _shares
+
+    cdef CUdevResource* given(self) noexcept
 
 
 cdef class DeviceResources:

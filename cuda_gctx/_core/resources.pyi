@@ -96,7 +96,11 @@ class WorkqueueResourceOptions(Options):
     def __hash__(self) -> int: ...
 
 class WorkqueueResource:
-    """The workqueue configuration of a device or context (driver 13.1 and newer)."""
+    """The workqueue of a device or context (driver 13.1 and newer).
+
+    A context that is made with that of another context shares the queues of that one, which the driver then keeps as
+    long. One that is made with that of a device, or with one that was configured, gets queues by this configuration.
+    """
 
     def __new__(cls, *args: Never, **kwargs: Never) -> Self: ...
     @property

@@ -29,6 +29,7 @@ from cuda_gctx._core.cpp cimport (
     device_sm,
     device_workqueue,
     drop,
+    existing_workqueue,
     overlaps,
     present,
     same_sms,
@@ -464,7 +465,18 @@ cdef class WorkqueueResourceOptions(Options):
 
 
 cdef class WorkqueueResource:
-    """The workqueue configuration of a device or context (driver 13.1 and newer)."""
+    """The workqueue of a device or context (driver 13.1 and newer).
+
+    A context that is made with that of another context shares the queues of that one, which the driver then keeps as
+    long. One that is made with that of a device, or with one that was configured, gets queues by this configuration.
+    """
+
+    def __dealloc__(self):
+        if drop(self._of):
+            report_failures()
+
+    cdef CUdevResource* given(self) noexcept:
+        return &self._existing if self._shares else &self._config
 
     def __reduce__(self):
         refuse_copy(self, "query a Device in the other process")
@@ -472,12 +484,12 @@ cdef class WorkqueueResource:
     @property
     def sharing_scope(self):
         """A WorkqueueSharingScopeType, which equals 'device_ctx' or 'green_ctx_balanced'."""
-        return SCOPE_OF_NUMBER[<int>self._resource.wqConfig.sharingScope]
+        return SCOPE_OF_NUMBER[<int>self._config.wqConfig.sharingScope]
 
     @property
     def concurrency_limit(self):
         """The number of streams that are expected to run at once."""
-        return self._resource.wqConfig.wqConcurrencyLimit
+        return self._config.wqConfig.wqConcurrencyLimit
 
     @property
     def device(self):
@@ -486,13 +498,14 @@ cdef class WorkqueueResource:
 
     @property
     def handle(self):
-        """The address of the driver's CUdevResource."""
-        return <uintptr_t>&self._resource
+        """The address of the driver's CUdevResource: existing queues or a configuration, as a new context gets them."""
+        return <uintptr_t>self.given()
 
     def configure(self, options):
         """Change the fields that the options set (WorkqueueResourceOptions, or a dict of their fields).
 
-        A context made with this resource gets the changed configuration.
+        A context made with this resource gets queues by the changed configuration, also where this is the resource of
+        a context, whose own queues do not change.
         """
         if options is None:
             raise TypeError("options are needed: WorkqueueResourceOptions, or a dict of their fields")
@@ -501,11 +514,13 @@ cdef class WorkqueueResource:
         if options.sharing_scope is not None:
             scope = <int>NUMBER_OF_SCOPE[options.sharing_scope]
             if scope == <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED:
-                self._resource.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
+                self._config.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
             else:
-                self._resource.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_DEVICE_CTX
+                self._config.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_DEVICE_CTX
         if options.concurrency_limit is not None:
-            self._resource.wqConfig.wqConcurrencyLimit = options.concurrency_limit
+            self._config.wqConfig.wqConcurrencyLimit = options.concurrency_limit
+        if (options.sharing_scope, options.concurrency_limit) != (None, None):
+            self._shares = False
 
     def __repr__(self):
         return (
@@ -572,13 +587,16 @@ cdef class DeviceResources:
 
     @property
     def workqueue(self):
-        """The workqueue configuration: a copy, to be configured and passed to a context (driver 13.1 and newer)."""
+        """The workqueue: a copy, to be configured or shared, and passed to a context (driver 13.1 and newer)."""
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
         if self._context.was_filled():
-            resource._resource = context_workqueue(self._context)
+            resource._config = context_workqueue(self._context)
+            resource._existing = existing_workqueue(self._context)
+            resource._of.share(self._context)
+            resource._shares = True
         else:
-            resource._resource = device_workqueue(self._runtime, self._device)
+            resource._config = device_workqueue(self._runtime, self._device)
         resource._runtime = self._runtime
         resource._device = self._device
         return resource

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import cuda_gctx
-from cuda_gctx import ContextOptions, Device, FeatureNotSupported, WorkqueueResourceOptions
+from cuda_gctx import Context, ContextOptions, Device, FeatureNotSupported, WorkqueueResourceOptions
+from cuda_gctx.tune import spin
 
 from ..common import NEW_DRIVERS, OLD_DRIVERS, green, refusal, split
 
@@ -156,3 +158,83 @@ def test_a_workqueue_alone_is_a_context_over_all_sms(sim: Machines) -> None:
     with green(dev, queue) as ctx:
         assert ctx.sm_count == dev.sm_count
         assert ctx.resources.workqueue.concurrency_limit == 4
+
+
+STRUCTURE = 144  # bytes of a CUdevResource
+EXISTING = 10000
+
+
+def kind_and_bytes(queue: cuda_gctx.WorkqueueResource) -> tuple[int, bytes]:
+    """The type of the structure that a context would get, and all of it."""
+    data = ctypes.string_at(queue.handle, STRUCTURE)
+    return int.from_bytes(data[:4], "little"), data
+
+
+@pytest.mark.parametrize("driver", NEW_DRIVERS)
+def test_the_workqueue_of_a_context_is_shared_by_the_contexts_made_with_it(sim: Machines, driver: str) -> None:
+    sim("h200", driver=driver)
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8, 8, 8])
+    own = dev.resources.workqueue
+    own.configure(WorkqueueResourceOptions("green_ctx_balanced", 1))
+
+    def together(one: Context, other: Context) -> float:
+        """When 5 ms of work in the other one end, in milliseconds, that come behind 5 ms and 5 ms more in the first."""
+        begin, end = (dev.create_event({"timing_enabled": True}) for _ in range(2))
+        with one.create_stream() as first, other.create_stream() as second:
+            for stream in (first, second):
+                spin(stream, 1, 0)
+            dev.sync()
+            second.wait(first.record(begin))
+            for stream in (first, first, second):
+                spin(stream, 1, 5_000_000)
+            second.record(end)
+            dev.sync()
+        return end - begin
+
+    with (
+        green(dev, groups[0], own) as source,
+        green(dev, groups[1], own) as apart,
+        green(dev, groups[2], source.resources.workqueue) as sharing,
+    ):
+        queue = sharing.resources.workqueue
+        assert kind_and_bytes(queue)[0] == EXISTING
+        assert kind_and_bytes(queue) == kind_and_bytes(source.resources.workqueue)
+        assert kind_and_bytes(queue) != kind_and_bytes(apart.resources.workqueue)
+        assert together(source, sharing) >= 10  # one queue for both
+        assert together(source, apart) < 10
+
+
+def test_a_workqueue_of_a_context_that_is_configured_is_one_of_its_own(sim: Machines) -> None:
+    sim("h200", driver="13.1")
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8, 8])
+    queue = dev.resources.workqueue
+    assert kind_and_bytes(queue)[0] != EXISTING
+    queue.configure(WorkqueueResourceOptions("green_ctx_balanced", 2))
+    with green(dev, groups[0], queue) as source:
+        changed = source.resources.workqueue
+        changed.configure(WorkqueueResourceOptions())  # changes nothing
+        assert kind_and_bytes(changed)[0] == EXISTING
+        changed.configure(WorkqueueResourceOptions(concurrency_limit=3))
+        assert kind_and_bytes(changed)[0] != EXISTING
+        assert (changed.sharing_scope, changed.concurrency_limit) == ("green_ctx_balanced", 3)
+        with green(dev, groups[1], changed) as other:
+            assert other.resources.workqueue.concurrency_limit == 3
+            ours, theirs = (ctx.resources.workqueue for ctx in (source, other))
+            assert kind_and_bytes(ours) != kind_and_bytes(theirs)
+
+
+def test_a_context_whose_queues_are_shared_lives_on(sim: Machines) -> None:
+    machine = sim("h200", driver="13.1")
+    dev = Device(0)
+    groups, _ = split(dev.resources.sm, [8, 8])
+    source = green(dev, groups[0], dev.resources.workqueue)
+    queues = [source.resources.workqueue]
+    sharing = green(dev, groups[1], *queues)
+    source.close()
+    assert len(machine.ledger().live_of("green context")) == 2
+    assert "closed" in str(refusal(RuntimeError, lambda: green(dev, groups[0], *queues)))
+    sharing.close()
+    queues.clear()
+    assert machine.ledger().live_of("green context") == ()

@@ -49,6 +49,8 @@ NewContext::~NewContext() {
   }
 }
 
+void NewContext::share_queues(const ContextHandle& source) { queues_of_ = std::make_shared<ContextUse>(source); }
+
 ContextHandle NewContext::create() {
   const auto enter = [&](const std::shared_ptr<ContextBox>& box, GreenCtxBox& green) {
     box->note_entry(live_entry_);
@@ -77,6 +79,7 @@ ContextHandle NewContext::create() {
   owned->green = std::make_shared<GreenCtxBox>(runtime_, device_, primary_context(runtime_, device_));
   owned->given = given_;
   owned->workqueue = workqueue_;
+  owned->queues_of = queues_of_;
   auto box = std::make_shared<ContextBox>(ContextKind::green, owned, name_);
   CUgreenCtx raw = nullptr;
   GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);

@@ -28,6 +28,9 @@ class NewContext {
   // The live contexts that share SMs with it, or may, in one sentence; empty if there are none.
   const std::string& overlap_report() const noexcept { return overlap_report_; }
 
+  // That its workqueue is that of another context, which lives as long as this one. Throws if that is closed.
+  void share_queues(const ContextHandle& source);
+
   ContextHandle create();
 
  private:
@@ -35,6 +38,7 @@ class NewContext {
   int device_;
   std::vector<SmResourcePtr> sms_;
   std::optional<CUdevResource> workqueue_;
+  std::shared_ptr<const void> queues_of_;
   std::string name_;
   SmResourcePtr given_;
   std::string overlap_report_;

@@ -245,14 +245,26 @@ void ContextBox::serve_as(const SmResource& group) {
   }
 }
 
-CUdevResource ContextBox::workqueue_resource() {
+CUdevResource ContextBox::ask_for(CUdevResourceType type) {
   const Driver& driver = runtime_.driver();
   driver.require(Feature::workqueues);
   const CallUse use(*this, CallUse::Of::alive);
   CUdevResource answer{};
-  GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
+  GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, type);
   return answer;
 }
+
+// Users report that the driver takes no configuration that a context returned for a new context: it takes that of a
+// device, changed in place, as cuda.h describes.
+CUdevResource ContextBox::workqueue_config() {
+  const CUdevResource own = ask_for(CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
+  CUdevResource answer = runtime_.device_workqueue(device_);
+  answer.wqConfig.sharingScope = own.wqConfig.sharingScope;
+  answer.wqConfig.wqConcurrencyLimit = own.wqConfig.wqConcurrencyLimit;
+  return answer;
+}
+
+CUdevResource ContextBox::existing_workqueue() { return ask_for(CU_DEV_RESOURCE_TYPE_WORKQUEUE); }
 
 bool ContextBox::has_capture() {
   const AliveUse use(*this);

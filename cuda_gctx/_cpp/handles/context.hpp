@@ -98,7 +98,8 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
   SmResourcePtr known_sm_resource();  // null if it has to be queried, or waited for
   // That its SMs are those of a group of another split too, whose other groups are then known to be disjoint from it.
   void serve_as(const SmResource& group);
-  CUdevResource workqueue_resource();
+  CUdevResource workqueue_config();    // the device's, with what this context has
+  CUdevResource existing_workqueue();  // its queues themselves, which another context can share
 
   // Its streams, for who has a use of it.
   ContextStreams& streams() noexcept { return owned_->streams; }
@@ -122,6 +123,7 @@ class ContextBox : public Registered<CUcontext, ContextBox> {
 
  private:
   void ask_to_be_there() const;
+  CUdevResource ask_for(CUdevResourceType type);
   [[noreturn]] void fail_capturing(const char* what) const;
   [[noreturn]] void fail_current(bool is_here) const;
 

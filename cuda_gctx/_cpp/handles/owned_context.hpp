@@ -40,6 +40,7 @@ class OwnedContext {
   GreenCtxHandle green;  // if it is ours
   SmResourcePtr given;   // what a green one of ours was made of
   std::optional<CUdevResource> workqueue;
+  std::shared_ptr<const void> queues_of;  // the use of another context, if it shares that one's queues
   ContextStreams streams;
 
  private:
