@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -327,6 +328,27 @@ def misfits() -> list[str]:
     return found
 
 
+def failed_test(tests: str, folder: Path, **environment: str) -> str | None:
+    """The first of some tests that fails with the package of a folder; None if none does."""
+    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
+    paths = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | paths | environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"(not done after {LIMIT_S} s)"
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1):
+        return f"(exit code {done.returncode}) {done.stdout[-300:]}{done.stderr[-300:]}"
+    return found[1] if found else None
+
+
 def killed_by(mutant: Mutant, folder: Path) -> str | None:
     """The first test that fails with the mutant; None if it survives."""
     copy = folder / "cuda_gctx"
@@ -335,19 +357,7 @@ def killed_by(mutant: Mutant, folder: Path) -> str | None:
     text = file.read_text()
     file.unlink()  # a link to the installed file
     file.write_text(text.replace(mutant.old, mutant.new))
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests.split()]
-    done = subprocess.run(
-        command,
-        cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 1):
-        return f"(exit code {done.returncode}) {done.stdout[-300:]}{done.stderr[-300:]}"
-    return found[1] if found else None
+    return failed_test(mutant.tests, folder)
 
 
 def main() -> int:

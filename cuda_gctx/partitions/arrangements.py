@@ -208,8 +208,9 @@ class Arrangements:
         later = [
             (at, stream)
             for at, place in new.places
-            if not new.goes_on(at, old)
             for stream in _streams_to_join(place)
+            # What goes on waits for nothing, but has to be in the graph: where it was not used before, it is not yet.
+            if not new.goes_on(at, old) or stream not in captures
             if not is_way_back or stream in inside
         ]
         parts: dict[int, set[str]] = {}

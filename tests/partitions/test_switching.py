@@ -164,6 +164,36 @@ def test_a_part_that_waits_for_nothing_is_in_the_graph_and_joined_on_the_way_bac
         assert capture.graph.node_count == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Plan("streams", ("a", "b", "c")), Plan("streams", ("b", "c"))),
+        (Layout(a=16, b=16, c=None), Layout(a=16, b=32, c=None)),
+    ],
+    ids=["on the whole device", "in a partition"],
+)
+def test_a_part_that_goes_on_is_in_the_graph_from_the_next_switch_on(dev: Device, first: Any, second: Any) -> None:
+    with PartitionPool(dev) as pool:
+
+        def enter(target: Any) -> dict[str, Any]:
+            if isinstance(target, Plan):
+                return dict(target.switch(pool))
+            parts = pool.switch(target)
+            return {name: parts[name].stream for name in parts.names}
+
+        going_on = "c" if isinstance(first, Plan) else "a"
+        for target in (first, second, first):
+            for stream in enter(target).values():
+                spin(stream, 1, 0)
+        dev.sync()
+        streams = enter(first)
+        with streams["b"].capture() as capture:
+            spin(streams["b"], 1, 1000)
+            spin(enter(second)[going_on], 1, 1000)
+            enter(first)
+        assert capture.graph.node_count == 2
+
+
 def test_a_function_that_closes_the_stream_on_which_it_is_captured_ends_no_capture(dev: Device) -> None:
     def close(part: Any) -> None:
         spin(part.stream, 1, 1000)

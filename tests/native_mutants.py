@@ -1,0 +1,231 @@
+"""Mutants of the C++ core and of its Cython modules: each writes back a fault that was found once, and dies.
+
+    python tests/native_mutants.py [NAME...]        or: make native-mutants
+
+builds a copy of the sources in build/mutants (minutes the first time), and for each mutant compiles what it changes and
+runs what is about it: a test, a test of the C++ core ("ctest NAME"), or random programs of the whole API ("machine").
+Prints what failed, and exits with 1 if a mutant survived. Mutants of files of Python are those of tests/mutants.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from tests.common import CUDA_INCLUDE
+from tests.mutants import LIMIT_S, Mutant, failed_test
+
+REPOSITORY = Path(__file__).parents[1]
+WORK = REPOSITORY / "build" / "mutants"
+SOURCES, BUILD, PACKAGE = WORK / "src", WORK / "build", WORK / "package"
+MACHINE = "tests/trust/test_state_machine.py -k random_programs"
+OPERATIONS = "20000"
+CURRENT, HANDLES = "_cpp/handles/current.cpp", "_cpp/handles"
+
+MUTANTS = {
+    # A context is destroyed while it is current.
+    "what was set in a block is let go before the pop": Mutant(
+        CURRENT,
+        "      const bool is_missing = places.size() > depth",
+        "      release(settle(*runtime));\n      const bool is_missing = places.size() > depth",
+        MACHINE,
+    ),
+    "a block lets its context go before the pop": Mutant(
+        CURRENT,
+        "  failed_pop = driver.cuCtxPopCurrent(&popped);",
+        "  entry.context_->state().make_not_current();\n"
+        "  sched_yield();\n"
+        "  entry.context_->state().make_current();\n"
+        "  failed_pop = driver.cuCtxPopCurrent(&popped);",
+        "ctest stress_test",
+    ),
+    "what other code has pushed something on counts as replaced": Mutant(
+        CURRENT,
+        "return std::count(places.begin(), places.end(), context->handle()) > by_others;",
+        "return !places.empty() && places.back() == context->handle() && by_others == 0;",
+        MACHINE,
+    ),
+    "a context below other code's push is closed": Mutant(
+        CURRENT, "if (found != places.end() && context.handle() != places.back()", "if (false && found != places.end()",
+        "tests/core/test_blocks.py tests/core/test_context.py tests/core/test_current.py",
+    ),
+    "entries are found by their handle alone": Mutant(
+        CURRENT, "first->is_set() || below(at) == first->before_", "true", MACHINE
+    ),
+    # The interpreter ends while a call fails.
+    "a failure is raised before the GIL is back": Mutant(
+        "_core/call.hpp",
+        "    failure = std::current_exception();\n  }\n  holds.reset();",
+        "    failure = std::current_exception();\n    PyGILState_Release(PyGILState_Ensure());\n  }\n  holds.reset();",
+        "tests/core/test_exit.py -k calls_that_fail",
+    ),
+    # Tasks.
+    "all tasks of a thread are one": Mutant(
+        "_core/current.pyx", "return state->context;", "return (void*)&gctx_watched;", MACHINE
+    ),
+    "set_current in another task's block": Mutant(
+        CURRENT, "  context->demand_there();\n  demand_task(task);", "  context->demand_there();", MACHINE
+    ),
+    "a thread is watched after the push": Mutant(
+        "_core/current.pyx",
+        "        self._task = <object>task\n        Py_INCREF(self)",
+        "        watch_thread()\n        self._task = <object>task\n        Py_INCREF(self)",
+        "tests/core/test_current.py tests/core/test_tasks.py",
+    ),
+    # Forks, and the GIL.
+    "a driver that is being opened is not in use": Mutant(
+        f"{HANDLES}/runtime.cpp", "    begin_use();\n    opening().lock();", "    opening().lock();\n    begin_use();",
+        "tests/core/test_fork.py",
+    ),
+    "handles are dropped with the GIL": Mutant(
+        "_core/call.hpp",
+        "  holds.reset();\n  PyEval_RestoreThread(thread);",
+        "  PyEval_RestoreThread(thread);\n  holds.reset();",
+        "tests/core/test_every_call.py",
+    ),
+    # What frameworks have seen.
+    "pinned contexts are never dropped": Mutant(
+        f"{HANDLES}/pinned.cpp", "    dropped.swap(first_);", "    (void)first_;", MACHINE
+    ),
+    "there is no limit of pinned contexts": Mutant(
+        f"{HANDLES}/pinned.cpp", "if (seen >= limit()) {", "if (seen >= limit() && limit() == 0) {",
+        "tests/partitions/test_pinned.py",
+    ),
+    "a pinned context is destroyed": Mutant(
+        f"{HANDLES}/context.cpp", "} else if (is_pinned() && owned->has_anything()) {",
+        "} else if (is_pinned() && !owned->has_anything()) {", "tests/partitions/test_pinned.py",
+    ),
+    # Captures.
+    "a stream is closed while it captures": Mutant(
+        f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (false) {", MACHINE
+    ),
+    "a stream that is dropped takes its capture along": Mutant(
+        f"{HANDLES}/stream.cpp", "  if (is_needed_by_capture()) {\n    context()->keep();",
+        "  if (false) {\n    context()->keep();", MACHINE,
+    ),
+    # The ends of threads, failures of the driver, and resets.
+    "what a thread made current outlives it": Mutant(
+        "_core/current.pyx", '        (<dict>PyThreadState_GetDict())["cuda_gctx"] = end\n', "", MACHINE
+    ),
+    "a stack that cannot be read is put together as it is": Mutant(
+        f"{HANDLES}/stack.cpp", "  return answer == CUDA_SUCCESS || call() == CUDA_SUCCESS;",
+        "  return answer == CUDA_SUCCESS;", "tests/trust/test_fault_sweep.py tests/core/test_all_or_nothing.py",
+    ),
+    "objects of a device that was reset are used": Mutant(
+        f"{HANDLES}/child.hpp",
+        "void demand_live() const { context()->demand_there(); }",
+        "void demand_live() const {}",
+        "tests/core/test_objects.py tests/core/test_event.py tests/core/test_device.py",
+    ),
+    # Counting.
+    "a context is destroyed with a use left": Mutant(
+        f"{HANDLES}/state.hpp",
+        "const bool last = phase_of(word) == Phase::closed && left % one_current == 0;",
+        "const bool last = phase_of(word) == Phase::closed && left % one_current <= 1;",
+        MACHINE,
+    ),
+    "a context is closed while it is current elsewhere": Mutant(
+        f"{HANDLES}/state.hpp", "if ((word & current_mask) != 0) {", "if (false) {", MACHINE
+    ),
+    "a block lets go of nothing": Mutant(
+        CURRENT,
+        "  top = entry.below_;\n  entry.context_->state().make_not_current();",
+        "  top = entry.below_;",
+        MACHINE,
+    ),
+    "a graph does not keep its context": Mutant(
+        f"{HANDLES}/graph.cpp", "std::make_shared<GraphBox>(stream->use())",
+        "std::make_shared<GraphBox>(ContextUse(primary_context(stream->context()->runtime(), 0)))", MACHINE,
+    ),
+}  # fmt: skip
+
+
+def prepare() -> None:
+    """The package of the sources as they are, in a folder of its own."""
+    SOURCES.mkdir(parents=True, exist_ok=True)
+    for name in ("cuda_gctx", "cmake", "CMakeLists.txt"):
+        source, copy = REPOSITORY / name, SOURCES / name
+        files = [file for file in source.rglob("*") if file.is_file()] if source.is_dir() else [source]
+        for file in files:
+            target = copy / file.relative_to(source) if source.is_dir() else copy
+            if "__pycache__" not in file.parts and (not target.exists() or target.read_bytes() != file.read_bytes()):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CUDA_GCTX_CUDA_INCLUDE": CUDA_INCLUDE,
+        "Python_EXECUTABLE": sys.executable,
+        "SKBUILD_SOABI": sysconfig.get_config_var("SOABI"),
+    }
+    defined = [f"-D{name}={value}" for name, value in options.items()]
+    subprocess.run(["cmake", "-G", "Ninja", "-S", SOURCES, "-B", BUILD, *defined], check=True, capture_output=True)
+
+
+def build(*targets: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["cmake", "--build", BUILD, *(f"--target={target}" for target in targets)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def install() -> None:
+    shutil.rmtree(PACKAGE, ignore_errors=True)
+    subprocess.run(["cmake", "--install", BUILD, "--prefix", PACKAGE], check=True, capture_output=True)
+    shutil.copytree(
+        SOURCES / "cuda_gctx", PACKAGE / "cuda_gctx", dirs_exist_ok=True, ignore=shutil.ignore_patterns("_cpp")
+    )
+
+
+def killed_by(mutant: Mutant) -> str | None:
+    """What fails with the mutant; None if it survives."""
+    file = SOURCES / "cuda_gctx" / mutant.file
+    text = file.read_text()
+    file.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        ctest = mutant.tests.removeprefix("ctest ") if mutant.tests.startswith("ctest ") else None
+        done = build(*([ctest] if ctest is not None else []))
+        if done.returncode != 0:
+            raise SystemExit(f"the mutant does not compile:\n{done.stdout[-3000:]}")
+        if ctest is not None:
+            run = ["ctest", "--test-dir", BUILD, "-R", f"^{ctest}$", "--timeout", str(LIMIT_S)]
+            return None if subprocess.run(run, capture_output=True, check=False).returncode == 0 else mutant.tests
+        install()
+        return failed_test(mutant.tests, PACKAGE, CUDA_GCTX_OPERATIONS=OPERATIONS)
+    finally:
+        file.write_text(text)
+
+
+def misfits() -> list[str]:
+    """The mutants that do not apply: their text has changed or their file has moved."""
+    package = REPOSITORY / "cuda_gctx"
+    counts = {name: (package / mutant.file).read_text().count(mutant.old) for name, mutant in MUTANTS.items()}
+    return [f"{name}: {MUTANTS[name].file} has {count} times: {MUTANTS[name].old}" for name, count in counts.items()
+            if count != 1]  # fmt: skip
+
+
+def main() -> int:
+    if found := misfits():
+        raise SystemExit("these mutants do not apply:\n" + "\n".join(found))
+    prepare()
+    done = build("all")
+    if done.returncode != 0:
+        raise SystemExit(done.stdout[-3000:])
+    install()
+    survivors = 0
+    if (test := failed_test(MACHINE, PACKAGE, CUDA_GCTX_OPERATIONS="1000")) is not None:
+        raise SystemExit(f"without a mutant, {test} fails")
+    for name in sys.argv[1:] or MUTANTS:
+        test = killed_by(MUTANTS[name])
+        survivors += test is None
+        print(f"{name:62} {'SURVIVED' if test is None else test}", flush=True)
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Mutants of the Python rooms, chosen by a seed: how many of them does a test of their room notice?
+
+    python tests/random_mutants.py [--count 150] [--seed 42] [--rooms partitions,interop] [--out FILE]
+
+A mutant is one change of an expression: a comparison, `and` for `or`, a condition without its `not`, a number that is
+one larger, True for False, a sum for a difference, or None for what is returned. Each is tried with the tests of its
+room. A line of JSON follows each. What survived has to be looked at: tests/survivors.json says of each that was seen
+why it changes nothing that a user would notice, or which test notices it now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])
+
+from tests.mutants import PACKAGE, REPOSITORY, failed_test
+
+ROOMS = {
+    "partitions": "tests/partitions",
+    "interop": "tests/interop tests/compat",
+    "compat": "tests/compat tests/interop/test_torch.py",
+    "measure": "tests/measure tests/tune/test_intervals.py tests/tune/test_ranking.py",
+    "tune": "tests/tune",
+}
+OTHER = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+}  # fmt: skip
+
+
+class Site(NamedTuple):
+    """A change: what stands from one byte of a file to another becomes something else."""
+
+    room: str
+    file: str
+    line: int
+    begin: int
+    end: int
+    new: str
+
+    def old(self) -> str:
+        return (PACKAGE / self.file).read_bytes()[self.begin : self.end].decode()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.old()} -> {self.new}"
+
+
+def changed(node: ast.AST) -> Iterator[ast.AST]:
+    """What a node may become."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        yield ast.Compare(node.left, [OTHER[type(node.ops[0])]()], node.comparators)
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(OTHER[type(node.op)](), node.values)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand
+    elif isinstance(node, ast.BinOp) and type(node.op) in OTHER:
+        if not any(isinstance(side, (ast.JoinedStr, ast.Constant)) and not is_number(side) for side in ast.walk(node)):
+            yield ast.BinOp(node.left, OTHER[type(node.op)](), node.right)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif is_number(node) and isinstance(node, ast.Constant):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.Return) and node.value is not None and not is_none(node.value):
+        yield ast.Return(ast.Constant(None))
+
+
+def is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, (int, float))
+
+
+def is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def left_out(tree: ast.Module) -> set[ast.AST]:
+    """Annotations, text of formats, what type checkers read, and bodies that only say what a class is for."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        parts: list[ast.AST | None] = []
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            parts = [
+                node.returns,
+                *(argument.annotation for argument in ast.walk(node.args) if isinstance(argument, ast.arg)),
+            ]
+            parts += node.body if node.name in ("__repr__", "__str__") else []
+        elif isinstance(node, ast.AnnAssign):
+            parts = [node.annotation]
+        elif (
+            isinstance(node, (ast.JoinedStr, ast.Raise))
+            or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+            or (isinstance(node, ast.Assign) and "__all__" in ast.unparse(node))
+        ):
+            parts = [node]
+        for part in parts:
+            found.update(ast.walk(part) if part is not None else ())
+    return found
+
+
+def sites(room: str) -> list[Site]:
+    found = []
+    for path in sorted((PACKAGE / room).glob("*.py")):
+        source = path.read_bytes()
+        starts = [0]
+        for line in source.splitlines(keepends=True):
+            starts.append(starts[-1] + len(line))
+        tree = ast.parse(source)
+        ignored = left_out(tree)
+        for node in ast.walk(tree):
+            if node not in ignored:
+                for new in changed(node):
+                    begin = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+                    end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+                    text = ast.unparse(ast.fix_missing_locations(new))
+                    text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant) else text
+                    found.append(Site(room, f"{room}/{path.name}", node.lineno, begin, end, text))  # type: ignore[attr-defined]
+    return found
+
+
+def killed_by(site: Site) -> str | None:
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "cuda_gctx"
+        shutil.copytree(PACKAGE, copy, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
+        file = copy / site.file
+        text = file.read_bytes()
+        file.unlink()  # a link to the installed file
+        file.write_bytes(text[: site.begin] + site.new.encode() + text[site.end :])
+        return failed_test(ROOMS[site.room], Path(folder))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--rooms", default=",".join(ROOMS), help="of those chosen, the ones that are run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="none begins after these")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--list", action="store_true", help="name them, and run nothing")
+    options = parser.parse_args()
+    if PACKAGE == REPOSITORY / "cuda_gctx":
+        raise SystemExit("the install is editable, so that a copy would not be imported: use 'make random-mutants'")
+    every = [site for room in ROOMS for site in sites(room)]
+    chosen = random.Random(options.seed).sample(every, options.count)
+    wanted = [site for site in chosen if site.room in options.rooms.split(",")]
+    for room in () if options.list else dict.fromkeys(site.room for site in wanted):
+        if (test := failed_test(ROOMS[room], PACKAGE.parent)) is not None:
+            raise SystemExit(f"without a mutant, {test} fails")
+    begin, outcomes, rows = time.monotonic(), Counter[str](), []
+    for site in wanted:
+        if options.list:
+            print(site)
+            continue
+        if time.monotonic() - begin > options.seconds:
+            break
+        test = killed_by(site)
+        outcomes["survived" if test is None else "killed"] += 1
+        rows.append({"mutant": str(site), "killed_by": test})
+        print(json.dumps(rows[-1]), flush=True)
+        if options.out:
+            options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not options.list:
+        print(f"seed {options.seed}: {len(rows)} of {len(wanted)} run, out of {len(every)} places: {dict(outcomes)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
