@@ -14,9 +14,10 @@ from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._frameworks import Target, own_stream
 from cuda_gctx.interop.agreement import RanksDifferError, agree, compare
+from cuda_gctx.interop.launch_order import launch_order
 from cuda_gctx.interop.torch import load_torch, use
 
-__all__ = ["CTAPolicy", "RanksDifferError", "agree", "nccl_options", "new_group"]
+__all__ = ["CTAPolicy", "RanksDifferError", "agree", "launch_order", "nccl_options", "new_group"]
 
 CTAPolicy = Literal["default", "efficiency", "zero"]
 

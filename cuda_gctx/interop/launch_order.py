@@ -1,0 +1,121 @@
+"""The order in which ranks start collectives: equal on all ranks that share groups, and each group in one partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from cuda_gctx._core.arguments import as_seconds
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.interop._frameworks import load
+from cuda_gctx.interop.agreement import MINIMUM, RanksDifferError
+
+__all__ = ["launch_order"]
+
+# What torch.distributed calls, and the functional collectives of compiled code.
+_NAMESPACES = ("c10d", "_c10d_functional")
+_BOXED_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
+
+
+class Launch(NamedTuple):
+    """A collective: the name of its group, the ranks of that, and the operation."""
+
+    group: str
+    ranks: tuple[int, ...]
+    operation: str
+
+
+def _group_of(torch: Any, arguments: Sequence[Any]) -> Any:
+    """The group among the arguments of a collective; None if there is none."""
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and str(argument._type()) == _BOXED_GROUP:
+            return torch.distributed.ProcessGroup.unbox(argument)
+    names = [argument for argument in arguments if isinstance(argument, str)]
+    return torch.distributed.distributed_c10d._resolve_process_group(names[-1]) if names else None
+
+
+@cache
+def _recorder(torch: Any) -> Any:
+    dispatch: Any = import_module("torch.utils._python_dispatch")
+
+    class Recorder(dispatch.TorchDispatchMode):  # type: ignore[misc]
+        """Notes the collectives of a thread, and refuses a group in a second context."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.launches: list[Launch] = []
+            self.contexts: dict[str, Any] = {}
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in _NAMESPACES:
+                group = _group_of(torch, args)
+                if group is not None:
+                    self._note(group, func._opname)
+            return func(*args, **(kwargs or {}))
+
+        def _note(self, group: Any, operation: str) -> None:
+            name = group.group_name
+            if torch.cuda.is_initialized():
+                context = Stream(torch.cuda.current_stream()).context
+                first = self.contexts.setdefault(name, context)
+                if context != first:
+                    raise RuntimeError(
+                        f"group {name} is used in {first!r} and in {context!r}: its collectives deadlock where they "
+                        "run at once; make one group for each partition, new_group(part)"
+                    )
+            ranks = tuple(torch.distributed.get_process_group_ranks(group))
+            self.launches.append(Launch(name, ranks, operation.strip("_")))
+
+    return Recorder
+
+
+def first_difference(launches: Sequence[Sequence[Launch]]) -> str:
+    """Where the collectives of two ranks differ in the groups that both belong to; "" if they do nowhere."""
+    for one, other in combinations(range(len(launches)), 2):
+        ours, theirs = (
+            [launch for launch in launches[rank] if {one, other} <= set(launch.ranks)] for rank in (one, other)
+        )
+        for place in range(max(len(ours), len(theirs))):
+            said = [
+                f"{found[place].operation} of group {found[place].group}" if place < len(found) else "none"
+                for found in (ours, theirs)
+            ]
+            if said[0] != said[1]:
+                return f"collective {place + 1} is {said[0]} on rank {one} and {said[1]} on rank {other}"
+    return ""
+
+
+@contextmanager
+def launch_order(timeout: float = 60) -> Iterator[None]:
+    """A ``with`` block that compares the order in which the ranks start collectives, to be put around a step or two.
+
+    At its end all ranks raise the same RanksDifferError if two of them start collectives of the groups that both belong
+    to in different orders: such a program can deadlock, in partitions too, though it has not done so yet. Inside, a
+    collective whose group was used in another context before raises RuntimeError in the place of its launch.
+
+    timeout: the seconds for which a rank waits for the others at the end, if one of them has failed or hangs.
+
+    Every rank of torch.distributed enters it. It notes the collectives of its thread, those in code that torch.compile
+    made included, and makes each operation of torch slower.
+    """
+    limit = timedelta(seconds=as_seconds("timeout", timeout))
+    torch = load("torch", "torch", MINIMUM)
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        raise RuntimeError("launch_order() compares the ranks of torch.distributed: call init_process_group() first")
+    hosts = distributed.new_group(backend="gloo", timeout=limit)  # waits for no device
+    try:
+        with _recorder(torch)() as recorder:
+            yield
+        launches: list[Any] = [None] * distributed.get_world_size(hosts)
+        distributed.all_gather_object(launches, recorder.launches, group=hosts)
+    finally:
+        distributed.destroy_process_group(hosts)
+    difference = first_difference(launches)
+    if difference:
+        raise RanksDifferError(f"the ranks start collectives in different orders: {difference}")

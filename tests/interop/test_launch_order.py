@@ -1,0 +1,71 @@
+"""The order of collectives is compared on ranks that are processes, with torch's own gloo."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cuda_gctx.interop.launch_order import Launch, first_difference, launch_order
+
+from ..common import refusal
+
+pytestmark = pytest.mark.sim_only
+
+PROGRAM = """
+import sys, torch, torch.distributed as dist
+from cuda_gctx.interop.nccl import launch_order
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
+groups = {"a": dist.new_group(), "b": dist.new_group()}
+for steps in sys.argv[3:]:
+    try:
+        with launch_order(timeout=60):
+            # Ends in any order, because gloo runs both groups at once.
+            for work in [dist.all_reduce(torch.ones(4), group=groups[one], async_op=True) for one in steps]:
+                work.wait()
+        print("equal")
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_start_collectives_in_different_orders_raise_the_same_error(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed here")
+    command = [sys.executable, "-c", PROGRAM]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "meeting"), "aba", last], stdout=subprocess.PIPE, text=True
+        )
+        for rank, last in enumerate(("aab", "aba"))
+    ]
+    one, other = (rank.communicate(timeout=240)[0].splitlines() for rank in ranks)
+    assert one == other
+    equal, different = one
+    assert equal == "equal"
+    assert different.startswith("RanksDifferError the ranks start collectives in different orders: ")
+    assert re.search(
+        r": collective 2 is allreduce of group (\d+) on rank 0 and allreduce of group (?!\1)\d+ on rank 1$", different
+    )
+
+
+def test_ranks_are_compared_in_the_groups_that_both_belong_to() -> None:
+    both, first, second = (0, 1, 2), (0, 1), (1, 2)
+    a, b, c = Launch("a", both, "allreduce"), Launch("b", first, "allreduce"), Launch("c", second, "broadcast")
+    assert first_difference([[a, b], [a, c, b], [a, c]]) == ""
+    found = first_difference([[a, b], [a, c, b], [c, a]])
+    assert found == "collective 1 is allreduce of group a on rank 1 and broadcast of group c on rank 2"
+    assert first_difference([[a, b], [a], [a]]) == "collective 2 is allreduce of group b on rank 0 and none on rank 1"
+
+
+def test_it_needs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch: Any = SimpleNamespace(__version__="2.11.0", distributed=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert "init_process_group" in str(refusal(RuntimeError, lambda: launch_order().__enter__()))
+    refusal(ValueError, lambda: launch_order(timeout=-1).__enter__())
