@@ -266,7 +266,7 @@ if wanted comm; then
   if [ -n "$simulated" ] || ! has torch; then
     note 'comm did not run: it needs torch and a GPU'
   else
-    step comm 300 "$python" "$repository/tests/comm/gpu_suite.py" --out "$output/comm"
+    step comm 110 "$python" "$repository/tests/comm/gpu_suite.py" --out "$output/comm" --limit 100
   fi
 fi
 
