@@ -145,7 +145,8 @@ def guards() -> dict[str, Any]:
                         comm.run_mixed_comm(x_op, handler, x, called, mode)
                 except comm.CommFault as error:
                     kind = error.kind
-            torch.cuda.synchronize()
+            one.sync()
+            other.sync()
             for out in (replayed, called) if handler.has_fault else ():
                 assert bool(((out == 3.0) | out.isnan()).all()), out
             if handler.has_fault:
