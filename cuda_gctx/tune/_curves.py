@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import date
 from itertools import pairwise
 from math import ceil
 from os import PathLike
@@ -15,8 +13,6 @@ from typing import Literal
 from cuda_gctx._core import clock
 from cuda_gctx._core.arguments import as_int, as_number, as_seconds
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
 from cuda_gctx._core.text import table
 from cuda_gctx.draw.lines import Line, Point, draw_lines
@@ -27,7 +23,7 @@ from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, Ratio, calls_for
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._batches import Trial, clock_for
-from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture, sharing
+from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sharing, sitting
 from cuda_gctx.tune._json import document, of_document
 from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
 from cuda_gctx.tune._objectives import TailLatency
@@ -264,13 +260,9 @@ def curve(
         raise ValueError(f"launch must be calls or graphs, not {launch!r}")
     device = device_of(device)
     requests = Sizes(device, [PART, LOAD], sizes).requests()
-    refuse_capture(device)
-    with only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
-        before = Conditions.of(device)
-        device.sync()
-        measuring = _Measuring(device, work, other, objective, launch, budget_s, bar, seed, closing)
+    with sitting(device, progress) as held:
+        measuring = _Measuring(device, work, other, objective, launch, budget_s, seed, held)
         measuring.run(requests)
-        conditions = (before, Conditions.of(device))
     points = [size.point(quantile) for size in measuring.sizes if size.seconds]
     if device.sm_count not in [point.sm_count for point in points]:
         raise RuntimeError(f"budget_s={budget_s:g} is too short to measure {work.name} once: increase it")
@@ -280,11 +272,8 @@ def curve(
         quantile=objective.quantile,
         points=tuple(sorted(points, key=lambda point: point.sm_count)),
         complete=measuring.complete,
-        device=device.name,
-        sm_count=device.sm_count,
-        driver=".".join(map(str, system.driver_version)),
-        date=date.today().isoformat(),
-        conditions=conditions,
+        **place_and_date(device),
+        conditions=tuple(held.conditions),
     )
 
 
@@ -308,16 +297,15 @@ class _Measuring:
         objective: TailLatency,
         launch: Literal["calls", "graphs"],
         budget_s: float,
-        bar: Progress,
         seed: int,
-        closing: ExitStack,
+        held: Sitting,
     ) -> None:
         self._device, self._work, self._load = device, work, load
         self._objective = objective
-        self._budget_s, self._bar, self._seed, self._closing = budget_s, bar, seed, closing
+        self._budget_s, self._seed, self._bar, self._closing = budget_s, seed, held.bar, held.closing
         self._until = clock.now() + budget_s
-        self._runner = closing.enter_context(Runner("makespan", self._until, launch))
-        self._calls = closing.enter_context(_FewCalls(objective, self._until, launch, seed))
+        self._runner = self._closing.enter_context(Runner("makespan", self._until, launch))
+        self._calls = self._closing.enter_context(_FewCalls(objective, self._until, launch, seed))
         self._part = Part(PART, work.function)
         self._other = None if load is None else Part(LOAD, load.function)
         self.sizes: list[_Size] = []

@@ -15,9 +15,8 @@ from cuda_gctx.measure.loop import QUEUED
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import Partition
 from cuda_gctx.partitions.verification import IsolationError, verify
-from cuda_gctx.tune._explain_causes import STAND_IN_NS, causes_of
-from cuda_gctx.tune._explain_report import ExplainReport, Window, WorkReport
-from cuda_gctx.tune._explain_runs import Runs, Work
+from cuda_gctx.tune._causes import STAND_IN_NS, causes_of
+from cuda_gctx.tune._explain_report import ExplainReport, Runs, Window, Work, WorkReport
 
 __all__ = ["explain"]
 

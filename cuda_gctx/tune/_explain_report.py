@@ -1,14 +1,23 @@
-"""What explain() reports: the measurements of two pieces of work, and why they overlap or do not."""
+"""Two pieces of work: their runs, between stamps in their streams, and what explain() reports of these."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
+from cuda_gctx._core import clock
+from cuda_gctx._core.probe import Stamps, spin
+from cuda_gctx._core.stream import Stream
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
+from cuda_gctx.interop._current import current_stream_of_frameworks
+from cuda_gctx.measure.loop import hold
 
-__all__ = ["LEAST_OVERLAP", "ExplainReport", "Window", "WorkReport"]
+__all__ = ["LEAST_OVERLAP", "ExplainReport", "Runs", "Window", "Work", "WorkReport"]
+
+Work = Callable[[Stream], object]
 
 # A smaller share of the shorter work counts as no overlap: it is within the time of launches.
 LEAST_OVERLAP = 0.1
@@ -119,3 +128,67 @@ class ExplainReport:
         header = ("work", "context", "alone", "together", "slowdown", "host time", "SMs")
         lines = [f"{self.device}, driver {self.driver}: {verdict}", figures, table(header, rows), *self.causes]
         return "\n".join(lines)
+
+
+# ---- the runs
+
+
+def _time(stamp: tuple[int, int] | None) -> int:
+    return 0 if stamp is None else stamp[1]
+
+
+class Runs:
+    """The runs of two pieces of work, each on its stream."""
+
+    def __init__(self, streams: Sequence[Stream], works: Sequence[Work]) -> None:
+        self.streams, self._works = streams, works
+        self._stamps = Stamps(streams[0].device, 4)
+        self.call_ns = [0, 0]  # of the last run
+        self.held = [False, False]  # whether a call ever waited for the device
+
+    def call(self, which: int) -> None:
+        stream = self.streams[which]
+        began = clock.now()
+        with current_stream_of_frameworks(stream):
+            self._works[which](stream)
+        self.call_ns[which] = round((clock.now() - began) * 1e9)
+
+    def sync(self) -> None:
+        for stream in self.streams:
+            stream.sync()
+
+    def run(self, order: Sequence[int], *, gate_s: float = 0) -> dict[int, tuple[int, int]]:
+        """When each piece of work began and ended. With a gate, the device starts none before all are queued."""
+        self.sync()
+        with ExitStack() as closing:
+            gate = None
+            if gate_s:
+                gate = closing.enter_context(hold([self.streams[which] for which in order], gate_s))
+            for which in order:
+                self._stamps.write(self.streams[which], 2 * which)
+                gated = gate is not None and not gate.is_done
+                self.call(which)
+                if gated and gate is not None and gate.is_done:
+                    self.held[which] = True
+                self._stamps.write(self.streams[which], 2 * which + 1)
+            self.sync()
+        return self._read(order)
+
+    def finds_room(self, other: Stream, repeats: int) -> bool:
+        """Whether a block that needs half an SM finds room on `other` while the first work runs so many times."""
+        self.sync()
+        stream = self.streams[0]
+        self._stamps.write(stream, 0)
+        for _ in range(repeats):
+            self.call(0)
+        self._stamps.write(stream, 1)
+        spin(other, 1, 0)
+        self._stamps.write(other, 2)
+        self.sync()
+        other.sync()
+        begin, end, through, _ = map(_time, self._stamps.read())
+        return through - begin < 0.9 * (end - begin)
+
+    def _read(self, order: Sequence[int]) -> dict[int, tuple[int, int]]:
+        times = list(map(_time, self._stamps.read()))
+        return {which: (times[2 * which], times[2 * which + 1]) for which in order}

@@ -1,18 +1,24 @@
-"""What every tuning demands before it begins: a device, a budget, and that nothing else measures or captures."""
+"""What every tuning demands and notes: a device to itself, that no stream captures, and the state of the machine."""
 
 from __future__ import annotations
 
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import date
 from threading import Lock
+from typing import Any
 
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import system
 from cuda_gctx._core.errors import CapturingError, FeatureNotSupported, ResourceOverlapWarning
 from cuda_gctx._core.loan import capturing_stream
+from cuda_gctx._core.progress import Progress
+from cuda_gctx.measure.machine import Conditions
 
-__all__ = ["device_of", "only_tuning", "refuse_capture", "sharing"]
+__all__ = ["Sitting", "device_of", "place_and_date", "sharing", "sitting"]
 
 # By device id. Two concurrent tunings would disturb each other.
 _locks: defaultdict[int, Lock] = defaultdict(Lock)
@@ -26,8 +32,41 @@ def device_of(device: object) -> Device:
     return device
 
 
+@dataclass(frozen=True)
+class Sitting:
+    """What a tuning has while it measures: where it shows progress, what closes at its end, and the conditions at its
+    beginning and end.
+    """
+
+    bar: Progress
+    closing: ExitStack
+    conditions: list[Conditions]
+
+
 @contextmanager
-def only_tuning(device: Device) -> Iterator[None]:
+def sitting(device: Device, progress: bool | None) -> Iterator[Sitting]:
+    """The block in which a tuning measures.
+
+    progress: whether to show progress; None: if stderr is a terminal.
+    """
+    _refuse_capture(device)
+    with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
+        held = Sitting(bar, closing, [Conditions.of(device)])
+        try:
+            device.sync()  # the caller may still be producing the inputs of the parts on other streams
+            yield held
+        finally:
+            held.conditions.append(Conditions.of(device))  # before the chip rests
+
+
+def place_and_date(device: Device) -> dict[str, Any]:
+    """Where and when something was measured, as fields of a report."""
+    driver = ".".join(map(str, system.driver_version))
+    return {"device": device.name, "sm_count": device.sm_count, "driver": driver, "date": date.today().isoformat()}
+
+
+@contextmanager
+def _only_tuning(device: Device) -> Iterator[None]:
     """A block that only one thread can be in, for each device."""
     lock = _locks[device.device_id]
     if not lock.acquire(blocking=False):
@@ -45,7 +84,7 @@ def only_tuning(device: Device) -> Iterator[None]:
         lock.release()
 
 
-def refuse_capture(device: Device) -> None:
+def _refuse_capture(device: Device) -> None:
     """Raise if a stream of the package is capturing a graph."""
     with suppress(FeatureNotSupported):  # a driver without SM resources cannot be asked
         capturing = capturing_stream(device.resources.sm)

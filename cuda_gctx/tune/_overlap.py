@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from datetime import date
 from typing import Any, Literal
 
 from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.progress import Progress
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.measure.summaries import Latency, Spread
-from cuda_gctx.tune._guard import device_of, only_tuning, refuse_capture
+from cuda_gctx.tune._guard import device_of, place_and_date, sitting
 from cuda_gctx.tune._measure import LAUNCHES
 from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
@@ -88,27 +84,23 @@ def overlap(
     if together is not None and len(parts) != 2:
         raise ValueError(f"together takes work of one part into another: pass two parts, not {len(parts)}")
     device = device_of(device)
-    refuse_capture(device)
-    with only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
-        conditions = [Conditions.of(device)]
-        search = Search(device, parts, objective, sizes, library_sms, launch, budget_s, seed, bar, closing, together)
+    with sitting(device, progress) as held:
+        limits = (sizes, library_sms, launch, budget_s, seed)
+        search = Search(device, parts, objective, *limits, held.bar, held.closing, together)
         try:
-            device.sync()  # the caller may still be producing the inputs of the parts on other streams
             search.run()
         except KeyboardInterrupt:
             search.found.complete = False
             if not search.found.can_answer:
                 raise
         finally:
-            # Before the chip rests.
-            conditions.append(Conditions.of(device))
             how = search.found.launched
             search.opened.settle()
     if not search.found.can_answer:
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search.found, device, how, conditions)
+    return _report(search.found, device, how, held.conditions)
 
 
 def _report(found: Measurement[Any], device: Device, launched: str, conditions: Sequence[Conditions]) -> Report:
@@ -139,10 +131,7 @@ def _report(found: Measurement[Any], device: Device, launched: str, conditions: 
         launch=launched,
         reasons=(),
         complete=found.complete,
-        device=device.name,
-        sm_count=device.sm_count,
-        driver=".".join(map(str, system.driver_version)),
-        date=date.today().isoformat(),
+        **place_and_date(device),
         conditions=tuple(conditions),
     )
     return replace(report, reasons=reasons(found, report, choice))

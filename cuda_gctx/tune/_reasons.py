@@ -6,7 +6,7 @@ from typing import Any
 
 from cuda_gctx.measure.machine import CLOCK_TOLERANCE
 from cuda_gctx.measure.statistics import NOISE, median
-from cuda_gctx.partitions.causes import launches_block, too_few_queues
+from cuda_gctx.tune._causes import LEAST_SLOWDOWN, launch_bound, not_at_once, waits, what_they_share
 from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import TailLatency, Throughput
 from cuda_gctx.tune._ranking import Choice, Record
@@ -16,8 +16,7 @@ __all__ = ["reasons"]
 
 THAN, FROM = " than the choice", " than the sequence"
 
-# Limits for reporting: a slowdown of a part, an overlap that counts as none, and one that is complete.
-SLOWDOWN = 1.1
+# Limits for reporting: an overlap that counts as none, and one that is complete.
 NO_OVERLAP, WHOLE_OVERLAP = 0.1, 0.9
 # Another plan for a latency is mentioned if it leaves the others so much more, at so much latency at most.
 LEAST_TRADE, MOST_TRADED = 0.1, 3
@@ -65,11 +64,7 @@ def _longest(report: Report) -> str:
 
 def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
     """What the host limits."""
-    sentences = [
-        f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile"
-        for name, facts in found.facts.items()
-        if facts.waits
-    ]
+    sentences = [waits(name) for name, facts in found.facts.items() if facts.waits]
     if not isinstance(found.objective, TailLatency) and not sentences:
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
         called_s = sum(facts.host_s * found.weight(name) for name, facts in found.facts.items())
@@ -78,10 +73,8 @@ def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]
             samples = list(record.samples.values())
             if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
                 host_s = median([sample.host_s for sample in samples])
-                sentences.append(
-                    f"launch-bound: the host needs {words(host_s)} to enqueue a {title_of(found.objective)} of "
-                    f"{words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA graph"
-                )
+                work = f"a {title_of(found.objective)} of {words(device_s)}"
+                sentences.append(launch_bound(f"the host needs {words(host_s)} to enqueue {work}"))
                 break
     streams = _by_kind(report, "streams")
     if found.by_host_threads and streams is not None:
@@ -102,12 +95,12 @@ def _streams(found: Measurement[Any], report: Report) -> list[str]:
     if isinstance(objective, TailLatency):
         alone = report.alone[objective.part].value
         slower = streams.seconds.value / alone
-        if slower < SLOWDOWN:
+        if slower < LEAST_SLOWDOWN:
             return []
         text = f"on plain streams the {title_of(objective)} is {slower:.1f}x that alone"
         priorities = (r for r in report.results if r.plan.kind == "priority")
         urgent = next((r for r in priorities if r.plan.first == objective.part), None)
-        if urgent is not None and urgent.seconds.value > SLOWDOWN * alone:
+        if urgent is not None and urgent.seconds.value > LEAST_SLOWDOWN * alone:
             slower = urgent.seconds.value / alone
             text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
         return [text]
@@ -116,7 +109,7 @@ def _streams(found: Measurement[Any], report: Report) -> list[str]:
     if streams.overlap >= NO_OVERLAP:
         seen = f"on plain streams the parts overlapped for {streams.overlap:.0%} of the possible time"
         return [seen] if streams.overlap < WHOLE_OVERLAP else []
-    cause = launches_block() or too_few_queues(len(report.alone), "streams")
+    cause = not_at_once(len(report.alone))
     return ["no overlap on plain streams" + (f": {cause}" if cause is not None else "")]
 
 
@@ -142,7 +135,7 @@ def _partitions(found: Measurement[Any], report: Report, chosen: Record) -> list
         if part.alone is None:
             continue
         slower = part.alone.value / report.alone[name].value
-        if slower > SLOWDOWN:
+        if slower > LEAST_SLOWDOWN:
             sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
         here, together = best.alone_here[name].spent(name, found.final), best.spent(name, found.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
@@ -155,14 +148,12 @@ def _partitions(found: Measurement[Any], report: Report, chosen: Record) -> list
             stretched[name] = median(together) / median(here)
         elif part.seconds is not None:
             stretched[name] = part.seconds.value / part.alone.value
-    slowed = {name: slower for name, slower in stretched.items() if slower > SLOWDOWN}
+    slowed = {name: slower for name, slower in stretched.items() if slower > LEAST_SLOWDOWN}
     if slowed:
         each = " and ".join(f"{name} by {slower:.1f}x" for name, slower in slowed.items())
         whom = f"the parts slow each other, {each}" if len(slowed) > 1 else f"the others slow {each}"
-        why = "they share SMs"
-        if result.plan.kind == "partitions":
-            why = "although their SMs are disjoint: they share memory bandwidth, L2 cache or power"
-        sentences.append(f"{whom} ({result.plan}), {why}")
+        sms = "" if result.plan.kind == "partitions" else "SMs"
+        sentences.append(f"{whom} ({result.plan}){what_they_share(sms)}")
     return sentences
 
 

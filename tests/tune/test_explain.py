@@ -222,7 +222,7 @@ def test_work_that_waits_for_the_device_is_named(dev: Device) -> None:
 
     with dev.partition(small=8, large=None) as parts:
         report = explain((parts.small, synchronises), (parts.large, busy(1)))
-    assert cause(report).startswith("synchronises did not return before the device had finished")
+    assert cause(report).startswith("synchronises waits for the device inside its function")
 
 
 def test_launches_that_come_late_are_distinguished_from_full_sms(sim: Machines) -> None:

@@ -1,4 +1,4 @@
-"""Why two pieces of work overlap or do not, in sentences."""
+"""Why work overlaps or does not, and what that costs: the sentences of explain(), and of the reasons of a report."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
-from cuda_gctx.tune._explain_report import LEAST_OVERLAP, ExplainReport
-from cuda_gctx.tune._explain_runs import Runs
+from cuda_gctx.tune._explain_report import LEAST_OVERLAP, ExplainReport, Runs
 
-__all__ = ["STAND_IN_NS", "causes_of"]
+__all__ = ["LEAST_SLOWDOWN", "STAND_IN_NS", "causes_of", "launch_bound", "not_at_once", "waits", "what_they_share"]
 
 # A slowdown that is reported.
 LEAST_SLOWDOWN = 1.1
@@ -22,6 +21,36 @@ SHORT_NS = 20_000
 ROOM_NS, MOST_REPEATS = 200_000, 64
 # The work of a stream that is passed without work: long compared with a launch.
 STAND_IN_NS = 500_000
+
+WAITS = "a synchronize, .item(), .cpu() or a blocking copy, or more than about a thousand launches"
+
+
+# ---- of measurements of any kind
+
+
+def waits(name: str) -> str:
+    """A part whose function does not return before the device has finished."""
+    return f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile ({WAITS})"
+
+
+def launch_bound(needs: str) -> str:
+    """The device waits for the host. needs: what the host takes for which work."""
+    return f"launch-bound: {needs}, so the device waits for the host: use fewer launches, or a CUDA graph"
+
+
+def not_at_once(count: int) -> str | None:
+    """What keeps work on so many streams of one device from running at once, if it is known."""
+    return launches_block() or too_few_queues(count, "streams")
+
+
+def what_they_share(sms: str) -> str:
+    """What slows work next to other work, behind a sentence that says by how much. sms: those that both may use."""
+    if sms:
+        return f": they share {sms}"
+    return ", although their SMs are disjoint: they share memory bandwidth, L2 cache or power"
+
+
+# ---- of two pieces of work
 
 
 def causes_of(
@@ -76,11 +105,7 @@ class _Diagnosis:
         waiting = [name for name, held in zip((self.first.name, self.second.name), self.runs.held, strict=True) if held]
         if not waiting:
             return None
-        return (
-            f"{' and '.join(waiting)} did not return before the device had finished the queued work: the call waits "
-            "for the device (a synchronize, .item(), .cpu(), a blocking copy), or queues more than about a thousand "
-            "launches; remove the wait, or call the two from two threads"
-        )
+        return f"{waits(' and '.join(waiting))}: remove the wait, or call the two from two threads"
 
     def _default_stream(self) -> str | None:
         """The legacy default stream and blocking streams of its context wait for each other."""
@@ -174,7 +199,7 @@ class _Diagnosis:
                 late = self._wait() if work is self.second else ""
                 sentences.append(
                     f"{work.name} takes {in_words(work.together_ns)} together with {other.name} and "
-                    f"{in_words(work.alone_ns)} alone, {work.slowdown:.2f} times as long{late}: {self._shared_what()}"
+                    f"{in_words(work.alone_ns)} alone, {work.slowdown:.2f} times as long{late}{self._shared_what()}"
                 )
         if not sentences:
             sentences.append("neither slows the other by more than 10%")
@@ -194,11 +219,10 @@ class _Diagnosis:
         return f" (it finds room on an SM {in_words(late)} after the start of {self.first.name})"
 
     def _shared_what(self) -> str:
-        if self.report.shared_sms:
-            return f"they share {len(self.report.shared_sms)} SMs; partitions would keep them apart"
         if not self._knows_sms:
-            return "which SMs they share is unknown"
-        return "they share no SM, but memory bandwidth, L2 cache and power, whatever the sizes of the partitions"
+            return ": which SMs they share is unknown"
+        shared = len(self.report.shared_sms)
+        return what_they_share(f"{shared} SMs; partitions would keep them apart" if shared else "")
 
     def notes(self) -> list[str]:
         """What else was seen."""
