@@ -134,6 +134,8 @@ SHARING: Rows = {
         "core/test_overlap.py::test_contexts_of_other_makers_over_the_same_sms_are_beyond_knowing",
     ),
     "other processes": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
+    "a process with a percentage of MPS": None,
+    "kernels after a module with dynamic parallelism": None,
     "copies, and kernels": None,
     "the grid size that a library chooses": (
         "interop/test_library_sms.py::test_without_being_asked_no_library_gets_a_hint",

@@ -37,7 +37,8 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*(?!\w)")
 NOT_MEASURED = re.compile(
     # Versions
     r"(?:[Dd]rivers?|CUDA|C?Python|PyTorch|glibc|[Vv]ersions?|cuda[.-]core|torch|transformers|numpy|numba-cuda|[Cc]u[Pp]y"
-    r"|NCCL|NVSHMEM|nvcc|Ray|Triton|FlashInfer|FlashAttention|DeepGEMM|capability|PTX ISA|before|below|than|on driver"
+    r"|NCCL|NVSHMEM|nvcc|Ray|Holoscan|Holoscan SDK|Kubernetes|Triton"
+    r"|FlashInfer|FlashAttention|DeepGEMM|capability|PTX ISA|before|below|than|on driver"
     r"|[Ff]rom|[Uu]p to|(?:and|with|of|on|to|for|needs?|came with|an H100 with) (?=1[23]\.\d\b)|\(|Apache)\s?"
     r"\d[\d.]*(?:(?:,| to| and| or) \d[\d.]*)*(?! ?(?:us|ns|ms|times|%|MiB)\b)"
     r"|\d+(?:\.\d+)+ (?:to \d+(?:\.\d+)+|and newer|or newer|is the version|ran on)|\| 1[23]\.\d (?=\|)"
