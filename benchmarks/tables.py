@@ -18,6 +18,7 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
+import answers
 import collective_targets
 import quoted
 from curves import Panel, picture
@@ -512,6 +513,16 @@ def nodes_section(result: Result) -> str:
 
 
 # The tables that a page can have: the results that they are made of, and what these become.
+def answers_of(rows_of: Callable[[Result], list[list[str]]]) -> Callable[[Sequence[Result]], str]:
+    """What each card answered to a question, if it was asked."""
+
+    def section(result: Result) -> str:
+        rows = rows_of(result)
+        return f"{machine(result)}\n\n{markdown(rows)}" if rows else ""
+
+    return each(section)
+
+
 TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of calls": ("calls", each(calls_section)),
     "of missed targets": ("calls", each(missed_section)),
@@ -529,6 +540,8 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of worlds": ("worlds", each(worlds_section)),
     "of pairs": ("overlap-pairs", each(pairs_section)),
     "of nodes": ("communication-nodes", each(nodes_section)),
+    **{name: ("questions", answers_of(rows)) for name, rows in answers.QUESTIONS.items()},
+    **{name: ("processes", answers_of(rows)) for name, rows in answers.PROCESSES.items()},
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
