@@ -8,6 +8,9 @@
 #   make releases compare the newest releases of other projects with what the drop-ins and the pages claim; downloads 500 MB
 #   make cluster  run the examples of many processes that need torch and Ray, which come from the registry: hundreds of MB
 #   make mutants  break one rule of the package at a time, and demand that a test fails
+#   make native-mutants  write faults of the core back, one at a time; builds it anew for each
+#   make random-mutants  change the Python rooms at 150 places that MUTANT_SEED (42) chooses, and say which no test notices; hours
+#   make broken-claims   break thirty claims of the pages in the code, and demand that the tests they name fail
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
@@ -35,7 +38,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside releases mutants peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside releases mutants native-mutants random-mutants broken-claims peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -59,6 +62,7 @@ test-long: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	$(BIN)/python -m tests.trust.fault_sweep
 	$(BIN)/python -m tests.trust.allocation_sweep
 	$(BIN)/python -m tests.trust.state_machine
+	$(BIN)/python -m tests.trust.silent_answers --programs 1400
 
 test-under-load: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	tests/under_load.sh $(MAKE) test ORDER=random
@@ -79,6 +83,16 @@ cluster: $(VENV)/package $(VENV)/testers $(VENV)/torch
 
 mutants: $(VENV)/package $(VENV)/testers
 	$(BIN)/python tests/mutants.py
+
+native-mutants: $(VENV)/package $(VENV)/testers
+	$(BIN)/python -P tests/native_mutants.py
+
+MUTANT_SEED ?= 42
+random-mutants: $(VENV)/package $(VENV)/testers
+	$(BIN)/python -P tests/random_mutants.py --seed $(MUTANT_SEED)
+
+broken-claims: $(VENV)/package $(VENV)/testers
+	$(BIN)/python -P tests/trust/broken_claims.py
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
 CUDA_PYTHON ?=

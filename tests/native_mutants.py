@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -201,30 +202,38 @@ def killed_by(mutant: Mutant) -> str | None:
         file.write_text(text)
 
 
-def misfits() -> list[str]:
+def misfits(mutants: Mapping[str, Mutant]) -> list[str]:
     """The mutants that do not apply: their text has changed or their file has moved."""
     package = REPOSITORY / "cuda_gctx"
-    counts = {name: (package / mutant.file).read_text().count(mutant.old) for name, mutant in MUTANTS.items()}
-    return [f"{name}: {MUTANTS[name].file} has {count} times: {MUTANTS[name].old}" for name, count in counts.items()
-            if count != 1]  # fmt: skip
+    counts = {name: (package / mutant.file).read_text().count(mutant.old) for name, mutant in mutants.items()}
+    return [
+        f"{name}: {mutants[name].file} has {count} times: {mutants[name].old}"
+        for name, count in counts.items()
+        if count != 1
+    ]
 
 
-def main() -> int:
-    if found := misfits():
+def run(mutants: Mapping[str, Mutant]) -> int:
+    """Tries mutants, and prints what each died of: 1 if one survived."""
+    if found := misfits(mutants):
         raise SystemExit("these mutants do not apply:\n" + "\n".join(found))
     prepare()
-    done = build("all")
+    done = build()
     if done.returncode != 0:
         raise SystemExit(done.stdout[-3000:])
     install()
-    survivors = 0
     if (test := failed_test(MACHINE, PACKAGE, CUDA_GCTX_OPERATIONS="1000")) is not None:
         raise SystemExit(f"without a mutant, {test} fails")
-    for name in sys.argv[1:] or MUTANTS:
-        test = killed_by(MUTANTS[name])
+    survivors = 0
+    for name, mutant in mutants.items():
+        test = killed_by(mutant)
         survivors += test is None
         print(f"{name:62} {'SURVIVED' if test is None else test}", flush=True)
     return 1 if survivors else 0
+
+
+def main() -> int:
+    return run({name: mutant for name, mutant in MUTANTS.items() if name in (sys.argv[1:] or MUTANTS)})
 
 
 if __name__ == "__main__":
