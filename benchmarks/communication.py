@@ -56,12 +56,13 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 # Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
 ZERO_CTA = 2
 AGAIN = "NCCL_ONE again"
-NCCL, NCCL_TWO, ONE, TWO, HIERARCHICAL = (
+NCCL, NCCL_TWO, ONE, TWO, HIERARCHICAL, COPIES = (
     MixedCommMode.NCCL_ONE,
     MixedCommMode.NCCL_TP_DP,
     MixedCommMode.ONE_EXCHANGE,
     MixedCommMode.TWO_EXCHANGE,
     MixedCommMode.HIERARCHICAL,
+    MixedCommMode.COPY_ENGINES,
 )
 Work = Callable[[], object]
 Keep = Callable[[dict[str, Any]], None]
@@ -305,6 +306,9 @@ def variants_of(
         variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
         work = through(handler, TWO, mapped_in, mapped_out)
         variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
+        if op is MixedCommOp.ALLGATHER:
+            work = through(handler, COPIES, mapped_in, mapped_out)
+            variants[f"COPY_ENGINES, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
     if block_bytes * info.world_size <= AT_ONCE:
         work = through(programmatic, ONE, x_in, out)
         variants["ONE_EXCHANGE, 8 SMs, programmatic"] = Variant(8, work, out, wanted)

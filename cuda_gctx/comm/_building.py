@@ -28,7 +28,17 @@ from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._launch import WARP, Calls, Kernels
 from cuda_gctx.comm._memory import Workspaces
 from cuda_gctx.comm._message import Messages
-from cuda_gctx.comm._modes import Gloo, GlooByNodes, Hierarchical, Mode, Modes, Nccl, OneExchange, TwoExchange
+from cuda_gctx.comm._modes import (
+    CopyEngines,
+    Gloo,
+    GlooByNodes,
+    Hierarchical,
+    Mode,
+    Modes,
+    Nccl,
+    OneExchange,
+    TwoExchange,
+)
 from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
 from cuda_gctx.comm._nvshmem import initialise
 from cuda_gctx.comm._order import Order
@@ -370,6 +380,12 @@ class OnGpu:
             MixedCommMode.ONE_EXCHANGE: OneExchange(*how, self._kernels, most),
             MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, staging, self._copying, self.staged_bytes),
         }
+        if MixedCommOp.ALLGATHER in self._kernels and self.staged_bytes:
+            assert self.mapped is not None
+            staged_inputs = [address + geometry.staged_input for address in addresses]
+            found[MixedCommMode.COPY_ENGINES] = CopyEngines(
+                *how, info, self._kernels, self.mapped, staged_inputs, self.staged_bytes, self._copying
+            )
         if self._node_kernels:
             own = addresses[info.world_rank]
             staged = (own + geometry.staged_input, own + geometry.staged_output) if self.staged_bytes else None

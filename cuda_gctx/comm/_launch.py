@@ -13,6 +13,7 @@ from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     PACKET,
     SPOIL_THREADS,
+    TILES_OFFSET,
     TORN_THREADS,
     TWO_EXCHANGE_THREADS,
     Geometry,
@@ -328,6 +329,12 @@ class Kernels:
             self._note_two(self.calls.grid, record)
         finally:
             call.limit = usual
+
+    def meet_in_one_block(self, signature: int, record: Record) -> None:
+        """The ranks meet, and move nothing: one block with little shared memory is enough."""
+        self.calls.two_exchange(0, 0, 0, signature)
+        arguments = self.calls.sums.arguments
+        self._loaded.note(record, "two_exchange", arguments, 1, TWO_EXCHANGE_THREADS, TILES_OFFSET)
 
     def look_for_torn_packets(self, signature: int, limit_ns: int, record: Record) -> None:
         """Notes what looks for torn packets, behind a meeting, so that all ranks do so at the same time."""

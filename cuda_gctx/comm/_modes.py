@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+from zlib import crc32
 
 from cuda_gctx import Stream
 from cuda_gctx.comm._backends import CommBackend, as_backend
@@ -18,11 +19,12 @@ from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._protocol import ALIGNMENT, room_of, signature
 from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
-from cuda_gctx.comm._staging import Part, Staging
+from cuda_gctx.comm._staging import Copy, Part, Staging
+from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable
 
-__all__ = ["Gloo", "GlooByNodes", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
+__all__ = ["CopyEngines", "Gloo", "GlooByNodes", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
 
 # More than any message has.
 NO_LIMIT = 1 << 62
@@ -40,6 +42,11 @@ class Mode(Protocol):
     has_kernels: bool
     """Whether the kernels are those of this package, which use as many SMs as `run` is called with."""
 
+    has_all_operations: bool
+    """Whether it computes every operation of a topology. Those that do not are not in the list of valid modes, each of
+    which programs try with each operation.
+    """
+
     def takes(self, sizes: Sizes) -> bool:
         """Whether it can compute a call of these sizes."""
 
@@ -56,7 +63,8 @@ class Modes:
     def __init__(self, info: ParallelInfo, modes: Mapping[MixedCommMode, Mode]) -> None:
         self._info = info
         self._modes = modes
-        self.valid = [*modes, MixedCommMode.AUTOTUNE] if modes else []
+        listed = [name for name, mode in modes.items() if mode.has_all_operations]
+        self.valid = [*listed, MixedCommMode.AUTOTUNE] if modes else []
 
     def __getitem__(self, mode: MixedCommMode) -> Mode:
         return self._modes[mode]
@@ -65,8 +73,8 @@ class Modes:
         if type(mode) is MixedCommMode and mode in self._modes:
             return mode
         mode = MixedCommMode(mode)
-        if mode not in self.valid:
-            valid = ", ".join(one.name for one in self.valid)
+        if mode not in self._modes and mode not in self.valid:
+            valid = ", ".join(one.name for one in dict.fromkeys([*self.valid, *self._modes]))
             raise ValueError(f"mode {mode.name} is not valid for this handler; valid: {valid}")
         return mode
 
@@ -101,6 +109,7 @@ class _WithKernels:
     """What the modes with kernels of this package have in common."""
 
     has_kernels = True
+    has_all_operations = True
     name: MixedCommMode
 
     # In Prepared, the addresses of a call: of its input and output here, and then of its input and its output as each
@@ -149,7 +158,7 @@ class _WithKernels:
         """Notes the launches of a call."""
         raise NotImplementedError
 
-    def _demand_layout(self, message: Message) -> None:
+    def _demand_layout(self, message: Message, *, is_in_place: bool = False) -> None:
         sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
         if sizes.block_bytes % ALIGNMENT:
             raise ValueError(
@@ -160,7 +169,7 @@ class _WithKernels:
             name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
             raise ValueError(f"{name} begins at {address:#x}: the kernels need an address that {ALIGNMENT} divides")
         overlap = x_in < x_out + sizes.out_bytes and x_out < x_in + sizes.in_bytes
-        if overlap and not (sizes.op is MixedCommOp.ALLREDUCE and x_in == x_out):
+        if overlap and not is_in_place and not (sizes.op is MixedCommOp.ALLREDUCE and x_in == x_out):
             raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
 
     def _signature(self, sizes: Sizes, *, is_staged: bool) -> int:
@@ -301,10 +310,130 @@ class Hierarchical(_WithKernels):
         spoiling.spoil(x_out, sizes.out_bytes, record)
 
 
+class CopyEngines(_WithKernels):
+    """All-gathers: each rank fetches the inputs of the others, by copies between devices, which copy engines make.
+
+    The ranks meet in a kernel of one block before the copies, when their inputs are complete, and after them, when
+    these may be overwritten. A stream that waits for a word in memory would need no SM, but has no time limit, and goes
+    on whatever the word is.
+
+    Inputs that are mapped are fetched from where they are, if all ranks call with the same place of tensors that they
+    mapped together. Others are staged, in rounds.
+
+    staged: where the input of each rank is staged, as this rank reaches it. staged_bytes: how much of it at once.
+    """
+
+    name = MixedCommMode.COPY_ENGINES
+    has_kernels = False  # whose number of SMs could be chosen
+    has_all_operations = False
+
+    def __init__(
+        self,
+        dtype: str,
+        order: Order,
+        numbers: Numbers,
+        info: ParallelInfo,
+        kernels: Mapping[MixedCommOp, Kernels],
+        mapped: MappedTensors,
+        staged: Sequence[int],
+        staged_bytes: int,
+        copying: Sequence[Stream],
+    ) -> None:
+        super().__init__(dtype, order, numbers, copying)
+        self._info = info
+        self._kernels = kernels
+        self._mapped = mapped
+        self._staged = staged
+        self._staged_bytes = staged_bytes
+        self._fetching: dict[tuple[Sizes, tuple[int, int] | None, bool], Prepared] = {}
+
+    def takes(self, sizes: Sizes) -> bool:
+        return super().takes(sizes) and sizes.op is MixedCommOp.ALLGATHER
+
+    def largest(self, *, is_reached: bool) -> int:
+        return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
+
+    def run(self, message: Message, sms: int) -> None:
+        sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
+        if sizes.op is not MixedCommOp.ALLGATHER:
+            raise ValueError(
+                f"mode {self.name.name} sums nothing, as {sizes.op.name} does: it computes ALLGATHER alone"
+            )
+        if not sizes.in_bytes:
+            return
+        # The input may be the rank's block of the output.
+        is_in_place = x_in == x_out + self._info.dp_rank * sizes.block_bytes
+        self._demand_layout(message, is_in_place=is_in_place)
+        span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
+        place, sources = self._mapped.find_together(*span) or (None, ())
+        key = sizes, place, is_in_place
+        with self._order.lock:
+            stream = self._order.stream()
+            prepared = self._fetching.get(key) or self._prepare_fetching(key)
+            prepared.launch(stream, (x_in, x_out, *sources))
+
+    def _prepare_fetching(self, key: tuple[Sizes, tuple[int, int] | None, bool]) -> Prepared:
+        sizes, place, is_in_place = key
+
+        def note_at(record: Record, addresses: tuple[int, ...]) -> None:
+            x_in, x_out, *sources = addresses
+            self.note_fetching(record, sizes, x_in, x_out, place, sources, is_in_place=is_in_place)
+
+        if len(self._fetching) >= MOST_KEPT:
+            self._fetching.clear()
+        given = 2 if place is None else 2 + self._info.world_size
+        prepared = self._fetching[key] = Prepared(note_at, given, self._numbers, self._copying)
+        return prepared
+
+    def note_fetching(
+        self,
+        record: Record,
+        sizes: Sizes,
+        x_in: int,
+        x_out: int,
+        place: tuple[int, int] | None,
+        sources: Sequence[int],
+        *,
+        is_in_place: bool,
+    ) -> None:
+        """Notes a call.
+
+        place: of the inputs in what the ranks have mapped together, and the inputs there; of the outputs, if each input
+        is a block of its rank's output. None: inputs are staged.
+        """
+        kernels, block_bytes = self._kernels[sizes.op], sizes.block_bytes
+        kernels.calls.grid = 1
+        own, world = self._info.world_rank, self._info.world_size
+        agreed = self._signature(sizes, is_staged=place is None)
+        begins, ends = (crc32(f"{what} {place} {is_in_place}".encode(), agreed) for what in ("begins", "ends"))
+        aside = BEFORE if self._copying else MAIN
+        room = block_bytes if place is not None else self._staged_bytes
+        for first in range(0, block_bytes, room):
+            size = min(room, block_bytes - first)
+            if place is None:
+                record.copy(Copy(self._staged[own], x_in + first, size))
+            kernels.meet_in_one_block(begins, record)
+            # Within the device, next to the copies between devices.
+            if not is_in_place:
+                if aside != MAIN:
+                    record.wait(aside, MAIN)
+                record.copy(Copy(x_out + self._info.dp_rank * block_bytes + first, x_in + first, size), aside)
+            # Each rank begins with its successor, so that not all of them fetch from the same one at once.
+            for rank in ((own + hop) % world for hop in range(1, world)):
+                block = self._info.at(rank).dp_rank * block_bytes
+                source = self._staged[rank] if place is None else sources[rank] + block * is_in_place + first
+                record.copy(Copy(x_out + block + first, source, size))
+            if not is_in_place and aside != MAIN:
+                record.wait(MAIN, aside)
+            kernels.meet_in_one_block(ends, record)
+        kernels.spoil(x_out, sizes.out_bytes, record)
+
+
 class _OfLibrary:
     """What the modes without kernels of this package have in common."""
 
     has_kernels = False
+    has_all_operations = True
 
     def takes(self, sizes: Sizes) -> bool:
         return True

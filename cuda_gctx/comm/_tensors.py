@@ -32,11 +32,16 @@ class _Exported(NamedTuple):
 
 
 class _Mapped(NamedTuple):
-    """A tensor of this rank: where it is, and by how much its address differs in the process of each rank."""
+    """A tensor of this rank: where it is, and by how much its address differs in the process of each rank.
+
+    number: of the tensors that were mapped together. theirs: these tensors, by rank, as this rank reaches them.
+    """
 
     begin: int
     end: int
     shifts: tuple[int, ...]
+    number: int
+    theirs: tuple[int, ...]
     opened: tuple[tuple[int, bytes], ...]  # what this rank has opened of others for it
 
 
@@ -51,6 +56,7 @@ class MappedTensors:
         self._ranks = ranks
         self._rank = rank
         self._tensors: list[_Mapped] = []
+        self._count = 0
         self._opened: dict[tuple[int, bytes], int] = {}
 
     def __bool__(self) -> bool:
@@ -65,7 +71,9 @@ class MappedTensors:
         for number, (address, size) in enumerate(spans):
             shifts = tuple(of_rank[self._rank][number] - address for of_rank in seen)
             opened = tuple((rank, theirs[number].handle) for rank, theirs in enumerate(exported))
-            self._tensors.append(_Mapped(address, address + size, shifts, opened))
+            theirs = tuple(of_owner[number] for of_owner in seen[self._rank])
+            self._tensors.append(_Mapped(address, address + size, shifts, self._count + number, theirs, opened))
+        self._count += len(spans)
 
     def demand(self, addresses: Sequence[int]) -> None:
         """ValueError unless a tensor of this rank is mapped at each of them."""
@@ -91,6 +99,17 @@ class MappedTensors:
         for tensor in self._tensors:
             if tensor.begin <= address and address + size <= tensor.end:
                 return tuple(address + shift for shift in tensor.shifts)
+        return None
+
+    def find_together(self, address: int, size: int) -> tuple[tuple[int, int], tuple[int, ...]] | None:
+        """The same place of the tensors that all ranks mapped together, and where this rank reaches that of each rank.
+
+        None if it is not part of a mapped tensor.
+        """
+        for tensor in self._tensors:
+            if tensor.begin <= address and address + size <= tensor.end:
+                offset = address - tensor.begin
+                return (tensor.number, offset), tuple(begin + offset for begin in tensor.theirs)
         return None
 
     def _agreed(self, backend: CommBackend, work: Callable[[], Any]) -> list[Any]:

@@ -72,6 +72,7 @@ class MixedCommMode(IntEnum, metaclass=_Modes):
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
+    COPY_ENGINES: all-gathers, by copies between devices; the kernels of the ranks only meet, in one block each.
     AUTOTUNE: the mode that ``run_autotune()`` measured to be the fastest; before that, a choice by the size.
     """
 
@@ -82,6 +83,7 @@ class MixedCommMode(IntEnum, metaclass=_Modes):
     NCCL_TP_DP = 4
     GLOO = 5
     AUTOTUNE = 6
+    COPY_ENGINES = 7
     # FlashInfer's names.
     FUSED_OPT_WAITS_UC = 0
     FUSED_OPT_BYTES1_UC = 1
@@ -426,7 +428,7 @@ class ParallelInfo:
         """
         plan = self.plan(op)
         block = self.block_size(op, input_size)
-        if mode is MixedCommMode.ONE_EXCHANGE:
+        if mode in (MixedCommMode.ONE_EXCHANGE, MixedCommMode.COPY_ENGINES):
             return (self.world_size - 1) * block
         if mode is MixedCommMode.TWO_EXCHANGE:
             return (len(plan.sources) - 1 + len(plan.targets) - 1) * block // plan.shares

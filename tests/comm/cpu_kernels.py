@@ -6,10 +6,12 @@ import ctypes
 import hashlib
 import random
 import re
+import struct
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,9 @@ import numpy as np
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, source
 from cuda_gctx.comm._faults import FaultRecord
-from cuda_gctx.comm._launch import Calls
+from cuda_gctx.comm._launch import Calls, Kernels
+from cuda_gctx.comm._message import Sizes
+from cuda_gctx.comm._modes import CopyEngines
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
@@ -31,7 +35,7 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
-from cuda_gctx.comm._record import Numbers
+from cuda_gctx.comm._record import Kernel, Numbers, Record
 from cuda_gctx.comm._staging import Copy, Part, Staging
 
 HERE = Path(__file__).parent
@@ -41,6 +45,7 @@ THREADS_OF_TWO = 9  # one moves; as many as there can be other ranks wait for th
 STAGES = 3
 TILE = 256
 LIMIT = 1 << 62
+NOTHING: Any = None  # what is not used here
 # Of an input or an output, in bytes.
 LARGEST = 1 << 17
 # More than on a GPU: so that every world has messages of several batches, the last of which is not full.
@@ -237,6 +242,22 @@ def _library(
     return ctypes.CDLL(str(library))
 
 
+class NotedKernels(Kernels):
+    """Kernels that are not loaded: what is noted of one is its number in FLAT_KERNELS."""
+
+    def __init__(self, info: ParallelInfo, op: MixedCommOp, geometry: Geometry, calls: Calls) -> None:
+        how: dict[str, Any] = {"is_bfloat16": True, "is_programmatic": False, "packing": Packing.WHOLE}
+        super().__init__(info, op, geometry, NOTHING, SimpleNamespace(compute_capability=(9, 0)), calls, **how)
+
+    def _load(self, packing: Packing) -> Any:
+        numbers = {name: number for number, (_, _, name) in enumerate(FLAT_KERNELS)}
+
+        def note(record: Record, name: str, *arguments: Any) -> None:
+            record.kernel(numbers[name], *arguments)
+
+        return SimpleNamespace(note=note)
+
+
 def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     raw = np.zeros(size + 256, np.uint8)
     first = -raw.ctypes.data % 256
@@ -329,6 +350,37 @@ class Ranks:
                 made[-1].is_programmatic = self.is_programmatic
             return made
         return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
+
+    def copy_engine_call(
+        self, rank: int, x_in: Any, x_out: Any, *, place: tuple[int, int] | None, inputs: Sequence[int], room: int
+    ) -> list[HostCall]:
+        """A call of the mode that copies, with its own launches. inputs: of all ranks, if they are not staged.
+
+        room: how much is staged at once.
+        """
+        info, calls, block = self.info.at(rank), self._calls(rank, 1), x_in.nbytes
+        kernels = {self.op: NotedKernels(info, self.op, self.geometry, calls)}
+        staged = [address + self.geometry.staged_input for address in self.addresses]
+        mode = CopyEngines("float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, ())
+        sizes = Sizes(self.op, (), block, x_out.nbytes, block)
+        record, addresses = Record(), (int(x_in.ctypes.data), int(x_out.ctypes.data))
+        is_in_place = addresses[0] == addresses[1] + info.dp_rank * block
+        mode.note_fetching(record, sizes, *addresses, place, inputs, is_in_place=is_in_place)
+        made: list[HostCall] = []
+        copies: list[tuple[int, int, int]] = []
+        for step in record.steps:
+            if not isinstance(step, Kernel):
+                assert step.copy is not None
+                copies.append((step.copy.to, step.copy.source, step.copy.size))
+                continue
+            words = bytearray(struct.pack(f"<{len(step.words)}Q", *step.words))
+            words[step.number_at : step.number_at + 4] = struct.pack("<I", self._numbers[rank].next(self.op))
+            arguments = ctypes.create_string_buffer(bytes(words))
+            self._kept.append(arguments)
+            made.append(HostCall(step.function, step.blocks, self.threads_of_two, 1, ctypes.addressof(arguments)))
+            made[-1].copy_before(copies)
+            copies = []
+        return made
 
     def _two_exchange(self, calls: Calls, blocks: int) -> HostCall:
         two = type(calls.sums.arguments).from_buffer_copy(calls.sums.arguments)

@@ -188,6 +188,9 @@ class Tensor:
     def element_size(self) -> int:
         return 2
 
+    def untyped_storage(self) -> Tensor:
+        return self
+
     def new_empty(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(self.device, self.dtype, *shape)
 
@@ -861,3 +864,42 @@ def test_a_half_built_handler_is_collected_without_a_word() -> None:
         warnings.simplefilter("error")
         world.run(work)
         gc.collect()
+
+
+@pytest.mark.parametrize("how", ["staged", "in rounds", "mapped", "in place"])
+def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> None:
+    """On the software driver copies are made; kernels do not wait, so that ranks call twice, and staging is there."""
+    block = 16 * 64 * 2  # bytes of an input
+    rounds = 4 if how == "in rounds" else 1
+
+    def run(rank: LocalRank) -> bytes:
+        driver.use(rank.partition.stream)  # type: ignore[union-attr, attr-defined]
+        options: dict[str, Any] = {"local_dp_size": 2, "max_message_bytes": block // rounds}
+        with rank.handler(torch.bfloat16, **options) as handler:
+            assert MixedCommMode.COPY_ENGINES not in handler.valid_mode_list
+            x_in = Tensor(handler.device, torch.bfloat16, 16, 64)
+            x_out = Tensor(handler.device, torch.bfloat16, 32, 64)
+            if how == "in place":
+                x_in._address = x_out.data_ptr() + rank.rank * block
+            with Device(rank.device.device_id).context.current():  # type: ignore[union-attr]
+                _driver_calls.call("cuMemsetD8", x_in.data_ptr(), 17 + rank.rank, block)
+            if how in ("mapped", "in place"):
+                handler.map_tensors(*(one for one in (x_in, x_out) if how == "mapped" or one is x_out))
+            for _ in range(2):
+                rank.backend.barrier()
+                driver.done.clear()
+                run_mixed_comm(MixedCommOp.ALLGATHER, handler, x_in, x_out, MixedCommMode.COPY_ENGINES)
+            copies = 1 if how == "in place" else 2 if how == "mapped" else 3
+            before = copies - 2 if how in ("staged", "in rounds") else 0
+            round_ = ["copy"] * before + ["two_exchange"] + ["copy"] * (copies - before) + ["two_exchange"]
+            assert driver.done == [*round_ * rounds, "spoil_after_fault"]
+            with pytest.raises(ValueError, match="COPY_ENGINES sums nothing"):
+                run_mixed_comm(MixedCommOp.REDUCESCATTER, handler, x_out, None, MixedCommMode.COPY_ENGINES)
+            rank.partition.stream.sync()  # type: ignore[union-attr]
+            found = ctypes.create_string_buffer(2 * block)
+            with Device(rank.device.device_id).context.current():  # type: ignore[union-attr]
+                _driver_calls.call("cuMemcpyDtoH", ctypes.addressof(found), x_out.data_ptr(), 2 * block)
+            return found.raw
+
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        assert world.run(run) == [b"\x11" * block + b"\x12" * block] * 2

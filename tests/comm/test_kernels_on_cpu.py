@@ -23,7 +23,7 @@ from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import FOLDER
 from cuda_gctx.comm._protocol import ALIGNMENT, Fault, Geometry, Packing, region_of
 
-from .cpu_kernels import ORDERING, ORDERINGS, Ranks, aligned, build, build_nodes, expected_bits, narrowed
+from .cpu_kernels import ORDERING, ORDERINGS, HostCall, Ranks, aligned, build, build_nodes, expected_bits, narrowed
 from .topologies import TOPOLOGIES, name_of
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -218,6 +218,82 @@ def test_torn_packets_are_seen_when_the_ranks_meet(is_torn: bool, folder: Path) 
         assert not any(one[slots].any() for one in ranks.workspaces)
         assert [ranks.fault(rank) for rank in range(3)] == [(0, 0)] * 3
     assert all(found) if is_torn else not any(found)
+
+
+# Without one of the meetings, by its place among the kernels of a call.
+MEETINGS = {"before the copies": 0, "after the copies": 1}
+
+
+def run_copies(ranks: Ranks, seed: int, count: int, without: int | None = None) -> list[str]:
+    """All-gathers by copies and by a kernel, back to back; inputs mapped, staged and in place; what was wrong."""
+    info, op, world = ranks.info, ranks.op, ranks.info.world_size
+    rng, choose = np.random.default_rng(seed), random.Random(seed)
+    calls: list[list[Any]] = [[] for _ in range(world)]
+    wanted, found = [], []
+    for _ in range(count):
+        elements = 8 * choose.choice([1, 3, 17, 200])
+        inputs = [data(rng, elements, True) for _ in range(world)]
+        how = choose.choice(["mapped", "in place", "staged", "by a kernel"] if without is None else ["mapped"])
+        room = ALIGNMENT * -(-elements // 8 // choose.choice([1, 3]))
+        tensors = [ranks.tensors(rank, 2 * elements, 2 * elements * world) for rank in range(world)]
+        for rank in range(world):
+            x_in, x_out = tensors[rank]
+            out = aligned(x_out.nbytes).view(np.uint16)
+            if how == "in place":
+                x_in = x_out[rank * 2 * elements :][: 2 * elements]
+            if how == "by a kernel":
+                made = ranks.call(rank, TWO, x_in, x_out, grid=choose.randint(1, 3))
+            else:
+                place = None if how == "staged" else (0, 0)
+                sources = [int(one[how == "in place"].ctypes.data) for one in tensors]
+                made = ranks.copy_engine_call(rank, x_in, x_out, place=place, inputs=sources, room=room)
+                if without is not None:
+                    made[without].present = 0
+                    made[without + 1].begin_with(
+                        *((one.to, one.source, one.size) for one in made[without].before[: made[without].copies_before])
+                    )
+            calls[rank] += ranks.surround(made, x_in, x_out, inputs[rank], out)
+            wanted.append(expected_bits(info.at(rank), op, inputs, True))
+            found.append(out)
+    for one in calls:
+        one += [HostCall(0, 1, 1, 0)] * (max(map(len, calls)) - len(one))
+    if disorder := ranks.run(calls, seed):
+        return [disorder]
+    wrong = [f"fault {ranks.fault(rank)} at rank {rank}" for rank in range(world) if ranks.fault(rank)[0]]
+    wrong += [f"output {at}" for at, (one, other) in enumerate(zip(wanted, found, strict=True)) if (one != other).any()]
+    return wrong
+
+
+@pytest.fixture(params=[(1, 2), (1, 3)], ids=["2 ranks", "3 ranks"])
+def gathering(request: pytest.FixtureRequest, folder: Path) -> Callable[[], Ranks]:
+    info, op = next((info, op) for info, op in CASES if (info.tp_size, info.dp_size) == request.param)
+    assert op is MixedCommOp.ALLGATHER
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=True)
+    return lambda: Ranks(info, op, library, geometry_of(info), limit=20_000)
+
+
+def test_copies_between_meetings_give_the_exact_bits(gathering: Callable[[], Ranks]) -> None:
+    for seed in range(6):
+        assert run_copies(gathering(), seed, 5) == [], seed
+
+
+@pytest.mark.parametrize("without", MEETINGS)
+def test_copies_without_a_meeting_are_found_out(without: str, gathering: Callable[[], Ranks]) -> None:
+    assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, MEETINGS[without]) != [])
+
+
+def test_copies_of_a_rank_that_does_not_come_leave_no_numbers(folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if (info.tp_size, info.dp_size) == (1, 2))
+    library = build(folder, info, op, geometry_of(info), is_bfloat16=True)
+    ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+    tensors = [ranks.tensors(rank, 128, 256) for rank in range(2)]
+    sources = [int(x_in.ctypes.data) for x_in, _ in tensors]
+    calls = [ranks.copy_engine_call(rank, *tensors[rank], place=(0, 0), inputs=sources, room=128) for rank in range(2)]
+    for one in calls[1]:
+        one.present, one.copies_before = 0, 0
+    assert ranks.run(calls, 1) == ""
+    assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (0, 0)]
+    assert (tensors[0][1].view(np.uint16) == NO_NUMBER).all()
 
 
 def run_node_calls(ranks: Ranks, seed: int, count: int, *, is_bfloat16: bool) -> list[str]:

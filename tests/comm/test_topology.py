@@ -215,7 +215,7 @@ def test_flashinfers_names_of_modes_are_those_of_the_same_kernels() -> None:
         assert MixedCommMode.FUSED_OPT_WAITS_MC is MixedCommMode.ONE_EXCHANGE
     with pytest.raises(AttributeError, match="no mode FUSED_OPT_WAITS_XX"):
         _ = MixedCommMode.FUSED_OPT_WAITS_XX
-    assert len(MixedCommMode) == 7
+    assert len(MixedCommMode) == 8
 
 
 def test_the_constructor_checks_as_of_does() -> None:
