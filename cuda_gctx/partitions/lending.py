@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import ResourceOverlapError, SplitError
 from cuda_gctx._core.loan import together
 from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
@@ -16,6 +17,18 @@ from cuda_gctx.partitions.order import Order, Wanted
 from cuda_gctx.partitions.store import Loan
 
 __all__ = ["open_each", "open_groups", "open_one"]
+
+
+# Pools of streams split a device again and again, over the same SMs.
+ONCE = "close the others first, or split once. This is said once for each device"
+_told: set[tuple[int, int]] = set()
+
+
+def _forget_driver(driver: int) -> None:
+    _told.difference_update([key for key in _told if key[0] == driver])
+
+
+before_driver_closes(_forget_driver)
 
 
 class _TooFewError(Exception):
@@ -124,9 +137,12 @@ def open_groups(
 
 
 def open_each(device: Device, names: Sequence[str], groups: Sequence[SMResource], *, stacklevel: int) -> Loan:
-    """The loan of a context for each of these groups, whatever uses their SMs. stacklevel: as in open_contexts()."""
+    """The loan of a context for each of these groups, whatever uses their SMs. stacklevel: as in open_contexts().
+
+    SMs that live contexts use are a warning the first time.
+    """
     order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
-    return open_contexts(device, order, stacklevel=stacklevel + 1)
+    return open_contexts(device, order, advice=ONCE, told=_told, stacklevel=stacklevel + 1)
 
 
 def _groups_of_free(device: Device, names: Sequence[str], counts: Sequence[int]) -> Loan | None:

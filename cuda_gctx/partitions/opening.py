@@ -71,10 +71,19 @@ class Opening:
         self._order = order
         self._claim = claim(order.groups, order.names, exclusive, group, advice, only_free=only_free)
 
-    def warn(self, stacklevel: int) -> None:
-        """Warn if live contexts use the SMs; stacklevel: as for warnings.warn() in the caller."""
-        if self._claim.overlap_report:
-            warnings.warn(self._claim.overlap_report, ResourceOverlapWarning, stacklevel + 1)
+    def warn(self, stacklevel: int, told: set[tuple[int, int]] | None = None) -> None:
+        """Warn if live contexts use the SMs, unless their device is among those of which that has been told.
+
+        stacklevel: as for warnings.warn() in the caller.
+        """
+        if not self._claim.overlap_report:
+            return
+        if told is not None:
+            key = driver_and_device(self._device.resources.sm, self._device)
+            if key in told:
+                return
+            told.add(key)
+        warnings.warn(self._claim.overlap_report, ResourceOverlapWarning, stacklevel + 1)
 
     def abandon(self) -> None:
         self._claim.release()
@@ -129,16 +138,22 @@ class Opening:
 
 
 def open_contexts(
-    device: Device, order: Order, *, exclusive: bool = False, advice: str = ADVICE, stacklevel: int
+    device: Device,
+    order: Order,
+    *,
+    exclusive: bool = False,
+    advice: str = ADVICE,
+    told: set[tuple[int, int]] | None = None,
+    stacklevel: int,
 ) -> Loan:
     """Lend a context for each that is wanted: all of them, or raise an error that leaves nothing behind.
 
-    exclusive: refuse SMs that a live context uses, instead of warning. advice: the end of that warning; stacklevel: as
-    for warnings.warn() in the caller.
+    exclusive: refuse SMs that a live context uses, instead of warning. advice: the end of that warning. told: of which
+    drivers and devices it has been given, if once is enough; stacklevel: as for warnings.warn() in the caller.
     """
     opening = Opening(device, order, exclusive=exclusive, advice=advice)
     try:
-        opening.warn(stacklevel + 1)
+        opening.warn(stacklevel + 1, told)
         return opening.loan()
     except BaseException:
         opening.abandon()

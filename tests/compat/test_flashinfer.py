@@ -37,7 +37,7 @@ from cuda_gctx.compat.flashinfer import (
     split_resource,
     split_resource_by_sm_count,
 )
-from cuda_gctx.partitions import store
+from cuda_gctx.partitions import lending, store
 
 from ..common import DRIVERS, refusal
 from ..raw import Raw
@@ -407,14 +407,15 @@ def test_steps_that_do_not_fit_are_runtime_errors(torch: Any, dev: Device) -> No
         split_resource_by_sm_count(0, whole, [8, 0])
 
 
-def test_streams_over_sms_in_use_warn(torch: Any, dev: Device) -> None:
+def test_streams_over_sms_in_use_warn_the_first_time(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_told", set())
     free()
     [group], _ = split_resource(get_device_resource(0), 1, 16)
     streams = create_green_ctx_streams(0, [group])
-    with pytest.warns(ResourceOverlapWarning) as caught:
-        create_green_ctx_streams(0, [group])
-    assert {warning.filename for warning in caught} == {__file__}
-    del streams
+    with pytest.warns(ResourceOverlapWarning, match="said once for each device") as caught:
+        again = [create_green_ctx_streams(0, [group]) for _ in range(3)]
+    assert [warning.filename for warning in caught] == [__file__]
+    del streams, again
 
 
 def test_steps_take_what_this_package_and_cuda_bindings_have(torch: Any, dev: Device) -> None:
@@ -556,12 +557,15 @@ def test_a_split_is_refused_while_a_stream_of_another_is_capturing(torch: Any, d
     assert "is capturing a graph" in str(error)
 
 
-def test_a_split_next_to_a_living_one_warns_of_the_shared_sms(torch: Any, dev: Device) -> None:
+def test_a_split_next_to_a_living_one_warns_of_the_shared_sms(
+    torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streams, _ = split_device_green_ctx("cuda:0", 2, 8)
     for split in (
         lambda: split_device_green_ctx("cuda:0", 1, 16),
         lambda: split_device_green_ctx_by_sm_count("cuda:0", [24]),
     ):
+        monkeypatch.setattr(lending, "_told", set())  # else once for all of them
         with pytest.warns(ResourceOverlapWarning) as caught:
             split()
         assert {warning.filename for warning in caught} == {__file__}
