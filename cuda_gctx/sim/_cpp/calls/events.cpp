@@ -33,7 +33,7 @@ CUresult record(Call& c, Event& event, Stream& stream) {
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
   node.effect = mark_recorded(event);
-  event.record = submit(c, stream, node);
+  event.record = submit(c, stream, node, is_silent(event));
   return CUDA_SUCCESS;
 }
 
@@ -110,6 +110,7 @@ CUresult record_context(Call& c, Context& context, Event& event) {
   work->owner = {context.id, context.root_id, false};
   work->after = outstanding_of(c.machine, context);
   work->gathers = true;
+  work->unseen = is_silent(event) && hides_from_primary(c, context);
   work->effect = mark_recorded(event);
   c.machine.clock.submit(work);
   forget_record(event);
@@ -188,6 +189,10 @@ Event& add_event(Call& c, unsigned flags) {
   Event& event = c.machine.events.add(std::move(made));
   context.events.insert(&event);
   return event;
+}
+
+bool is_silent(const Event& event) {
+  return (event.flags & (CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC)) == CU_EVENT_DISABLE_TIMING;
 }
 
 Effect mark_recorded(Event& event) {

@@ -171,11 +171,30 @@ void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
   work->effect = mark_recorded(*event);
 }
 
+// Recorded of kernels, fills and events; assumed of the others. What is seen shows what stands before it as well.
+bool is_hidden(Call& c, const GraphNode& node) {
+  switch (node.type) {
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return false;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
+      const Event* event = c.machine.events.find(std::get<EventNode>(node.parameters).event);
+      return event == nullptr || is_silent(*event);
+    }
+    default:
+      return true;
+  }
+}
+
 std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream& stream,
                                   const std::vector<WorkPtr>& begin) {
   std::vector<WorkPtr> works;
   for (const ExecNode& one : nodes) {
     const WorkPtr work = work_of(c, one, stream);
+    // Recorded: waits ask for the stream, and not for where its kernels run.
+    work->owner = {stream.context->id, stream.context->root_id, false};
+    work->unseen = hides_from_primary(c, *stream.context) && is_hidden(c, one.node);
     work->after = begin;
     for (const std::size_t before : one.after) {
       work->after.push_back(works[before]);
@@ -205,8 +224,11 @@ CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
   if (result != CUDA_SUCCESS) {
     return result;
   }
-  const WorkPtr begin = submit(c, stream, GraphNode{});
+  // Recorded: of several graphs, the last one is hidden.
+  c.machine.clock.show_to_primary(stream.last);
+  const WorkPtr begin = submit(c, stream, GraphNode{}, true);
   auto end = std::make_shared<Work>();
+  end->unseen = hides_from_primary(c, *stream.context);
   end->after = submit_nodes(c, exec.nodes, stream, {begin, exec.last});
   end->after.push_back(begin);
   put(c, stream, end);

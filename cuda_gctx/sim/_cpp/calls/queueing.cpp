@@ -50,8 +50,9 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   return work;
 }
 
-WorkPtr submit(Call& c, Stream& stream, const GraphNode& node) {
+WorkPtr submit(Call& c, Stream& stream, const GraphNode& node, bool unseen) {
   const WorkPtr work = work_of(c, node, stream.context, stream.device);
+  work->unseen = unseen && hides_from_primary(c, *stream.context);
   work->after = predecessors(c.machine, stream);
   put(c, stream, work);
   return work;
@@ -112,6 +113,8 @@ CUresult wait_for(Call& c, const std::vector<WorkPtr>& works) {
   }
   return CUDA_SUCCESS;
 }
+
+bool hides_from_primary(const Call& c, const Context& context) { return context.is_green() && c.version() <= 13000; }
 
 std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context) {
   return machine.clock.outstanding_of(context.id);

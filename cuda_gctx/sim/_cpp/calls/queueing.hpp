@@ -15,7 +15,8 @@ CUresult may_queue(const Stream& stream);
 CUresult enqueue(Call& call, Stream& stream, GraphNode node);
 // The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
 WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int device);
-WorkPtr submit(Call& call, Stream& stream, const GraphNode& node);
+// `unseen`: by waits of the primary context, where it hides from them.
+WorkPtr submit(Call& call, Stream& stream, const GraphNode& node, bool unseen = false);
 // Puts work onto a stream, which is ordered already.
 void put(Call& call, Stream& stream, const WorkPtr& work);
 CUresult wait_for(Call& call, const WorkPtr& work);
@@ -23,6 +24,9 @@ CUresult wait_for(Call& call, const std::vector<WorkPtr>& works);
 // What was queued on a context and is not done; a primary context answers for its green contexts too, as the header of
 // cuCtxSynchronize says.
 std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context);
+// Whether waits of the primary context miss graphs that are launched on streams of this one, and events without timing
+// and blocking, until other work stands behind them. Recorded (`graph_waits`) with 13.0; assumed of older drivers.
+bool hides_from_primary(const Call& call, const Context& context);
 // Waits for everything that was queued on a device.
 CUresult wait_for_device(Call& call, int device);
 

@@ -84,6 +84,12 @@ std::vector<WorkPtr> Clock::outstanding_of(std::uint64_t context) {
   return found->second;
 }
 
+void Clock::show_to_primary(const WorkPtr& work) {
+  if (work && !work->done && work->owner.root != work->owner.context) {
+    list(work, work->owner.root);
+  }
+}
+
 void Clock::expect_effect(Work& work) {
   work.shows = true;
   ++to_show_;
@@ -120,8 +126,8 @@ void Clock::submit(const WorkPtr& work) {
     by_context_.erase(work->owner.context);
   }
   list(work, work->owner.context);
-  if (work->owner.root != work->owner.context) {
-    list(work, work->owner.root);
+  if (!work->unseen) {
+    show_to_primary(work);
   }
   if (work->host) {
     host_threads_.expect(HostThreads::Expected::function);

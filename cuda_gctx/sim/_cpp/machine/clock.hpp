@@ -40,6 +40,8 @@ class Clock {
   void pass(std::uint64_t ns) noexcept { now_ += ns; }
 
   void submit(const WorkPtr& work);
+  // Waits of the primary context find work of a green context from now on.
+  void show_to_primary(const WorkPtr& work);
   // Other processes have memory of this one: from now on all work shows.
   void share();
   // What was submitted and is not done, in that order, of the work that `is_meant`. The one place that knows: streams,

@@ -120,6 +120,7 @@ struct Work {
   Effect effect;                // at completion, with the machine locked
   std::function<void()> marks;  // likewise: what is known of the memory that it touches
   bool gathers = false;         // it waits for all that its context has to do
+  bool unseen = false;          // by waits of the primary context (see Clock::show_to_primary)
   bool shows = false;           // a program that makes no calls sees its effect
   std::function<bool()> until;  // it waits for this, which others bring about
   std::function<void()> host;   // instead of a duration: called on a thread of the machine, done when it returns
