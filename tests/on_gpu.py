@@ -91,7 +91,8 @@ def main() -> int:
     begin = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
     out = arguments.out.resolve()
-    options = ["-p", "no:cacheprovider", "--on-gpu"]
+    # The plugin of hypothesis, where it is installed, warns of trio when it imports it, and warnings are errors here.
+    options = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--on-gpu"]
     options += [] if arguments.simulated else ["--real-gpu"]
     collected = Collected()
     said = io.StringIO()

@@ -367,6 +367,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int wait_event "gctx::call<&gctx::wait_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1
     int wait_stream "gctx::call<&gctx::wait_stream>"(Slot[StreamBox]&, Slot[StreamBox]&) except -1
     int demand_closable "gctx::call<&gctx::demand_closable>"(Slot[StreamBox]&) except -1
+    int show_stream "gctx::call<&gctx::show_to_device>"(Slot[StreamBox]&) except -1
 
     int create_event "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[ContextBox]&, unsigned int) except -1
     int create_event_for "gctx::make<&gctx::create_event_for>"(

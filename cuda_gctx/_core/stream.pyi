@@ -14,6 +14,8 @@ from cuda_gctx._core.resources import DeviceResources
 class SupportsCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
+def show_to_device(stream: Stream) -> None: ...
+
 class StreamOptions(Options):
     """The options of a stream. Immutable."""
 

@@ -23,6 +23,7 @@ from cuda_gctx._core.cpp cimport (
     pinned_contexts,
     present,
     record_event,
+    show_stream,
     stream_is_done,
     stream_is_nonblocking,
     stream_priority,
@@ -111,6 +112,14 @@ cdef uintptr_t pin_stream(Stream stream) except? 0:
     if not present(stream._slot).get().is_pinned() and pin_stream_and_context(stream._slot):
         note_pinned(present(stream._slot).get().context().get())
     return <uintptr_t>present(stream._slot).get().handle()
+
+
+def show_to_device(Stream stream not None):
+    """Let waits of the primary context, such as torch.cuda.synchronize(), see a graph that other code launched last.
+
+    On a stream of a green context they miss it (seen with driver 13.0). Does nothing on other streams.
+    """
+    show_stream(stream._slot)
 
 
 cdef class Stream:

@@ -20,7 +20,7 @@ from inspect import (
 )
 from typing import Any, TypeVar, cast
 
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, show_to_device
 from cuda_gctx.interop._frameworks import Target, own_stream
 
 __all__ = ["Block", "Enter"]
@@ -42,10 +42,15 @@ class _Opened:
 
     def enter(self) -> Any:
         with ExitStack() as undo:
-            inner, self.join = self.block.enter(self._stream, undo)
+            inner, self._join = self.block.enter(self._stream, undo)
             undo.callback(self.join)
             self._undo = undo.pop_all()
         return inner
+
+    def join(self) -> None:
+        # The framework may have launched a graph, and waits for the device as a whole.
+        show_to_device(self._stream)
+        self._join()
 
     def leave(self, *error: Any) -> None:
         self._undo.__exit__(*error)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from cuda_gctx._core.graph import Graph
 from cuda_gctx._core.loan import pin
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, show_to_device
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
@@ -143,19 +143,21 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
 class _TorchGraph:
     """A graph of torch that was captured in a partition (see cuda_gctx.partitions.graphs.Replayable)."""
 
-    def __init__(self, torch: Any, stream: Any, graph: Any, output: Any) -> None:
+    def __init__(self, torch: Any, stream: Stream, inner: Any, graph: Any, output: Any) -> None:
         self.output = output
         self.graph = graph
         self._torch = torch
         self._stream = stream
+        self._inner = inner
 
     def launch(self, part: Partition) -> None:
         self.replay()
 
     def replay(self) -> None:
         """Enqueue it on the stream on which it was captured."""
-        with self._torch.cuda.stream(self._stream):
+        with self._torch.cuda.stream(self._inner):
             self.graph.replay()
+        show_to_device(self._stream)
 
     def close(self) -> None:
         self.graph.reset()
@@ -169,8 +171,8 @@ def capture_graph(part: Partition, function: Callable[[Partition], Any]) -> _Tor
     Returns the executable graph.
     """
     torch = load_torch()
-    stream = _warmed_up(part, function)
-    return _captured(torch, stream, torch.cuda.CUDAGraph(), lambda: function(part))
+    inner = _warmed_up(part, function)
+    return _captured(torch, own_stream(part), inner, torch.cuda.CUDAGraph(), lambda: function(part))
 
 
 def capture_once(part: Partition, function: Callable[[Partition], Any]) -> tuple[Graph, Any]:
@@ -182,8 +184,9 @@ def capture_once(part: Partition, function: Callable[[Partition], Any]) -> tuple
     random numbers does not advance when the graph is launched: a graph with dropout draws the same numbers each time.
     """
     torch = load_torch(KEEPS_GRAPHS)
-    stream = _warmed_up(part, function)
-    captured = _captured(torch, stream, torch.cuda.CUDAGraph(keep_graph=True), lambda: function(part))
+    inner = _warmed_up(part, function)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    captured = _captured(torch, own_stream(part), inner, graph, lambda: function(part))
     return Graph(captured.graph), captured.output
 
 
@@ -200,15 +203,15 @@ def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
     """The graph of what a call enqueues on a stream, which outlives the graph and on which it was called before."""
     torch = load_torch()
     with current(stream):
-        own = torch.cuda.current_stream()
-    own.synchronize()
-    return _captured(torch, own, torch.cuda.CUDAGraph(), call)
+        inner = torch.cuda.current_stream()
+    inner.synchronize()
+    return _captured(torch, stream, inner, torch.cuda.CUDAGraph(), call)
 
 
-def _captured(torch: Any, stream: Any, graph: Any, call: Callable[[], object]) -> _TorchGraph:
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+def _captured(torch: Any, stream: Stream, inner: Any, graph: Any, call: Callable[[], object]) -> _TorchGraph:
+    with torch.cuda.graph(graph, stream=inner, capture_error_mode="thread_local"):
         output = call()
-    return _TorchGraph(torch, stream, graph, output)
+    return _TorchGraph(torch, stream, inner, graph, output)
 
 
 def current(stream: Stream) -> AbstractContextManager[Any]:

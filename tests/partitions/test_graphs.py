@@ -76,6 +76,46 @@ def test_a_graph_is_launched_on_any_stream_of_its_context_and_on_no_other(parts:
         parts.sync()
 
 
+LONG_NS = 20_000_000
+
+
+def wait_for_primary(dev: Device, raw: Raw) -> None:
+    """What torch.cuda.synchronize() does."""
+    with dev.context.current():
+        raw.call("cuCtxSynchronize")
+
+
+def test_waits_of_other_libraries_for_the_device_wait_for_a_graph_of_a_partition(parts: Partitions) -> None:
+    # Drivers do not wait for a graph that is the last work on a stream of a green context.
+    raw, stream = Raw(), parts.a.stream
+    with captured(parts.a, LONG_NS) as graph:
+        for ordered in (True, False):
+            with graph.instantiate(ordered=ordered) as executable:
+                executable.launch(stream)
+                wait_for_primary(parts.device, raw)
+                assert stream.is_done
+        with captured(parts.b, LONG_NS) as other, other.in_partition(parts.a, ordered=False) as moved:
+            moved.launch(stream)
+            wait_for_primary(parts.device, raw)
+            assert stream.is_done
+
+
+def test_a_device_waits_for_graphs_that_other_code_launched_in_partitions(parts: Partitions) -> None:
+    raw = Raw()
+    with captured(parts.a, LONG_NS) as graph, graph.instantiate() as executable:
+        for wait in (parts.device.sync, parts.device.context.sync):
+            raw.call("cuGraphLaunch", ctypes.c_void_p(executable.handle), ctypes.c_void_p(parts.a.stream.handle))
+            wait()
+            assert parts.a.stream.is_done
+
+
+def test_a_device_is_waited_for_while_a_partition_captures(parts: Partitions) -> None:
+    with parts.a.stream.capture() as capture:
+        parts.device.sync()
+        spin(parts.a.stream, 1, 10_000)
+    capture.graph.close()
+
+
 def test_there_is_a_graph_only_after_the_block(parts: Partitions) -> None:
     capture = parts.a.stream.capture()
     refusal(RuntimeError, lambda: capture.graph)

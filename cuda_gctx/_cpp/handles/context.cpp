@@ -435,9 +435,22 @@ bool any_has_capture(const std::vector<ContextHandle>& contexts) {
 void synchronize_context(const ContextHandle& context) {
   const CallUse use(*context);
   context->demand_no_capture("waiting for");
-  CurrentScope scope(*context);
-  GCTX_CALL(context->runtime().driver(), cuCtxSynchronize);
-  scope.leave();
+  Runtime& runtime = context->runtime();
+  const auto wait = [&](const ContextBox& box) {
+    CurrentScope scope(box);
+    GCTX_CALL(runtime.driver(), cuCtxSynchronize);
+    scope.leave();
+  };
+  wait(*context);
+  if (context->kind() != ContextKind::primary) {
+    return;
+  }
+  // That includes green contexts, but for graphs that other code has launched there (see show_to_device).
+  for (const ContextHandle& other : contexts_of(runtime).registry.all()) {
+    if (other->is_green() && other->device() == context->device() && other->is_there() && !other->has_capture()) {
+      wait(*other);
+    }
+  }
 }
 
 std::string capturing_stream(Runtime& runtime, int device) {

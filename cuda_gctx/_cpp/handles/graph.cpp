@@ -114,6 +114,7 @@ void launch(const GraphExecHandle& exec, const StreamHandle& stream) {
     exec->order()->launch(*exec, stream);
   } else {
     GCTX_CALL(exec->driver(), cuGraphLaunch, exec->handle(), stream->handle());
+    show_to_device(stream);
   }
 }
 
@@ -121,7 +122,7 @@ void LaunchOrder::launch(const GraphExecBox& exec, const StreamHandle& stream) {
   const Driver& driver = exec.driver();
   const std::lock_guard lock(mutex_);
   if (end_ == nullptr) {
-    end_ = create_event(primary_context(exec.context()->runtime(), exec.context()->device()), CU_EVENT_DISABLE_TIMING);
+    end_ = create_event(primary_context(exec.context()->runtime(), exec.context()->device()), SHOWN_EVENT);
   }
   if (is_recorded_ && last_.lock() != stream) {
     GCTX_CALL(driver, cuStreamWaitEvent, stream->handle(), end_->handle(), 0);

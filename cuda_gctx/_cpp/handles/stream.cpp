@@ -358,4 +358,14 @@ void wait_stream(const StreamHandle& stream, const StreamHandle& other) {
   }
 }
 
+void show_to_device(const StreamHandle& stream) {
+  if (!stream->context()->is_green() || (stream->may_capture() && is_capturing(driver_of(stream), stream->handle()))) {
+    return;
+  }
+  const KeptEvent<EventHandle>::Use kept(stream->shown());
+  if (kept.is_taken()) [[likely]] {  // else another call shows the same work
+    record_on(*stream, kept.event([&] { return create_event_for(stream, SHOWN_EVENT); })->handle());
+  }
+}
+
 }  // namespace gctx

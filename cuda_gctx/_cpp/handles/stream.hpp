@@ -63,6 +63,7 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
     }
   }
   KeptEvent<EventHandle>& waited_for() noexcept { return waited_for_; }
+  KeptEvent<EventHandle>& shown() noexcept { return shown_; }
   // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
   std::uint64_t id();
   // Whether its end would destroy it while it is part of a capture.
@@ -73,6 +74,7 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
   bool owned_;
   std::optional<StreamKind> made_as_;
   KeptEvent<EventHandle> waited_for_;
+  KeptEvent<EventHandle> shown_;
   std::atomic<bool> pinned_{false};
   std::atomic<std::uint64_t> id_{0};
 };
@@ -105,6 +107,9 @@ void synchronize_stream(const StreamHandle& stream);
 void record_event(const StreamHandle& stream, const EventHandle& event);
 void wait_event(const StreamHandle& stream, const EventHandle& event);
 void wait_stream(const StreamHandle& stream, const StreamHandle& other);  // for its work so far
-void demand_closable(const StreamHandle& stream);                         // that its end invalidates no capture
+// A graph that is the last work on a stream of a green context is invisible to waits of the primary context (seen with
+// driver 13.0), which are those of other libraries for all work of the device. From this call on they wait for it.
+void show_to_device(const StreamHandle& stream);
+void demand_closable(const StreamHandle& stream);  // that its end invalidates no capture
 
 }  // namespace gctx
