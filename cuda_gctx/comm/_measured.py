@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from math import prod
 from statistics import median
 from typing import Any
 
+from cuda_gctx import Stream
 from cuda_gctx._core import clock
 from cuda_gctx.comm._backends import CommBackend
 from cuda_gctx.comm._message import Messages
@@ -21,6 +24,21 @@ __all__ = ["Measured"]
 # The number of calls in a graph, for messages of up to so many bytes.
 CALLS_OF_A_GRAPH = ((1 << 20, 50), (1 << 24, 10), (1 << 62, 4))
 MOST_GRIDS = 3
+
+
+@contextmanager
+def _of_this_package(torch_stream: Any, work: Callable[[], None], calls: int) -> Iterator[Callable[[], None]]:
+    """A graph of calls that torch does not know of.
+
+    Threads that capture at once share torch's registry of graphs: ranks that are threads have ended the process there.
+    """
+    stream = Stream.from_handle(torch_stream.cuda_stream)
+    with stream.capture() as captured:
+        for _ in range(calls):
+            work()
+    with captured.graph, captured.graph.instantiate() as graph:
+        yield partial(graph.launch, stream)
+        stream.sync()
 
 
 class Measured:
@@ -100,7 +118,7 @@ class Measured:
 
         if self._handler.device.type == "cpu":
             return self._on_the_host(work)
-        return self._in_graphs(work, calls)
+        return self._in_graphs(work, calls, is_of_torch=not self._modes[mode].has_kernels)
 
     def _on_the_host(self, work: Callable[[], None]) -> float:
         taken = []
@@ -111,7 +129,7 @@ class Measured:
             taken.append((clock.now() - begin) * 1e6)
         return median(taken[1:])
 
-    def _in_graphs(self, work: Callable[[], None], calls: int) -> float:
+    def _in_graphs(self, work: Callable[[], None], calls: int, *, is_of_torch: bool) -> float:
         # One at a time, small calls would take as long as Python needs to launch them.
         cuda = self._torch.cuda
         stream = current = cuda.current_stream(self._handler.device)
@@ -120,35 +138,42 @@ class Measured:
             stream = self._other_stream = self._other_stream or cuda.Stream(self._handler.device)
             stream.wait_stream(current)
         with cuda.stream(stream):
-            return self._on(stream, work, calls)
+            return self._on(stream, work, calls, is_of_torch=is_of_torch)
 
-    def _on(self, stream: Any, work: Callable[[], None], calls: int) -> float:
+    def _on(self, stream: Any, work: Callable[[], None], calls: int, *, is_of_torch: bool) -> float:
         handler, cuda = self._handler, self._torch.cuda
         for _ in range(2):
             work()
         stream.synchronize()
         handler.check()
         self._backend.barrier()
-        graph = cuda.CUDAGraph()
+        captured = self._of_torch if is_of_torch else _of_this_package
+        taken: list[float] = []
+        with captured(stream, work, calls) as replay:
+            for _ in range(self._rounds):
+                begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+                stream.synchronize()
+                self._backend.barrier()
+                replay()  # in which the ranks meet
+                begin.record(stream)
+                replay()
+                end.record(stream)
+                end.synchronize()
+                taken.append(begin.elapsed_time(end) * 1000 / calls)
+        handler.check()
+        return median(taken)
+
+    @contextmanager
+    def _of_torch(self, stream: Any, work: Callable[[], None], calls: int) -> Iterator[Callable[[], None]]:
+        """A graph of calls of torch's collectives, which allocate from the pool that such a graph has."""
+        graph = self._torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for _ in range(calls):
                 work()
         finally:
             graph.capture_end()
-        taken: list[float] = []
-        for _ in range(self._rounds):
-            begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
-            stream.synchronize()
-            self._backend.barrier()
-            graph.replay()  # in which the ranks meet
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            taken.append(begin.elapsed_time(end) * 1000 / calls)
-        handler.check()
-        return median(taken)
+        yield graph.replay
 
     def close(self) -> None:
         if self._must_unmap:

@@ -11,6 +11,9 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from copy import copy
+from math import prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -28,6 +31,7 @@ from cuda_gctx.comm import (
     _driver_calls,
     _faults,
     _launch,
+    _measured,
     _memory,
     _nodes,
     _order,
@@ -736,6 +740,73 @@ def test_a_handler_without_a_partition_works_on_the_default_stream_of_torch(driv
 
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)
+
+
+class Buffer(Tensor):
+    """A tensor of one dimension, of which tuning uses parts."""
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def __getitem__(self, part: slice) -> Buffer:
+        return self._of(part.stop)
+
+    def view(self, shape: tuple[int, ...]) -> Buffer:
+        return self._of(*shape)
+
+    def untyped_storage(self) -> object:
+        return self
+
+    def _of(self, *shape: int) -> Buffer:
+        part = copy(self)
+        part.shape = shape
+        return part
+
+
+class TorchEvent:
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: Any) -> None:
+        stream.own.record()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: TorchEvent) -> float:
+        return 1.0
+
+
+def test_tuning_captures_without_the_graphs_of_torch(
+    driver: Any, machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that capture share torch's registry of graphs: there is none in this stand-in."""
+    assert not hasattr(torch.cuda, "CUDAGraph")
+    monkeypatch.setattr(_measured, "import_module", lambda name: torch)
+    monkeypatch.setattr(torch, "zeros", lambda size, dtype, device: Buffer(device, dtype, size), raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", TorchEvent, raising=False)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext, raising=False)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> Any:
+        assert rank.partition is not None
+        own = rank.partition.stream
+        stream = SimpleNamespace(cuda_stream=own.handle, own=own, synchronize=own.sync)
+        rank.backend.barrier()
+        if rank.rank == 0:
+            torch.cuda.current_stream = lambda device: streams[threading.current_thread().name]
+        streams[threading.current_thread().name] = stream
+        rank.backend.barrier()
+        return handler.run_autotune(message_bytes=[1 << 12], rounds=1, progress=False)
+
+    streams: dict[str, Any] = {}
+    before = machine.calls("cuStreamBeginCapture")
+    table, other = on_ranks(driver, 2, work)
+    assert table == other
+    [(_, ranking)] = table.rankings
+    kernels = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+    assert {(one.mode, one.grid) for one in ranking} == set(itertools.product(kernels, (8, 4, 2)))
+    # Each candidate once, and in two more turns those that are as fast as the fastest, which are all of them here.
+    assert machine.calls("cuStreamBeginCapture") - before == 2 * 3 * len(ranking)
 
 
 class FourMethods:

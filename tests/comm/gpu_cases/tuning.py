@@ -42,6 +42,24 @@ def autotune() -> dict[str, Any]:
     return {f"{one['op']} {one['bytes']} {'mapped' * one['mapped']}": one["choices"][0] for one in choices}
 
 
+@case
+def autotune_fifty_times() -> dict[str, Any]:
+    """Ranks that are threads capture at once, again and again."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any) -> int:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, local_tp_size=2, timeout_s=TIMEOUT_S) as handler:
+            for turn in range(50):
+                handler.run_autotune(message_bytes=[1 << 12], rounds=1)
+                if rank.rank == 0 and turn % 10 == 9:
+                    print(f"tuned {1 + turn} times", flush=True)
+            return 1 + turn
+
+    with comm.local_world(4, Device(0), sms=16) as world:
+        return {"runs": world.run(work)}
+
+
 @case(is_timed=True)
 def timings() -> dict[str, Any]:
     """Microseconds a call, in a graph of many calls, the slowest rank, median of several replays."""
