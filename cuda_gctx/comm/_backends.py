@@ -12,6 +12,7 @@ __all__ = [
     "CommBackend",
     "LocalBackend",
     "TorchBackend",
+    "Within",
     "as_backend",
     "barrier_within",
     "demand_all_equal",
@@ -128,6 +129,11 @@ class TorchBackend:
     def Get_size(self) -> int:
         return int(self._distributed.get_world_size(self._group))
 
+    @property
+    def group(self) -> Any:
+        """The process group."""
+        return self._distributed.group.WORLD if self._group is None else self._group
+
     def bcast(self, obj: Any, root: int = 0) -> Any:
         box = [obj]
         source = root if self._group is None else self._distributed.get_global_rank(self._group, root)
@@ -147,6 +153,30 @@ class TorchBackend:
         values = [None] * self.Get_size()
         self._distributed.all_gather_object(values, value, group=self._group)
         return values
+
+
+class Within:
+    """Some ranks of a backend, for its gathers: all ranks call them at the same time, each with its own group."""
+
+    def __init__(self, backend: CommBackend, ranks: Sequence[int]) -> None:
+        self._backend = backend
+        self._ranks = tuple(ranks)
+
+    def Get_rank(self) -> int:
+        return self._ranks.index(self._backend.Get_rank())
+
+    def Get_size(self) -> int:
+        return len(self._ranks)
+
+    def barrier(self) -> None:
+        self._backend.barrier()
+
+    def gather_to_all(self, value: Any) -> list[Any]:
+        values = gather(self._backend, value)
+        return [values[rank] for rank in self._ranks]
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        return self.gather_to_all(obj)[root]
 
 
 class _Meeting:

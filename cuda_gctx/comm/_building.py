@@ -18,6 +18,7 @@ from cuda_gctx.comm._backends import (
     CommBackend,
     LocalBackend,
     TorchBackend,
+    Within,
     as_backend,
     demand_all_equal,
     gather_results,
@@ -58,7 +59,17 @@ from cuda_gctx.comm._staging import Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 
-__all__ = ["MOST_BYTES", "Built", "build", "checked", "demand_place", "host_limit_s", "is_supported"]
+__all__ = [
+    "HOST_S",
+    "MOST_BYTES",
+    "Built",
+    "Groups",
+    "build",
+    "checked",
+    "demand_place",
+    "host_limit_s",
+    "is_supported",
+]
 
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
@@ -229,9 +240,15 @@ def demand_place(backend: CommBackend, info: ParallelInfo) -> None:
 
 
 class Groups:
-    """The groups of a rank: of torch.distributed, or of the backend of threads; None where a backend has none.
+    """The groups of a rank: of torch.distributed, or backends of some of the ranks.
 
-    backend: what connects all ranks on the host.
+    Without a group given, all processes of the job are the ranks, and make the groups of the topology together. For a
+    given group none are made, because its processes may be some of a larger job: it stands for each group that has all
+    ranks, and for smaller ones its collectives on the host do. (torch names a group that some processes make by
+    themselves after the number of groups that there are, and can give a name twice.)
+
+    backend: what connects all ranks of the handler on the host. world: a group of torch.distributed of all ranks; None
+    if there is none.
     """
 
     def __init__(self, given: Any, limit_s: float) -> None:
@@ -241,9 +258,10 @@ class Groups:
         self.tp: Any = None
         self.dp: Any = None
         self.world: Any = None
-        self.inter: Any = None  # of equal local ranks; on a GPU, the transport connects them
+        self.inter: Any = None  # of equal local ranks
         if given is not None:
             self.backend = as_backend(given)
+            self.world = self.backend.group if isinstance(self.backend, TorchBackend) else None
             return
         distributed: Any = import_module("torch.distributed")
         if not (distributed.is_available() and distributed.is_initialized()):
@@ -259,30 +277,31 @@ class Groups:
     def make(self, arguments: Arguments) -> None:
         """Makes the groups of the topology. Collective."""
         info = arguments.info
-        needs_inter = info.use_inter and not arguments.is_on_gpu
-        if isinstance(self.backend, TorchBackend):
-            every_rank = [info.at(rank) for rank in range(info.world_size)]
+        every_rank = [info.at(rank) for rank in range(info.world_size)]
 
-            def group(groups: list[tuple[int, ...]]) -> Any:
+        def group(groups: list[tuple[int, ...]]) -> Any:
+            ranks = groups[info.world_rank]
+            if self._made:
                 return self._torch_group(groups, arguments)
+            if isinstance(self.backend, LocalBackend):
+                return self.backend.subgroup(ranks)
+            if self.world is not None and len(ranks) == info.world_size:
+                return self.world
+            return Within(self.backend, ranks)
 
-            self.local = group([one.local_ranks() for one in every_rank])
-            self.tp = group([one.tp_ranks() for one in every_rank])
-            self.dp = group([one.dp_ranks() for one in every_rank])
+        if self._made:
             self.world = group([tuple(range(info.world_size))] * info.world_size)
-            if needs_inter:
-                self.inter = group([one.inter_ranks() for one in every_rank])
-        elif isinstance(self.backend, LocalBackend):
-            wanted = info.local_ranks(), info.tp_ranks(), info.dp_ranks()
-            self.local, self.tp, self.dp = map(self.backend.subgroup, wanted)
-            if needs_inter:
-                self.inter = self.backend.subgroup(info.inter_ranks())
+        self.local = group([one.local_ranks() for one in every_rank])
+        self.tp = group([one.tp_ranks() for one in every_rank])
+        self.dp = group([one.dp_ranks() for one in every_rank])
+        if info.use_inter:
+            self.inter = group([one.inter_ranks() for one in every_rank])
 
     def _torch_group(self, groups: Sequence[tuple[int, ...]], arguments: Arguments) -> Any:
         """The group that contains this rank. All ranks make all groups, in one order."""
         distributed: Any = import_module("torch.distributed")
         for ranks in sorted(set(groups) - self._made.keys()):
-            if arguments.partition is not None and self.have_nccl(arguments):
+            if arguments.partition is not None and self._is_nccl(None, arguments):
                 # With no more blocks than the partition has SMs.
                 group = import_module("cuda_gctx.interop.nccl").new_group(arguments.partition, list(ranks))
             elif arguments.is_on_gpu:
@@ -292,11 +311,17 @@ class Groups:
             self._made[ranks] = group
         return self._made[groups[arguments.info.world_rank]]
 
-    def have_nccl(self, arguments: Arguments) -> bool:
+    def _is_nccl(self, group: Any, arguments: Arguments) -> bool:
         if not isinstance(self.backend, TorchBackend) or not arguments.is_on_gpu:
             return False
-        distributed: Any = import_module("torch.distributed")
-        return "nccl" in str(distributed.get_backend_config())
+        return "nccl" in str(import_module("torch.distributed").get_backend_config(group))
+
+    def nccl_modes(self, arguments: Arguments) -> list[MixedCommMode]:
+        """Those that the groups can run."""
+        if self.world is None or not self._is_nccl(self.world, arguments):
+            return []
+        both = arguments.info.use_mixed and not any(isinstance(one, Within) for one in (self.tp, self.dp))
+        return [MixedCommMode.NCCL_ONE, *([MixedCommMode.NCCL_TP_DP] if both else [])]
 
     def destroy(self, rank: int) -> None:
         """Those of torch that this rank is in, in one order on all ranks; that of the host is the last."""
@@ -580,7 +605,8 @@ def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
     except Exception as error:
         problem = error
     try:
-        groups = Groups(comm_backend, HOST_S if arguments is None else arguments.host_limit_s)
+        limit_s = HOST_S if arguments is None else arguments.host_limit_s
+        groups = comm_backend if isinstance(comm_backend, Groups) else Groups(comm_backend, limit_s)
     except Exception:
         if problem is not None:
             raise problem from None
@@ -602,10 +628,9 @@ def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
     modes: dict[MixedCommMode, Mode] = {}
     if gpu is not None:
         modes |= gpu.modes()
-        if groups.have_nccl(arguments):
-            nccl = (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP)[: 1 + info.use_mixed]
-            modes |= {one: Nccl(one, info, groups.world, groups.tp, groups.dp) for one in nccl}
-    elif groups.tp is not None:
+        nccl = groups.nccl_modes(arguments)
+        modes |= {one: Nccl(one, info, groups.world, groups.tp, groups.dp) for one in nccl}
+    else:
         modes[MixedCommMode.GLOO] = Gloo(info, lambda: groups.backend, groups.tp, groups.dp)
         if info.use_inter:
             by_nodes = GlooByNodes(info, lambda: groups.backend, groups.local, groups.inter)

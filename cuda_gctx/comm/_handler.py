@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -12,13 +13,31 @@ from typing import Any
 from cuda_gctx import CUDAError, Device, Partition
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.progress import Progress
-from cuda_gctx.comm._backends import as_backend, barrier_within, demand_equal, on_all_ranks
-from cuda_gctx.comm._building import MOST_BYTES, Built, OnGpu, build, checked, demand_place, is_supported
+from cuda_gctx.comm._backends import (
+    as_backend,
+    barrier_within,
+    demand_all_equal,
+    demand_equal,
+    gather,
+    on_all_ranks,
+)
+from cuda_gctx.comm._building import (
+    HOST_S,
+    MOST_BYTES,
+    Built,
+    Groups,
+    OnGpu,
+    build,
+    checked,
+    demand_place,
+    is_supported,
+)
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._measured import Measured
+from cuda_gctx.comm._memory import host_identity
 from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
 from cuda_gctx.comm._tensors import span
-from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
 
 __all__ = ["MixedCommHandler", "run_mixed_comm"]
@@ -115,6 +134,38 @@ class MixedCommHandler:
         )
         self._take(build(check, comm_backend))
         self._state = _State.OPEN
+
+    @classmethod
+    def from_process_group(
+        cls,
+        partition: Partition | None,
+        dtype: Any,
+        *,
+        group: Any = None,
+        tp_size: int | None = None,
+        dp_size: int | None = None,
+        device: Any = None,
+        **options: Any,
+    ) -> MixedCommHandler:
+        """A handler of the processes of a group, of which it knows rank, size and hosts. Collective.
+
+        partition: where the kernels run; None: on the whole device.
+        dtype: torch.float16 or torch.bfloat16.
+        group: a process group of torch.distributed; None: all processes. Several groups of a job can have one each.
+        tp_size, dp_size: how its ranks are divided; both None: all are tp; one None: the remaining factor.
+        device: the GPU; None: that of the partition, or torch's current one.
+        options: the others of MixedCommHandler.
+
+        The nodes of the topology are the hosts. Raises ValueError if the ranks cannot be divided so.
+        """
+        groups = Groups(group, HOST_S)
+        backend = groups.backend
+        demand_all_equal(backend, {"tp_size": tp_size, "dp_size": dp_size})
+        info = ParallelInfo.on_hosts(backend.Get_rank(), gather(backend, host_identity()), tp_size, dp_size)
+        if device is None:
+            device = "cuda" if partition is None else f"cuda:{partition.context.device.device_id}"
+        given: dict[str, Any] = asdict(info) | options
+        return cls(**given, dtype=dtype, device=device, partition=partition, comm_backend=groups)
 
     def _take(self, built: Built) -> None:
         arguments, groups = built.arguments, built.groups

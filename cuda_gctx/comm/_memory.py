@@ -19,7 +19,7 @@ from cuda_gctx.comm._backends import CommBackend, gather, on_all_ranks
 from cuda_gctx.comm._descriptors import exchange_descriptors
 from cuda_gctx.comm._driver_calls import call, driver
 
-__all__ = ["Identity", "Workspaces", "process_identity"]
+__all__ = ["Identity", "Workspaces", "host_identity", "process_identity"]
 
 
 class Identity(NamedTuple):
@@ -32,8 +32,14 @@ class Identity(NamedTuple):
     address: int
 
 
-def _boot_id() -> str:
-    """Of the running system: containers of one host share it, and can share memory."""
+def host_identity() -> str:
+    """Of this host: ranks with the same one map each other's memory.
+
+    The environment variable CUDA_GCTX_HOST, or that of the running system, which containers of one host share.
+    """
+    given = os.environ.get("CUDA_GCTX_HOST")
+    if given:
+        return given
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -124,7 +130,7 @@ class Workspaces:
     def _meet(self, backend: CommBackend) -> None:
         """Finds the memory of all ranks. Each rank maps that of the others at the addresses that it has reserved."""
         identity = Identity(
-            *(_boot_id(), process_identity(), self._device.device_id, self._device.pci_bus_id),
+            *(host_identity(), process_identity(), self._device.device_id, self._device.pci_bus_id),
             self._reserved[self._rank],
         )
         ranks = gather(backend, identity)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import EnumMeta, IntEnum
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 from cuda_gctx._core.arguments import as_int
@@ -222,6 +223,33 @@ class ParallelInfo:
         """
         sizes: list[Any] = [local_tp_size, local_dp_size, inter_tp_size, inter_dp_size]
         return cls(world_rank, world_size, local_rank, local_size, inter_rank, inter_size, *sizes)
+
+    @classmethod
+    def on_hosts(
+        cls, world_rank: int, hosts: Sequence[str], tp_size: int | None = None, dp_size: int | None = None
+    ) -> ParallelInfo:
+        """The place of a rank whose nodes are hosts.
+
+        world_rank: the rank among all. hosts: the name of each rank's host, in the order of the ranks.
+        tp_size, dp_size: how all ranks are divided; both None: all are tp; one None: the remaining factor.
+
+        Raises ValueError unless the ranks of a host follow each other, equally many on each host, and tp or host
+        divides the other.
+        """
+        nodes = [list(of_host) for _, of_host in groupby(hosts)]
+        if len({one[0] for one in nodes}) < len(nodes) or len({len(one) for one in nodes}) > 1:
+            raise ValueError(
+                f"the ranks of a host must follow each other, equally many on each host; found {', '.join(hosts)}"
+            )
+        world_size, local_size = len(hosts), len(nodes[0])
+        tp, _ = _sizes("world", world_size, tp_size, dp_size)
+        if local_size % tp and tp % local_size:
+            raise ValueError(f"tp_size={tp} must divide the {local_size} ranks of a host, or be a multiple of them")
+        local_tp, inter_tp = min(tp, local_size), max(tp // local_size, 1)
+        inter_rank, local_rank = divmod(world_rank, local_size)
+        inter_size = len(nodes)
+        grids = local_tp, local_size // local_tp, inter_tp, inter_size // inter_tp
+        return cls.of(world_rank, world_size, local_rank, local_size, inter_rank, inter_size, *grids)
 
     def at(self, world_rank: int) -> ParallelInfo:
         """Another rank of the same topology.

@@ -268,6 +268,59 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
 
 
 @program
+def groups_of_a_job(rank: int, size: int, folder: Path) -> list[int]:
+    """Two handlers in a job, each of a group of its processes, next to each other and at other times."""
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, expected, run_mixed_comm
+
+    dist = initialise_gloo(rank, size, folder)
+    half = size // 2
+    number, place = divmod(rank, half)
+    group = dist.new_group([number * half + one for one in range(half)], use_local_synchronization=True)
+    if number:
+        time.sleep(0.5)  # the groups do not wait for each other
+    inputs = inputs_of(4 * half, size, torch.bfloat16, seed=1)
+    compared = 0
+    for grids in ((half, 1, 1, 1), (half // 2, 2, 1, 1)):
+        handler = MixedCommHandler(*(place, half, place, half, 0, 1), *grids, torch.bfloat16, "cpu", comm_backend=group)
+        mine = inputs[number * half : (number + 1) * half]
+        for op in handler.valid_op_list:
+            out = run_mixed_comm(op, handler, mine[place])
+            assert same_bits(out, expected(handler.para_info, op, mine, exchanges=2))
+            compared += 1
+        handler.shutdown()
+    with MixedCommHandler.from_process_group(None, torch.bfloat16, device="cpu", group=group) as handler:
+        info = handler.para_info
+        assert (info.world_rank, info.world_size, info.tp_size, info.dp_size, info.inter_size) == (
+            place,
+            half,
+            half,
+            1,
+            1,
+        )
+    with MixedCommHandler.from_process_group(None, torch.bfloat16, device="cpu", dp_size=2) as handler:
+        # All of the job.
+        info = handler.para_info
+        assert (info.world_rank, info.world_size, info.tp_size, info.dp_size) == (rank, size, half, 2)
+        out = run_mixed_comm(MixedCommOp.ALLREDUCE_ALLGATHER, handler, inputs[rank])
+        assert same_bits(out, expected(info, MixedCommOp.ALLREDUCE_ALLGATHER, inputs))
+    os.environ["CUDA_GCTX_HOST"] = f"host {rank // half}"
+    with MixedCommHandler.from_process_group(None, torch.bfloat16, device="cpu", tp_size=half) as handler:
+        info = handler.para_info
+        assert (info.inter_size, info.local_tp_size, info.local_dp_size, info.inter_dp_size) == (2, half, 1, 2)
+        op = MixedCommOp.ALLREDUCE_ALLGATHER
+        out = run_mixed_comm(op, handler, inputs[rank], None, MixedCommMode.HIERARCHICAL)
+        assert same_bits(out, expected(info, op, inputs, by_nodes=True))
+    os.environ["CUDA_GCTX_HOST"] = f"host {rank % 2}"
+    make = lambda **options: MixedCommHandler.from_process_group(None, torch.bfloat16, device="cpu", **options)  # noqa: E731
+    assert "the ranks of a host must follow each other" in message_of(ValueError, make)
+    assert "tp_size must be the same on all ranks" in message_of(ValueError, lambda: make(tp_size=1 + rank))
+    dist.destroy_process_group()
+    return [compared]
+
+
+@program
 def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """A table is measured, is the same on all ranks, is followed, and comes back from its file."""
     import torch

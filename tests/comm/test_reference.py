@@ -108,6 +108,11 @@ def test_misuse_is_refused_by_name_on_every_rank(ranks: Ranks, tmp_path: Path) -
 
 
 @needs_torch
+def test_groups_of_a_job_have_a_handler_each(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run("groups_of_a_job", 4, tmp_path) == [[3]] * 4
+
+
+@needs_torch
 def test_every_rank_follows_one_tuning_table(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks.run("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]
