@@ -437,7 +437,7 @@ def nodes(ranks: Ranks, keep: Keep) -> None:
                         partition=part,
                         max_message_bytes=max(NODE_SIZES),
                         timeout_s=20,
-                        should_init_nvshmem=with_nvshmem,
+                        transport="nvshmem" if with_nvshmem else "peers",
                     )
                 map_tensors(ranks, keep, handlers[name], *buffers.mapped())
             info = handlers["NVSHMEM"].para_info

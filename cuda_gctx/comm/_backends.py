@@ -158,21 +158,22 @@ class TorchBackend:
 class Within:
     """Some ranks of a backend, for its gathers: all ranks call them at the same time, each with its own group."""
 
-    def __init__(self, backend: CommBackend, ranks: Sequence[int]) -> None:
+    def __init__(self, backend: Callable[[], CommBackend], ranks: Sequence[int]) -> None:
+        """backend: returns that of all ranks, which a checkpoint may replace."""
         self._backend = backend
         self._ranks = tuple(ranks)
 
     def Get_rank(self) -> int:
-        return self._ranks.index(self._backend.Get_rank())
+        return self._ranks.index(self._backend().Get_rank())
 
     def Get_size(self) -> int:
         return len(self._ranks)
 
     def barrier(self) -> None:
-        self._backend.barrier()
+        self._backend().barrier()
 
     def gather_to_all(self, value: Any) -> list[Any]:
-        values = gather(self._backend, value)
+        values = gather(self._backend(), value)
         return [values[rank] for rank in self._ranks]
 
     def bcast(self, obj: Any, root: int = 0) -> Any:

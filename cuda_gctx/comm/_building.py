@@ -40,8 +40,15 @@ from cuda_gctx.comm._modes import (
     OneExchange,
     TwoExchange,
 )
-from cuda_gctx.comm._nodes import NodeCalls, NodeKernels, NvshmemTransport, PeerTransport, Transport
-from cuda_gctx.comm._nvshmem import initialise
+from cuda_gctx.comm._nodes import (
+    NcclTransport,
+    NodeCalls,
+    NodeKernels,
+    NvshmemTransport,
+    PeerTransport,
+    Transport,
+)
+from cuda_gctx.comm._nvshmem import demand_initialised, initialise
 from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._packing import agreed_packing
 from cuda_gctx.comm._protocol import (
@@ -81,6 +88,8 @@ MOST_STEPS = 1 << 16
 MOST_BYTES = 1 << 40
 # What a call that cannot finish leaves.
 ON_FAULT = ("nan", "trap")
+# How nodes exchange.
+TRANSPORTS = ("nvshmem", "nccl", "peers")
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
 # How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
@@ -126,6 +135,7 @@ class Arguments:
     fewest_steps: int
     enable_ibgda: bool
     should_init_nvshmem: bool
+    transport: str
     use_autotune: bool
     timeout_s: float
     max_message_bytes: int | None
@@ -144,6 +154,8 @@ class Arguments:
             "max_message_bytes": self.max_message_bytes,
             "use_autotune": self.use_autotune,
             "should_init_nvshmem": self.should_init_nvshmem,
+            "transport": self.transport,
+            "on_fault": self.stops,
             "timeout_s": self.timeout_s,
         }
 
@@ -168,6 +180,7 @@ def checked(
     timeout_s: float,
     on_fault: str,
     partition: Partition | None,
+    transport: str,
     **switches: bool,
 ) -> Arguments:
     """The arguments of a handler, each of the type and in the range that it has to be; TypeError or ValueError."""
@@ -180,6 +193,8 @@ def checked(
     timeout_s = as_seconds("timeout_s", timeout_s)
     if on_fault not in ON_FAULT:
         raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
     switches = {name: as_bool(name, value) for name, value in switches.items()}
     if device.type == "cuda":
         if device.index is None:
@@ -201,6 +216,7 @@ def checked(
         fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
         enable_ibgda=switches["ib_enable_ibgda"],
         should_init_nvshmem=switches["should_init_nvshmem"],
+        transport=transport,
         use_autotune=switches["use_autotune"],
         timeout_s=timeout_s,
         max_message_bytes=max_message_bytes,
@@ -287,7 +303,7 @@ class Groups:
                 return self.backend.subgroup(ranks)
             if self.world is not None and len(ranks) == info.world_size:
                 return self.world
-            return Within(self.backend, ranks)
+            return Within(lambda: self.backend, ranks)
 
         if self._made:
             self.world = group([tuple(range(info.world_size))] * info.world_size)
@@ -335,9 +351,9 @@ class Groups:
 class OnGpu:
     """What a handler holds on its GPU: memory, kernels, and the modes that run them. Every rank makes one."""
 
-    def __init__(self, arguments: Arguments, backend: CommBackend) -> None:
+    def __init__(self, arguments: Arguments, groups: Groups) -> None:
         self._arguments = arguments
-        self._backend = backend
+        backend = self._backend = groups.backend
         info, self._device = arguments.info, Device(arguments.device.index)
         partition = arguments.partition
         self.context: Context = self._device.context if partition is None else partition.context
@@ -359,12 +375,12 @@ class OnGpu:
         self._geometry = Geometry(info.world_size, packet_bytes(info.world_size), self.staged_bytes)
         self._region = region_of(info, self._node_bytes)
         try:
-            self._make_memory()
+            self._make_memory(groups.inter)
             # No rank launches while another one is still loading its kernels: loading may wait for what runs.
             packing = self._packing()
             on_all_ranks(backend, lambda: self._load_kernels(packing), NOT_BUILT)
             self._demand_concurrency()
-            if packing is Packing.WHOLE:
+            if packing is Packing.WHOLE and self._is_on_one_host:
                 self._demand_whole_packets()
         except BaseException:
             self.transport = None  # closing is collective, and the others may not have failed
@@ -377,21 +393,52 @@ class OnGpu:
             initialise(self._backend, self._device, enable_ibgda=self._arguments.enable_ibgda)
             self._has_nvshmem = True
 
-    def _make_memory(self) -> None:
-        arguments, geometry, backend = self._arguments, self._geometry, self._backend
+    def _make_memory(self, equal_local_ranks: Any) -> None:
+        arguments, geometry, backend, region = self._arguments, self._geometry, self._backend, self._region
         info, limit_s = arguments.info, arguments.timeout_s
-        through_nvshmem = info.use_inter and arguments.should_init_nvshmem
-        if through_nvshmem:
+        transport = arguments.transport if info.use_inter else ""
+        if transport == "nvshmem" and arguments.should_init_nvshmem:
             self.init_nvshmem()
-        by_peers = info.use_inter and not through_nvshmem
-        size = geometry.total_bytes + (self._region.total_bytes if by_peers else 0)
+        elif transport == "nvshmem":
+            demand_initialised(backend)
+        size = geometry.total_bytes + (region.total_bytes if transport == "peers" else 0)
         self.workspaces = Workspaces(backend, self._device, size, limit_s)
+        on_all_ranks(backend, lambda: self._demand_hosts(equal_local_ranks), NOT_BUILT)
         self.fault = on_all_ranks(backend, lambda: FaultRecord(self._device, info.world_rank, limit_s), NOT_BUILT)
-        if through_nvshmem:
-            self.transport = NvshmemTransport(backend, info, self._device, self._region)
-        elif info.use_inter:
+        if transport == "nvshmem":
+            self.transport = NvshmemTransport(backend, info, self._device, region)
+        elif transport == "nccl":
+            self.transport = NcclTransport(backend, info, arguments.device, region, equal_local_ranks)
+        elif transport == "peers":
             self.transport = PeerTransport(info, self.workspaces.addresses, geometry.total_bytes)
         self.mapped = MappedTensors(self._device, self.workspaces.ranks, info.world_rank)
+
+    @property
+    def _is_on_one_host(self) -> bool:
+        assert self.workspaces is not None
+        return len(self.workspaces.reached) == self._arguments.info.world_size
+
+    def _demand_hosts(self, equal_local_ranks: Any) -> None:
+        """The ranks of a node on one host, and a transport that reaches the others."""
+        assert self.workspaces is not None
+        info, transport = self._arguments.info, self._arguments.transport
+        elsewhere = sorted(set(info.local_ranks()) - set(self.workspaces.reached))
+        if elsewhere:
+            raise RuntimeError(
+                f"ranks {elsewhere} of the node of rank {info.world_rank} run on another host: the ranks of a node map "
+                "each other's memory. Hosts can be nodes: inter_size is their number"
+            )
+        if transport == "peers" and not self._is_on_one_host:
+            raise RuntimeError('nodes on several hosts do not reach each other by transport="peers": use "nvshmem"')
+        if (
+            transport == "nccl"
+            and info.use_inter
+            and (equal_local_ranks is None or hasattr(equal_local_ranks, "bcast"))
+        ):
+            raise RuntimeError(
+                'transport="nccl" needs a group of torch.distributed for each set of equal local ranks, which handlers '
+                "of all processes of the job have"
+            )
 
     def modes(self) -> dict[MixedCommMode, Mode]:
         """Those with kernels, in the order of their numbers."""
@@ -401,11 +448,13 @@ class OnGpu:
         how = str(arguments.dtype), self.order, self._numbers
         most = geometry.packet_bytes * info.dp_size
         staging = {op: Staging(info, op, geometry, addresses) for op in self._kernels} if self.staged_bytes else {}
-        found: dict[MixedCommMode, Mode] = {
-            MixedCommMode.ONE_EXCHANGE: OneExchange(*how, self._kernels, most),
-            MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, staging, self._copying, self.staged_bytes),
-        }
-        if MixedCommOp.ALLGATHER in self._kernels and self.staged_bytes:
+        found: dict[MixedCommMode, Mode] = {}
+        if self._is_on_one_host:
+            found |= {
+                MixedCommMode.ONE_EXCHANGE: OneExchange(*how, self._kernels, most),
+                MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, staging, self._copying, self.staged_bytes),
+            }
+        if self._is_on_one_host and MixedCommOp.ALLGATHER in self._kernels and self.staged_bytes:
             assert self.mapped is not None
             staged_inputs = [address + geometry.staged_input for address in addresses]
             found[MixedCommMode.COPY_ENGINES] = CopyEngines(
@@ -462,13 +511,13 @@ class OnGpu:
         places = [(one.process, one.device_id) for one in self.workspaces.ranks]
         return places.count(places[self._arguments.info.world_rank]) == 1
 
-    def _run_together(self, note: Callable[[Kernels, int, int, Record], None]) -> None:
-        """Launches what `note` notes of the kernels of an operation, on all ranks, and waits for it."""
+    def _run_together(self, note: Callable[[int, int, Record], None]) -> None:
+        """Launches what `note` notes, on all ranks, and waits for it."""
         op = self._arguments.info.valid_ops[0]
         agreed = signature(op, MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
         how = agreed, round(self._meeting_s * 1_000_000_000)
         stream = self.order.stream_of_context()
-        Prepared(lambda record, _: note(self._kernels[op], *how, record), 0, self._numbers).launch(stream, ())
+        Prepared(lambda record, _: note(*how, record), 0, self._numbers).launch(stream, ())
         stream.sync()
 
     @property
@@ -477,10 +526,11 @@ class OnGpu:
 
     def _demand_concurrency(self) -> None:
         """RuntimeError on all ranks unless their kernels, in full size, run at the same time."""
+        op = self._arguments.info.valid_ops[0]
 
         def meet() -> bool:
             assert self.fault is not None
-            self._run_together(Kernels.meet)
+            self._run_together((self._kernels if self._is_on_one_host else self._node_kernels)[op].meet)
             kind, peer, _ = self.fault.read()
             if kind != Fault.NONE:
                 raise RuntimeError(f"its kernel waited {self._meeting_s} s for that of rank {peer}")
@@ -505,7 +555,7 @@ class OnGpu:
 
         def look() -> bool:
             assert self.fault is not None
-            self._run_together(Kernels.look_for_torn_packets)
+            self._run_together(self._kernels[self._arguments.info.valid_ops[0]].look_for_torn_packets)
             return self.fault.has_torn_packet
 
         def load_again() -> None:
@@ -623,7 +673,7 @@ def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
     arguments = on_all_ranks(backend, own, NOT_BUILT)
     demand_all_equal(backend, arguments.agreed())
     groups.make(arguments)
-    gpu = OnGpu(arguments, backend) if arguments.is_on_gpu else None
+    gpu = OnGpu(arguments, groups) if arguments.is_on_gpu else None
     info = arguments.info
     modes: dict[MixedCommMode, Mode] = {}
     if gpu is not None:

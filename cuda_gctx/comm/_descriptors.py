@@ -7,6 +7,7 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Sequence
 
 from cuda_gctx.comm._backends import CommBackend
 
@@ -47,14 +48,19 @@ def _received(connection: socket.socket, secret: bytes, seconds: float) -> tuple
     return None
 
 
-def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float) -> dict[int, int]:
+def exchange_descriptors(
+    backend: CommBackend, descriptor: int, timeout_s: float, reached: Sequence[int] | None = None
+) -> dict[int, int]:
     """Sends a descriptor to every other rank; returns theirs by rank, for the caller to close.
+
+    reached: the ranks of this host; None: all of them.
 
     Collective. TimeoutError if a rank does not send in time, ConnectionError if it has ended.
     """
     rank, size = backend.Get_rank(), backend.Get_size()
     # The names of sockets can be read by everybody.
     token, secret = backend.bcast((secrets.token_hex(16), secrets.token_bytes(16)) if rank == 0 else None, 0)
+    peers = set(range(size) if reached is None else reached) - {rank}
     deadline = time.monotonic() + timeout_s
     received: dict[int, int] = {}
 
@@ -66,9 +72,7 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
             listener.bind(_address(token, rank))
             listener.listen(WAITING * size)
             backend.barrier()
-            for peer in range(size):
-                if peer == rank:
-                    continue
+            for peer in sorted(peers):
                 try:
                     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                         connection.settimeout(left())
@@ -81,7 +85,7 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
                     raise ConnectionError(
                         f"rank {peer} does not take the descriptor of rank {rank}: {error}"
                     ) from error
-            while len(received) < size - 1:
+            while len(received) < len(peers):
                 listener.settimeout(left())
                 connection, _ = listener.accept()
                 with connection:
@@ -89,7 +93,7 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
                 if found is None:
                     continue
                 sender, theirs = found
-                if sender == rank or not 0 <= sender < size or sender in received:
+                if sender not in peers or sender in received:
                     os.close(theirs)
                     raise ConnectionError(f"a descriptor came from rank {sender}, from which none was expected")
                 received[sender] = theirs
@@ -97,7 +101,7 @@ def exchange_descriptors(backend: CommBackend, descriptor: int, timeout_s: float
         for theirs in received.values():
             os.close(theirs)
         if isinstance(error, TimeoutError):
-            missing = sorted(set(range(size)) - {rank} - set(received))
+            missing = sorted(peers - set(received))
             raise TimeoutError(f"no descriptor came from ranks {missing} in {timeout_s} s") from None
         raise
     return received

@@ -66,8 +66,8 @@ class MixedCommHandler:
     min_num_steps: the number of tiles into which a block of the kernel for large messages divides its work, as long as
     tiles stay large.
     ib_enable_ibgda: whether NVSHMEM, if the handler initialises it, lets GPUs drive InfiniBand adapters directly.
-    should_init_nvshmem: whether NVSHMEM is initialised where the topology has several nodes, and HIERARCHICAL exchanges
-    through it. If not, nodes exchange by peer access. In both cases all ranks must run on one host.
+    should_init_nvshmem: whether the handler initialises NVSHMEM, where nodes exchange through it; if not, the program
+    has done so.
     use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
     partition: where the kernels run.
     timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks that
@@ -81,6 +81,8 @@ class MixedCommHandler:
     waits for the end of that kernel on the device (programmatic dependent launch).
     on_fault: what a call leaves that cannot finish: "nan", in each part of its output that may not be right, or "trap",
     which ends everything that runs in the context with an error.
+    transport: how nodes exchange, where the topology has several: "nvshmem", "nccl", or "peers" on one host. The ranks
+    of a node run on one host.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class MixedCommHandler:
         comm_backend: Any = None,
         programmatic_launch: bool = False,
         on_fault: str = "nan",
+        transport: str = "nvshmem",
     ) -> None:
         self._state = _State.BUILDING
         self._gpu: OnGpu | None = None
@@ -127,6 +130,7 @@ class MixedCommHandler:
             timeout_s,
             on_fault,
             partition,
+            transport,
             ib_enable_ibgda=ib_enable_ibgda,
             should_init_nvshmem=should_init_nvshmem,
             use_autotune=use_autotune,

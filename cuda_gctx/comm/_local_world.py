@@ -47,7 +47,7 @@ class LocalRank:
         dtype: the type of the elements, as for MixedCommHandler.
         nodes: the number of nodes into which the ranks are divided.
         local_tp_size, local_dp_size, inter_tp_size, inter_dp_size: as for MixedCommHandler.
-        options: those of MixedCommHandler; should_init_nvshmem is False, because threads cannot be ranks of NVSHMEM.
+        options: those of MixedCommHandler; nodes exchange by peer access, because threads cannot be ranks of NVSHMEM.
 
         Raises ValueError if the ranks cannot be divided so.
         """
@@ -72,8 +72,7 @@ class LocalRank:
             device,
             partition=self.partition,
             comm_backend=self.backend,
-            should_init_nvshmem=False,
-            **options,
+            **{"transport": "peers", **options},
         )
 
     def __repr__(self) -> str:

@@ -61,9 +61,10 @@ def _rounded(size: int, grain: int) -> int:
 
 
 class Workspaces:
-    """Memory of this rank, and the addresses under which it reaches that of every rank.
+    """Memory of this rank, and the addresses under which it reaches that of every rank of its host.
 
-    Every rank makes one, with the same size. The memory is zero.
+    Every rank makes one, with the same size. The memory is zero. reached: the ranks of this host; the address of every
+    other one is 0.
     """
 
     def __init__(self, backend: CommBackend, device: Device, size: int, timeout_s: float) -> None:
@@ -83,6 +84,7 @@ class Workspaces:
         self._imported: list[int] = []
         self._reserved: dict[int, int] = {}
         self.addresses: tuple[int, ...] = ()
+        self.reached: tuple[int, ...] = ()
         try:
             on_all_ranks(backend, self._reserve_and_map_own, "the workspaces could not be made")
             self._meet(backend)
@@ -134,11 +136,7 @@ class Workspaces:
             self._reserved[self._rank],
         )
         ranks = gather(backend, identity)
-        elsewhere = [rank for rank, other in enumerate(ranks) if other.host != identity.host]
-        if elsewhere:
-            raise RuntimeError(
-                f"ranks {elsewhere} run on another host than rank {self._rank}: their memory cannot be mapped here"
-            )
+        self.reached = tuple(rank for rank, other in enumerate(ranks) if other.host == identity.host)
         on_all_ranks(backend, lambda: self._demand_peer_access(ranks), "the ranks do not reach each other")
         here = {other.device_id for other in ranks if other.process == identity.process}
         self.ranks = tuple(ranks)
@@ -147,12 +145,14 @@ class Workspaces:
             others: dict[int, int] = {}
             if any(other.process != identity.process for other in ranks):
                 others = self._import_from_others(backend, ranks)
-        self.addresses = tuple(others.get(rank, other.address) for rank, other in enumerate(ranks))
+        self.addresses = tuple(
+            others.get(rank, other.address) if rank in self.reached else 0 for rank, other in enumerate(ranks)
+        )
         # Nobody uses a mapping that its owner has not opened for all devices yet.
         backend.barrier()
 
     def _demand_peer_access(self, ranks: list[Identity]) -> None:
-        by_bus = {one.pci_bus_id for one in ranks} - {self._device.pci_bus_id}
+        by_bus = {ranks[rank].pci_bus_id for rank in self.reached} - {self._device.pci_bus_id}
         for number in range(Device.count()):
             other = Device(number)
             if other.pci_bus_id in by_bus:
@@ -168,7 +168,7 @@ class Workspaces:
         kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         descriptor = int(call("cuMemExportToShareableHandle", self._handle, kind, 0))
         try:
-            received = exchange_descriptors(backend, descriptor, self._timeout_s)
+            received = exchange_descriptors(backend, descriptor, self._timeout_s, self.reached)
         finally:
             os.close(descriptor)
         addresses: dict[int, int] = {}

@@ -296,6 +296,10 @@ class Hierarchical(_WithKernels):
     ) -> None:
         kernels, spoiling = self._kernels[sizes.op], self._spoiling[sizes.op]
         kernels.calls.grid = spoiling.calls.grid = sms
+
+        def spoil(address: int, size: int) -> None:
+            spoiling.spoil(address, size, record)
+
         agreed = self._signature(sizes, is_staged=is_staged)
         if seen is not None:
             seen = seen[0][self._of_node], seen[1][self._of_node]
@@ -304,10 +308,10 @@ class Hierarchical(_WithKernels):
         for part in rounds_of((x_in, x_out), counts, sizes.block_bytes, room, staged):
             for one in part.before:
                 record.copy(one)
-            kernels.run(part, agreed, record, is_staged=is_staged, seen=seen)
+            kernels.run(part, agreed, record, spoil, is_staged=is_staged, seen=seen)
             for one in part.after:
                 record.copy(one)
-        spoiling.spoil(x_out, sizes.out_bytes, record)
+        spoil(x_out, sizes.out_bytes)
 
 
 class CopyEngines(_WithKernels):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from cuda_gctx import Context, Device
-from cuda_gctx.comm._backends import CommBackend
+from cuda_gctx.comm._backends import CommBackend, on_all_ranks
 from cuda_gctx.comm._compile import BETWEEN_NODES, KERNELS, WITHIN_NODES, compile_kernels
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._launch import (
@@ -34,7 +34,16 @@ from cuda_gctx.comm._staging import Copy
 from cuda_gctx.comm._structs import EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
-__all__ = ["NodeCalls", "NodeKernels", "NvshmemTransport", "PeerTransport", "Round", "Transport", "rounds_of"]
+__all__ = [
+    "NcclTransport",
+    "NodeCalls",
+    "NodeKernels",
+    "NvshmemTransport",
+    "PeerTransport",
+    "Round",
+    "Transport",
+    "rounds_of",
+]
 
 # What one block of the kernel that copies pieces has at least, in bytes.
 BYTES_OF_A_BLOCK = NODE_THREADS * 8
@@ -132,6 +141,12 @@ class NodeCalls:
             fill_call(arguments, peers, fault, limit_ns, info.local_rank, first, stops=stops)
         self.exchange.region[:] = regions
 
+    def meeting(self, signature: int) -> Any:
+        """The struct of a kernel that moves nothing."""
+        nowhere = (0,) * len(self._plan.sources), 0
+        self._collect.fill((0, 0), nowhere, 0, signature, staged=0)
+        return self._collect.arguments
+
     def steps(
         self, part: Round, signature: int, *, is_staged: bool, seen: Seen | None
     ) -> Iterator[tuple[NodeStep, Any, int]]:
@@ -172,6 +187,10 @@ class NodeCalls:
             yield NodeStep.SPREAD, self._spread.arguments, blocks
 
 
+# Notes a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
+Spoil = Callable[[int, int], None]
+
+
 class Transport(Protocol):
     """How the kernel between nodes reaches the other nodes: it has a region for this rank, and loads that kernel."""
 
@@ -181,17 +200,31 @@ class Transport(Protocol):
     cannot_release: str
     """Why its memory cannot be released for a checkpoint; empty if it can."""
 
-    def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded:
-        """The kernel of nodes.cuh."""
+    def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded | None:
+        """The kernel of nodes.cuh; None if there is none."""
 
     def unload(self, kernels: Loaded) -> None:
         """Unloads the kernel."""
+
+    def note(self, record: Record, kernels: Loaded | None, exchange: Any, blocks: int, spoil: Spoil) -> None:
+        """Notes the exchange, with the arguments of its kernel.
+
+        spoil: notes a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
+        """
 
     def close(self) -> None:
         """Frees the region. Collective."""
 
 
-class PeerTransport:
+class _ByKernel:
+    """What the transports with a kernel have in common."""
+
+    def note(self, record: Record, kernels: Loaded | None, exchange: Any, blocks: int, spoil: Spoil) -> None:
+        assert kernels is not None
+        kernels.note(record, "exchange_pieces", exchange, blocks, NODE_THREADS)
+
+
+class PeerTransport(_ByKernel):
     """Nodes of one host: the kernel writes to the regions of all ranks, which are part of their workspaces."""
 
     cannot_release = ""
@@ -210,7 +243,7 @@ class PeerTransport:
         """The workspaces are closed by their owner."""
 
 
-class NvshmemTransport:
+class NvshmemTransport(_ByKernel):
     """NVSHMEM: the kernel calls it on the device. It must be initialised."""
 
     cannot_release = "NVSHMEM cannot release memory and restore it at the same addresses"
@@ -218,15 +251,19 @@ class NvshmemTransport:
     def __init__(self, backend: CommBackend, info: ParallelInfo, device: Device, region: Region) -> None:
         self._library: Any = import_module("nvshmem.bindings")
         self._device = device
-        with device.context.current():
-            # On all ranks the same size and at the same time: so it is the same place of the symmetric heap.
-            self._region = int(self._library.align(4096, region.total_bytes))
-            if not self._region:
-                raise RuntimeError(f"NVSHMEM has no {region.total_bytes} bytes: set NVSHMEM_SYMMETRIC_SIZE")
-            call("cuMemsetD8", self._region, 0, region.total_bytes)
-            call("cuCtxSynchronize")
+
+        def allocate() -> int:
+            with device.context.current():
+                # On all ranks the same size and at the same time: so it is the same place of the symmetric heap.
+                address = int(self._library.align(4096, region.total_bytes))
+                if not address:
+                    raise RuntimeError(f"NVSHMEM has no {region.total_bytes} bytes: set NVSHMEM_SYMMETRIC_SIZE")
+                call("cuMemsetD8", address, 0, region.total_bytes)
+                call("cuCtxSynchronize")
+            return address
+
         # Nobody counts up before everybody has begun at zero.
-        backend.barrier()
+        self._region = on_all_ranks(backend, allocate, "the memory for exchanges between nodes could not be made")
         self.regions = (self._region,) * info.inter_size
 
     def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded:
@@ -252,6 +289,61 @@ class NvshmemTransport:
         if region:
             with self._device.context.current():
                 self._library.free(region)
+
+
+class NcclTransport:
+    """NCCL, between equal local ranks: sends and receives of torch.distributed, between the kernels of this package.
+
+    group: of the equal local ranks, in the order of the nodes. What a rank sends after a fault are no numbers.
+    memory: the region, as a tensor.
+    """
+
+    cannot_release = ""
+
+    def __init__(self, backend: CommBackend, info: ParallelInfo, device: Any, region: Region, group: Any) -> None:
+        self._distributed: Any = import_module("torch.distributed")
+        self._group = group
+        self._node = info.inter_rank
+        self._layout = region
+        torch: Any = import_module("torch")
+        what = "the memory for exchanges between nodes could not be made"
+        self.memory = on_all_ranks(
+            backend, lambda: torch.zeros(region.total_bytes, dtype=torch.uint8, device=device), what
+        )
+        self.regions = (int(self.memory.data_ptr()),) * info.inter_size
+
+    def load(self, words: dict[str, str], context: Context, device: Device) -> None:
+        return None
+
+    def unload(self, kernels: Loaded) -> None:
+        """There is no kernel."""
+
+    def note(self, record: Record, kernels: Loaded | None, exchange: Any, blocks: int, spoil: Spoil) -> None:
+        layout, size = self._layout, int(exchange.piece_bytes)
+        pieces = [int(one) for one in exchange.piece]
+        for piece in sorted(set(pieces)):
+            spoil(self.regions[0] + layout.outgoing(piece) + layout.HEADER_BYTES, size)
+        if size:
+            record.call(partial(self._exchange, pieces, size))
+
+    def _exchange(self, pieces: Sequence[int], size: int) -> None:
+        dist, layout = self._distributed, self._layout
+
+        def bytes_at(header: int) -> Any:
+            begin = header + layout.HEADER_BYTES
+            return self.memory[begin : begin + size]
+
+        moves = []
+        for node in range(layout.nodes):
+            if node != self._node:
+                other = dist.get_global_rank(self._group, node)
+                moves.append(dist.P2POp(dist.isend, bytes_at(layout.outgoing(pieces[node])), other, self._group))
+                moves.append(dist.P2POp(dist.irecv, bytes_at(layout.incoming(node)), other, self._group))
+        for work in dist.batch_isend_irecv(moves):
+            work.wait()
+
+    def close(self) -> None:
+        self.memory = None
 
 
 class NodeKernels:
@@ -282,17 +374,30 @@ class NodeKernels:
             self._shared[step] = shared_bytes(sources)
             loaded.allow_shared("two_exchange", self._shared[step])
         words = node_defines(info, op, NodeStep.EXCHANGE, geometry, region, is_bfloat16=is_bfloat16)
-        self._between: Loaded | None = transport.load(words, context, device)
+        self._between = transport.load(words, context, device)
 
-    def run(self, part: Round, signature: int, record: Record, *, is_staged: bool, seen: Seen | None = None) -> None:
+    def run(
+        self, part: Round, signature: int, record: Record, spoil: Spoil, *, is_staged: bool, seen: Seen | None = None
+    ) -> None:
         """Notes all steps of a round, one behind the other."""
-        assert self._between is not None
         for step, arguments, blocks in self.calls.steps(part, signature, is_staged=is_staged, seen=seen):
             if step is NodeStep.EXCHANGE:
-                self._between.note(record, "exchange_pieces", arguments, blocks, NODE_THREADS)
+                self._transport.note(record, self._between, arguments, blocks, spoil)
             else:
-                shared = self._shared[step]
-                self._loaded[step].note(record, "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, shared)
+                self._note(record, step, arguments, blocks)
+
+    def meet(self, signature: int, limit_ns: int, record: Record) -> None:
+        """As many blocks as a call can have. They move nothing, and wait for the blocks of all ranks of the node."""
+        arguments = self.calls.meeting(signature)
+        usual, arguments.call.limit = arguments.call.limit, limit_ns
+        try:
+            self._note(record, NodeStep.COLLECT, arguments, self.calls.grid)
+        finally:
+            arguments.call.limit = usual
+
+    def _note(self, record: Record, step: NodeStep, arguments: Any, blocks: int) -> None:
+        loaded, shared = self._loaded[step], self._shared[step]
+        loaded.note(record, "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, shared)
 
     def close(self) -> None:
         between, self._between = self._between, None

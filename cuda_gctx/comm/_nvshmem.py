@@ -11,15 +11,33 @@ from typing import Any
 from cuda_gctx import Device
 from cuda_gctx.comm._backends import CommBackend, LocalBackend, gather, gather_results
 
-__all__ = ["initialise"]
+__all__ = ["demand_initialised", "initialise"]
 
 # Multicast over NVLink can put the GPUs of a whole server out of service.
 NO_MULTICAST = "NVSHMEM_DISABLE_NVLS"
 IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
+# Of nvshmemx_init_status().
+IS_INITIALISED = 2
 
 
 # The rank and size with which this process has initialised NVSHMEM, which is done once.
 _initialised: list[tuple[int, int]] = []
+
+
+def demand_initialised(backend: CommBackend) -> None:
+    """RuntimeError on all ranks unless each has initialised NVSHMEM by itself, as the rank that it is here."""
+
+    def look() -> None:
+        library: Any = import_module("nvshmem.bindings")
+        if library.init_status() < IS_INITIALISED:
+            raise RuntimeError(
+                "NVSHMEM is not initialised: should_init_nvshmem=False is for programs that have done so themselves"
+            )
+        found, wanted = (library.my_pe(), library.n_pes()), (backend.Get_rank(), backend.Get_size())
+        if found != wanted:
+            raise RuntimeError(f"NVSHMEM's rank here is {found[0]} of {found[1]}, not {wanted[0]} of {wanted[1]}")
+
+    gather_results(backend, look, (Exception,), "NVSHMEM cannot be used")
 
 
 def initialise(backend: CommBackend, device: Device, *, enable_ibgda: bool) -> None:

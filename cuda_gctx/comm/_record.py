@@ -74,7 +74,7 @@ class Record:
     """Where a mode notes the launches of a call, in order."""
 
     def __init__(self) -> None:
-        self.steps: list[Kernel | _OfStream] = []
+        self.steps: list[Kernel | _OfStream | Callable[[], object]] = []
 
     def kernel(
         self,
@@ -101,6 +101,10 @@ class Record:
         """What follows on a stream waits for what is on the other one."""
         self.steps.append(_OfStream(stream, other))
 
+    def call(self, function: Callable[[], object]) -> None:
+        """A function of a library, which enqueues work on the current stream itself; it depends on no address."""
+        self.steps.append(function)
+
 
 class Prepared:
     """The launches of calls that differ in addresses alone.
@@ -118,6 +122,8 @@ class Prepared:
     ) -> None:
         self._numbers = numbers
         self.launches = Launches(copying)
+        # Each with the number of its kernels; between them, the functions of libraries.
+        self._parts: list[tuple[Launches, int] | Callable[[], object]] = []
         first, second = Record(), Record()
         for factor, record in enumerate((first, second), 1):
             note(record, tuple(APART * factor * number for number in range(1, 1 + given)))
@@ -126,6 +132,9 @@ class Prepared:
             if isinstance(one, Kernel):
                 assert isinstance(other, Kernel)
                 self._add_kernel(one, other)
+            elif not isinstance(one, _OfStream):
+                self._parts += [(self.launches, self._kernels), one]
+                self.launches, self._kernels = Launches(copying), 0
             elif one.copy is None:
                 self.launches.wait(one.stream, one.other)
             else:
@@ -146,6 +155,11 @@ class Prepared:
         self._kernels += 1
 
     def launch(self, stream: Stream, addresses: Sequence[int]) -> None:
+        for part in self._parts:
+            if isinstance(part, tuple):
+                part[0].launch(stream, addresses, self._numbers.take(part[1]))
+            else:
+                part()
         self.launches.launch(stream, addresses, self._numbers.take(self._kernels))
 
 

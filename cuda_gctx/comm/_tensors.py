@@ -95,7 +95,10 @@ class MappedTensors:
                     call("cuIpcCloseMemHandle", self._opened.pop(key))
 
     def find(self, address: int, size: int) -> tuple[int, ...] | None:
-        """The address in the process of each rank; None if it is not part of a mapped tensor."""
+        """The address in the process of each rank; None if it is not part of a mapped tensor.
+
+        For a rank of another host, it is that in no process.
+        """
         for tensor in self._tensors:
             if tensor.begin <= address and address + size <= tensor.end:
                 return tuple(address + shift for shift in tensor.shifts)
@@ -131,6 +134,8 @@ class MappedTensors:
 
     def _open(self, rank: int, theirs: Sequence[_Exported]) -> list[int]:
         """The addresses of the tensors of a rank, as this rank reaches them."""
+        if self._ranks[rank].host != self._ranks[self._rank].host:
+            return [0 for _ in theirs]
         if self._ranks[rank].process == process_identity():
             self._enable_access(self._ranks[rank].device_id)
             return [tensor.address for tensor in theirs]

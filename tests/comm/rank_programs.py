@@ -321,6 +321,49 @@ def groups_of_a_job(rank: int, size: int, folder: Path) -> list[int]:
 
 
 @program
+def exchanges_of_nodes(rank: int, size: int, folder: Path) -> int:
+    """Pieces go between nodes through sends and receives of torch, through gloo, which has the same."""
+    from types import SimpleNamespace
+
+    from cuda_gctx.comm import ParallelInfo
+    from cuda_gctx.comm._backends import TorchBackend
+    from cuda_gctx.comm._nodes import NcclTransport
+    from cuda_gctx.comm._protocol import region_of
+    from cuda_gctx.comm._record import Record
+
+    dist = initialise_gloo(rank, size, folder)
+    moved = 0
+    for grids in ((1, 1, size, 1), (1, 1, 1, size), (1, 1, 2, size // 2)):
+        info = ParallelInfo.of(rank, size, 0, 1, rank, size, *grids)
+        layout = region_of(info, 4096)
+        transport = NcclTransport(TorchBackend(), info, "cpu", layout, dist.group.WORLD)
+        for op in info.valid_ops:
+            plan, piece_bytes = info.node_plan(op), 16 * info.dp_size
+            pieces = list(plan.chunk_of_node)
+            for piece in set(pieces):
+                begin = layout.outgoing(piece) + layout.HEADER_BYTES
+                transport.memory[begin : begin + piece_bytes] = 16 * rank + piece
+            record, spoiled = Record(), []
+            exchange = SimpleNamespace(piece_bytes=piece_bytes, piece=pieces)
+            transport.note(record, None, exchange, 1, lambda *span, spoiled=spoiled: spoiled.append(span))
+            [function] = record.steps
+            function()
+            # What is sent is spoiled before, if this rank has a fault.
+            base = transport.regions[0] + layout.HEADER_BYTES
+            assert spoiled == [(base + layout.outgoing(piece), piece_bytes) for piece in sorted(set(pieces))]
+            for node in set(range(size)) - {rank}:
+                begin = layout.incoming(node) + layout.HEADER_BYTES
+                theirs = info.at(node).node_plan(op).chunk_of_node[rank]
+                found = transport.memory[begin - 1 : begin + piece_bytes + 1].tolist()
+                assert found == [0, *[16 * node + theirs] * piece_bytes, 0], (op, node, found)
+                moved += 1
+            transport.memory.zero_()
+        transport.close()
+    dist.destroy_process_group()
+    return moved
+
+
+@program
 def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """A table is measured, is the same on all ranks, is followed, and comes back from its file."""
     import torch

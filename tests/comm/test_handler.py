@@ -504,7 +504,7 @@ def test_every_bool_and_the_time_limit_of_a_handler_are_read_alike(driver: Drive
     for wrong in (True, "x", 0, -1, float("nan"), float("inf")):
         with pytest.raises((TypeError, ValueError), match=r"^timeout_s must be a positive number of seconds, not"):
             MixedCommHandler(*TWO_RANKS, torch.bfloat16, "cpu", timeout_s=wrong)
-    of_numpy = {name: numpy.False_ for name in bools if name != "should_init_nvshmem"}  # which threads pass themselves
+    of_numpy = dict.fromkeys(bools, numpy.False_)
     on_ranks(driver, 2, lambda rank, handler: None, **of_numpy)
 
 
@@ -621,6 +621,57 @@ def test_a_handler_that_exchanges_through_nvshmem_keeps_its_memory(
     with local_world(2, Device(0), sms=8, timeout_s=30) as world:
         world.run(run)
     assert len(initialised) == len(regions) == len(freed) == 2
+
+
+class OtherHosts(_nodes.PeerTransport):
+    """Stands in for a transport that reaches other hosts."""
+
+    cannot_release = "it is a stand-in"
+
+    def __init__(self, backend: Any, info: Any, device: Any, region: Any) -> None:
+        super().__init__(info, [1 << 40] * info.world_size, 0)
+
+
+def test_ranks_of_a_host_map_each_other_and_nodes_are_hosts(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_building, "initialise", lambda *arguments, **options: None)
+    monkeypatch.setattr(_building, "NvshmemTransport", OtherHosts)
+    monkeypatch.setattr(_memory, "host_identity", lambda: f"host {int(threading.current_thread().name[-1]) // 2}")
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> tuple[int, ...]:
+        assert handler.valid_mode_list == [MixedCommMode.HIERARCHICAL, MixedCommMode.AUTOTUNE]
+        assert launched(driver, handler, MixedCommOp.ALLREDUCE, MixedCommMode.AUTOTUNE)[1:] == [
+            *("two_exchange", "exchange_pieces", "two_exchange", "copy", "spoil_after_fault")
+        ]
+        with pytest.raises(ValueError, match="mode ONE_EXCHANGE is not valid for this handler; valid: HIERARCHICAL"):
+            all_reduce(handler)
+        x = Tensor(handler.device, torch.bfloat16, 16, 64)
+        x.untyped_storage = lambda: x  # type: ignore[attr-defined]
+        handler.map_tensors(x)
+        run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x)
+        assert "copy" not in driver.done[-4:]
+        assert handler._gpu is not None
+        assert handler._gpu.workspaces is not None
+        return handler._gpu.workspaces.addresses
+
+    how = {"nodes": 2, "transport": "nvshmem", "max_message_bytes": 1 << 20}
+    addresses = on_ranks(driver, 4, work, **how)
+    for rank, seen in enumerate(addresses):
+        assert [bool(address) for address in seen] == [other // 2 == rank // 2 for other in range(4)]
+
+    def refused(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        for options, words in (
+            ({"nodes": 1}, r"ranks \[\d, \d\] of the node of rank \d run on another host"),
+            ({"nodes": 2, "transport": "peers"}, 'nodes on several hosts do not reach each other by transport="peers"'),
+            ({"nodes": 2, "transport": "nccl"}, 'transport="nccl" needs a group of torch.distributed'),
+            ({"transport": "fabric"}, "transport must be one of nvshmem, nccl, peers, not 'fabric'"),
+        ):
+            with pytest.raises((RuntimeError, ValueError), match=words):
+                rank.handler(torch.bfloat16, **options)
+
+    with local_world(4, Device(0), sms=8, timeout_s=30) as world:
+        world.run(refused)
 
 
 def all_reduce(handler: MixedCommHandler) -> None:

@@ -64,6 +64,15 @@ class Bindings(ModuleType):
     def free(self, address: int) -> None:
         self.done.append(("free", address))
 
+    def init_status(self) -> int:
+        return self.status
+
+    def my_pe(self) -> int:
+        return 0
+
+    def n_pes(self) -> int:
+        return 2
+
     def culibrary_init(self, library: int) -> int:
         self.done.append(("init", library))
         return self.status
@@ -209,3 +218,17 @@ def test_a_symmetric_heap_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch)
     [backend] = LocalBackend.of(1, 60)
     with pytest.raises(RuntimeError, match="set NVSHMEM_SYMMETRIC_SIZE"):
         nodes.NvshmemTransport(backend, info, DEVICE, region_of(info, 1 << 20))
+
+
+def test_a_program_that_has_initialised_it_is_believed_after_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    bindings = Bindings()
+    monkeypatch.setitem(sys.modules, "nvshmem", ModuleType("nvshmem"))
+    monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
+    messages = on_all(2, nvshmem.demand_initialised)
+    assert all("rank 1: NVSHMEM is not initialised: should_init_nvshmem=False is for" in one for one in messages)
+    bindings.status = nvshmem.IS_INITIALISED
+    # Both are rank 0 there.
+    assert (
+        on_all(2, nvshmem.demand_initialised)
+        == ["NVSHMEM cannot be used: rank 1: NVSHMEM's rank here is 0 of 2, not 1 of 2"] * 2
+    )

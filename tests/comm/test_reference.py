@@ -113,6 +113,11 @@ def test_groups_of_a_job_have_a_handler_each(ranks: Ranks, tmp_path: Path) -> No
 
 
 @needs_torch
+def test_pieces_go_between_nodes_through_torch(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run("exchanges_of_nodes", 4, tmp_path) == [5 * 3] * 4
+
+
+@needs_torch
 def test_every_rank_follows_one_tuning_table(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks.run("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]

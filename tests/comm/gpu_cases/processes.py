@@ -61,7 +61,7 @@ def handler_of_process(rank: int, size: int, partition: Any, dtype: Any, topolog
         dtype,
         f"cuda:{partition.context.device.device_id}",
         partition=partition,
-        **{"should_init_nvshmem": False, **more},
+        **{"transport": "peers", **more},
     )
 
 
@@ -80,7 +80,7 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
             *(rank, size, partition, dtype, topology),
             timeout_s=40.0,
             max_message_bytes=options.get("max_message_bytes", largest),
-            should_init_nvshmem=with_nvshmem,
+            transport="nvshmem" if with_nvshmem else "peers",
         )
         reachable = [torch.zeros(largest // 2, dtype=dtype, device=handler.device) for _ in range(2)]
         handler.map_tensors(*reachable)
@@ -153,7 +153,7 @@ def faults_through_nvshmem(rank: int, size: int, partition: Any, options: dict[s
             *(rank, size, partition, torch.bfloat16, {"nodes": 2}),
             timeout_s=2.0,
             max_message_bytes=1 << 20,
-            should_init_nvshmem=True,
+            transport="nvshmem",
         )
         x = torch.ones(16 if (kind, rank) == ("mismatch", 1) else 8, 1024, dtype=torch.bfloat16, device=handler.device)
 
