@@ -170,6 +170,18 @@ MUTANTS = {
         "pass",
         "tests/tune/test_policies.py",
     ),
+    "a policy of no card is saved": Mutant(
+        "tune/_policy.py",
+        "self._demand_card()\n        return document",
+        "return document",
+        "tests/tune/test_policies.py",
+    ),
+    "an interval of another quantity": Mutant(
+        "measure/statistics.py",
+        "if not self.low <= self.value <= self.high:",
+        "if False:",
+        "tests/tune/test_intervals.py",
+    ),
     "one latency counts for all that service showed": Mutant(
         "tune/_policy.py",
         "self.latency += (RISE if off > 0 else FALL) * off",

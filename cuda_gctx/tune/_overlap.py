@@ -94,16 +94,15 @@ def overlap(
             if not search.found.can_answer:
                 raise
         finally:
-            how = search.found.launched
             search.opened.settle()
     if not search.found.can_answer:
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search.found, device, how, held.conditions)
+    return _report(search.found, device, held.conditions)
 
 
-def _report(found: Measurement[Any], device: Device, launched: str, conditions: Sequence[Conditions]) -> Report:
+def _report(found: Measurement[Any], device: Device, conditions: Sequence[Conditions]) -> Report:
     ranking, objective = found.ranking, found.objective
     choice = ranking.choose()
     chosen = choice.record
@@ -128,7 +127,7 @@ def _report(found: Measurement[Any], device: Device, launched: str, conditions: 
         regret=choice.regret,
         margin=ranking.margin,
         openings=ranking.openings,
-        launch=launched,
+        launch=found.launched,
         reasons=(),
         complete=found.complete,
         **place_and_date(device),
