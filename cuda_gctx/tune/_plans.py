@@ -48,7 +48,8 @@ class Plan:
     layout: the partitions. Open it with open() or switch(), which take plans of every kind.
     places: the partition of each part, which may be the background partition; in an overlay, of each part but `first`,
     and several parts may share one.
-    sm_counts: the SMs of each part on the device for which the plan was made, for people: it prints them.
+    sm_counts: the SMs of each part on the device for which the plan was made. The plan prints them, and is refused where
+    a partition has another number.
     library_sms: whether libraries get the SM count hint (``part.torch()`` is then ``use(part, library_sms="on")``).
     share: in a plan of the kind "together", the share of a call of the other part that a call of `first` takes into it.
     """
@@ -208,6 +209,13 @@ class Plan:
                 f"{self.layout} leaves no SMs of {partitions.device.name} for {missing[0]}: this plan is for another "
                 "device"
             )
+        for part, place in self.places.items():
+            got = partitions[place].sm_count
+            if self.sm_counts.get(part, got) != got:
+                raise ValueError(
+                    f"this plan is for another device: {part} was to get {self.sm_counts[part]} SMs, and gets {got} of "
+                    f"the {partitions.device.sm_count} of {partitions.device.name}"
+                )
         streams = {}
         for place in dict.fromkeys(self.places.values()):
             placed_here = [part for part in self.parts if self.places.get(part) == place]

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, PartitionPool, SMResourceOptions, tune
+from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan
 from cuda_gctx.tune._plans import partition_names
 
+from ..common import refusal
 from .pairs import (
     MS,
     chain,
@@ -19,6 +21,9 @@ from .pairs import (
 )
 
 pytestmark = pytest.mark.sim_only
+
+
+PARTS = ("a", "b")
 
 
 def plan_of(kind: str) -> Plan:
@@ -42,6 +47,20 @@ def test_a_plan_opens_on_a_device_and_with_a_pool(dev: Device, kind: str) -> Non
                 priorities = [stream.priority for stream in streams.values()]
                 assert priorities == ([0, -5] if kind == "priority" else [0, 0])
             assert all(stream.is_closed for stream in streams.values()) == (kind != "partitions" or where is dev)
+
+
+def test_a_plan_is_refused_where_a_part_would_get_another_number_of_sms(dev: Device) -> None:
+    plan = Plan("partitions", PARTS, Layout(a=16, b=None), {"a": "a", "b": "b"}, sm_counts={"a": 16, "b": 116})
+    with PartitionPool(dev) as pool:
+        assert plan.switch(pool)["b"].resources.sm.sm_count == 116
+    for uses in (Plan.switch, lambda plan, pool: plan.open(pool).__enter__(), lambda plan, pool: plan.verify(pool)):
+        with session("a100", driver="13.0"), PartitionPool(Device(0)) as pool:
+            error = refusal(ValueError, lambda pool=pool, uses=uses: uses(plan, pool))
+            assert str(error).startswith(
+                "this plan is for another device: b was to get 116 SMs, and gets 92 of the 108"
+            )
+            unsized = Plan.from_dict({**plan.to_dict(), "sm_counts": {}})
+            assert unsized.switch(pool)["b"].resources.sm.sm_count == 92
 
 
 def test_the_plan_feeds_a_pool(dev: Device) -> None:
