@@ -48,8 +48,8 @@ class Plan:
     layout: the partitions. Open it with open() or switch(), which take plans of every kind.
     places: the partition of each part, which may be the background partition; in an overlay, of each part but `first`,
     and several parts may share one.
-    sm_counts: the SMs of each part on the device for which the plan was made. The plan prints them, and is refused where
-    a partition has another number.
+    sm_counts: the SMs of each part on the device for which the plan was made. The plan prints them, and is refused
+    where a partition has another number.
     library_sms: whether libraries get the SM count hint (``part.torch()`` is then ``use(part, library_sms="on")``).
     share: in a plan of the kind "together", the share of a call of the other part that a call of `first` takes into it.
     """
