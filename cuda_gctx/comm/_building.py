@@ -591,6 +591,22 @@ class OnGpu:
         # Nobody frees a tensor that another rank still has mapped.
         backend.barrier()
 
+    def recover(self) -> None:
+        """Makes the memory of all ranks as it was at first, when none of their kernels runs any more. Collective."""
+        assert self.workspaces is not None
+        problem = "the handler cannot recover"
+        on_all_ranks(self._backend, self.context.sync, problem)
+
+        def clear() -> None:
+            assert self.workspaces is not None
+            assert self.fault is not None
+            self.workspaces.clear()
+            if self.transport is not None:
+                self.transport.clear()
+            self.fault.clear()
+
+        on_all_ranks(self._backend, clear, problem)
+
     @property
     def cannot_release(self) -> str:
         """Why the memory cannot be released for a checkpoint; empty if it can."""

@@ -12,14 +12,14 @@ from cuda_gctx.comm._record import Numbers
 
 __all__ = ["CommFault", "FaultRecord"]
 
-OVER = "the handler cannot be used any more"
+OVER = "the handler cannot be used until all ranks call recover()"
 
 
 class CommFault(RuntimeError):
     """A rank was missing for the time limit or was called with other arguments, or two kernels of a rank ran at once.
 
-    The handler cannot be used any more. kind: "timeout", "mismatch" or "overlap"; peer_rank: the world rank that the
-    kernel waited for, or the rank on which the two ran.
+    The handler cannot be used until all ranks call recover(). kind: "timeout", "mismatch" or "overlap"; peer_rank: the
+    world rank that the kernel waited for, or the rank on which the two ran.
     """
 
     __module__ = __name__.rpartition(".")[0]  # the public name

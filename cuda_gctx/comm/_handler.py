@@ -50,7 +50,7 @@ class _State(Enum):
     BUILDING = "is being built"
     OPEN = "is open"
     RELEASED = "has released its memory: call checkpoint_restore() first"
-    FAILED = "has failed"
+    FAILED = "has failed: call recover() on all ranks"
     CLOSED = "has been shut down"
 
 
@@ -222,6 +222,9 @@ class MixedCommHandler:
     def _demand_open(self) -> None:
         if self._state is _State.OPEN:
             self.check()
+        self._demand_there()
+
+    def _demand_there(self) -> None:
         if self._state is not _State.OPEN:
             raise RuntimeError(f"the handler of rank {self.para_info.world_rank} {self._state.value}")
 
@@ -380,6 +383,22 @@ class MixedCommHandler:
         if self._gpu is not None:
             self._gpu.restore(backend)
         self._groups.backend = backend
+        self._state = _State.OPEN
+
+    def recover(self) -> None:
+        """Makes the handler usable again after a fault. Collective: every rank calls it, with a fault or without.
+
+        Waits for the kernels of all ranks, of which none waits longer than `timeout_s`, and forgets what they have sent
+        to each other. Mapped tensors, tuning tables and captured graphs stay valid; outputs of calls that could not
+        finish do not. RuntimeError on all ranks if a rank does not come, or its device has failed: the handler stays as
+        it is then, and can be shut down.
+        """
+        if self._state is not _State.FAILED:
+            self._demand_there()
+        if self._gpu is not None:
+            self._gpu.recover()
+        else:
+            self._groups.backend.barrier()
         self._state = _State.OPEN
 
     def shutdown(self) -> None:

@@ -192,6 +192,12 @@ class Workspaces:
                 os.close(theirs)
         return addresses
 
+    def clear(self) -> None:
+        """Makes the memory of this rank zero. No kernel of any rank may be using it."""
+        with self._device.context.current():
+            call("cuMemsetD8", self._reserved[self._rank], 0, self._size)
+            call("cuCtxSynchronize")
+
     def release(self) -> None:
         """Releases the physical memory; addresses stay reserved. No kernel of any rank may be using it."""
         with self._device.context.current():

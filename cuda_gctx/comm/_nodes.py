@@ -212,6 +212,9 @@ class Transport(Protocol):
         spoil: notes a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
         """
 
+    def clear(self) -> None:
+        """Makes the region of this rank zero, unless it is part of the workspace. Collective."""
+
     def close(self) -> None:
         """Frees the region. Collective."""
 
@@ -239,6 +242,9 @@ class PeerTransport(_ByKernel):
     def unload(self, kernels: Loaded) -> None:
         kernels.close()
 
+    def clear(self) -> None:
+        """The workspaces are cleared by their owner."""
+
     def close(self) -> None:
         """The workspaces are closed by their owner."""
 
@@ -252,18 +258,19 @@ class NvshmemTransport(_ByKernel):
         self._library: Any = import_module("nvshmem.bindings")
         self._device = device
 
-        def allocate() -> int:
+        self._size = region.total_bytes
+        self._region = 0
+
+        def allocate() -> None:
             with device.context.current():
                 # On all ranks the same size and at the same time: so it is the same place of the symmetric heap.
-                address = int(self._library.align(4096, region.total_bytes))
-                if not address:
-                    raise RuntimeError(f"NVSHMEM has no {region.total_bytes} bytes: set NVSHMEM_SYMMETRIC_SIZE")
-                call("cuMemsetD8", address, 0, region.total_bytes)
-                call("cuCtxSynchronize")
-            return address
+                self._region = int(self._library.align(4096, self._size))
+            if not self._region:
+                raise RuntimeError(f"NVSHMEM has no {self._size} bytes: set NVSHMEM_SYMMETRIC_SIZE")
+            self._set_zero()
 
         # Nobody counts up before everybody has begun at zero.
-        self._region = on_all_ranks(backend, allocate, "the memory for exchanges between nodes could not be made")
+        on_all_ranks(backend, allocate, "the memory for exchanges between nodes could not be made")
         self.regions = (self._region,) * info.inter_size
 
     def load(self, words: dict[str, str], context: Context, device: Device) -> Loaded:
@@ -283,6 +290,16 @@ class NvshmemTransport(_ByKernel):
         with kernels.context.current():
             self._library.culibrary_finalize(kernels.library)
         kernels.close()
+
+    def clear(self) -> None:
+        with self._device.context.current():
+            self._library.barrier_all()  # until what is under way has arrived, on all ranks
+        self._set_zero()
+
+    def _set_zero(self) -> None:
+        with self._device.context.current():
+            call("cuMemsetD8", self._region, 0, self._size)
+            call("cuCtxSynchronize")
 
     def close(self) -> None:
         region, self._region = self._region, 0
@@ -341,6 +358,9 @@ class NcclTransport:
                 moves.append(dist.P2POp(dist.irecv, bytes_at(layout.incoming(node)), other, self._group))
         for work in dist.batch_isend_irecv(moves):
             work.wait()
+
+    def clear(self) -> None:
+        """Nothing in it outlives an exchange."""
 
     def close(self) -> None:
         self.memory = None

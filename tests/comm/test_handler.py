@@ -924,6 +924,36 @@ def test_after_a_fault_a_handler_raises_keeps_its_memory_and_closes_twice(driver
         driver.close()
 
 
+def test_after_a_fault_all_ranks_recover_and_free_everything(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        all_reduce(handler)
+        rank.backend.barrier()
+        assert handler._gpu is not None
+        assert handler._gpu.workspaces is not None
+        own = handler._gpu.workspaces.addresses[rank.rank]
+        with Device(0).context.current():
+            _driver_calls.call("cuMemsetD8", own, 1, 1 << 20)
+        if rank.rank == 0:  # the other one has seen nothing
+            driver.record[threading.current_thread().name][0] = Fault.TIMEOUT << 32 | 1
+            with pytest.raises(CommFault, match=r"cannot be used until all ranks call recover\(\)"):
+                all_reduce(handler)
+            with pytest.raises(RuntimeError, match=r"has failed: call recover\(\) on all ranks"):
+                all_reduce(handler)
+        handler.recover()
+        found = ctypes.create_string_buffer(1 << 20)
+        with Device(0).context.current():
+            _driver_calls.call("cuMemcpyDtoH", found, own, 1 << 20)
+        assert found.raw == bytes(1 << 20)
+        assert not handler.has_fault
+        all_reduce(handler)
+        handler.recover()
+        handler.shutdown()
+        with pytest.raises(RuntimeError, match="has been shut down"):
+            handler.recover()
+
+    on_ranks(driver, 2, work)  # the machine of the test finds what is left
+
+
 def test_a_world_has_the_sms_that_no_rank_has() -> None:
     device = Device(0)
     with local_world(2, device, sms=8) as world:

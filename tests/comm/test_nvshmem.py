@@ -64,6 +64,9 @@ class Bindings(ModuleType):
     def free(self, address: int) -> None:
         self.done.append(("free", address))
 
+    def barrier_all(self) -> None:
+        self.done.append(("barrier", 0))
+
     def init_status(self) -> int:
         return self.status
 
@@ -198,6 +201,9 @@ def test_nvshmem_knows_the_kernel_that_calls_it_for_as_long_as_it_is_loaded(monk
     assert transport.regions == (bindings.at,) * 3
     kernels = transport.load({"NODES": "3"}, LibraryOfKernels.context, DEVICE)
     assert compiled == [({"NODES": "3", "THROUGH_NVSHMEM": "1"}, {"with_nvshmem": True})]
+    # What is under way has arrived before it is zero again.
+    transport.clear()
+    assert (bindings.done.pop(), len([one for one in calls if one[0] == "cuMemsetD8"])) == (("barrier", 0), 2)
     transport.unload(kernels)
     transport.close()
     transport.close()

@@ -117,6 +117,48 @@ def faults_of(size: int, gpus: int, **topology: int) -> dict[str, Any]:
 
 
 @case()
+def recovery() -> dict[str, Any]:
+    """After a rank has not come, all recover: calls and a graph of before are right, and everything is freed."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any, topology: dict[str, int]) -> int:
+        compared = 0
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0, **topology) as handler:
+            op = handler.valid_op_list[0]
+            x = torch.full((64, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+            out = torch.zeros_like(x)
+            for mode in handler.valid_mode_list[:-1]:
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                graph = capture(torch, lambda mode=mode: comm.run_mixed_comm(op, handler, x, out, mode))
+                rank.backend.barrier()
+                graph.replay()
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                if rank.rank != 1:
+                    comm.run_mixed_comm(op, handler, x, None, mode)
+                    expect_fault(torch, handler, "timeout", 3.0)
+                handler.recover()
+                compare(rank, handler, op, mode, (16, 1024), 3)
+                out.zero_()
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                graph.replay()
+                torch.cuda.current_stream().synchronize()
+                handler.check()
+                assert bool((out == rank.size * (rank.size + 1) / 2).all()), out
+                compared += 2
+        return compared
+
+    results = {}
+    for size, topology in ((2, {}), (4, {"nodes": 2})):
+        with comm.local_world(size, Device(0), sms=16) as world:
+            results[f"{size} ranks {topology}"] = world.run(work, topology)
+    return results
+
+
+@case()
 def guards() -> dict[str, Any]:
     """Replays next to calls, on streams that nothing orders, give right sums or a fault; after it, no numbers."""
     torch, comm = modules()

@@ -42,7 +42,7 @@ def autotune() -> dict[str, Any]:
     return {f"{one['op']} {one['bytes']} {'mapped' * one['mapped']}": one["choices"][0] for one in choices}
 
 
-@case
+@case()
 def autotune_fifty_times() -> dict[str, Any]:
     """Ranks that are threads capture at once, again and again."""
     torch, comm = modules()
