@@ -1,7 +1,8 @@
-// How Cython calls the core. A call works without the GIL, on handles of its own, and drops them before the GIL comes
-// back, so that no driver object is destroyed while all of Python waits. What it throws is caught where it was thrown:
-// Python raises it with the GIL, after the ordinary end of the region without it. Nothing is in flight while the
-// interpreter gives the GIL back, because a thread that comes too late, at exit, ends right there.
+// How Cython calls the core. A call works without the GIL, on handles that stay until it has ended, and what it is the
+// last to hold is let go without the GIL too, so that no driver object is destroyed while all of Python waits. What it
+// throws is caught where it was thrown: Python raises it with the GIL, after the ordinary end of the region without it.
+// Nothing is in flight while the interpreter gives the GIL back, because a thread that comes too late, at exit, ends
+// right there.
 #pragma once
 
 #include <Python.h>
@@ -9,7 +10,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -32,6 +32,10 @@ using ObjectSlot = LockedSlot<Box>;
 template <typename Box>
 using ObjectBorrowed = typename ObjectSlot<Box>::Borrowed;
 
+// Drops a handle, whose box may be the last use of a driver object. Whether there was one.
+template <typename Box>
+bool drop(std::shared_ptr<Box> handle);
+
 namespace calls {
 
 // Makes the Python exception, as _core/errors.pyx does.
@@ -43,58 +47,72 @@ inline void raise(const std::exception_ptr& failure) {
   }
 }
 
-// What a call works on: a handle out of a slot; handles that the caller gives away; and what the caller keeps.
+// What a call works on: the handle in a slot; handles that the caller gives away; and what the caller keeps. let_go()
+// is called without the GIL, and the destructor with it.
 template <typename Place>
 class Held {
  public:
-  explicit Held(const BasicSlot<Place>& slot) : slot_(slot), box_(slot.get()) {}
+  explicit Held(BasicSlot<Place>& slot) noexcept : slot_(slot), held_(slot.hold()) {}
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+  ~Held() {
+    if (typename Place::Handle last = held_.end()) [[unlikely]] {
+      drop(std::move(last));
+    }
+  }
   const typename Place::Handle& get() const {
-    if (!box_) [[unlikely]] {
+    const typename Place::Handle* const box = held_.get();
+    if (box == nullptr) [[unlikely]] {
       slot_.fail_empty();
     }
-    return box_;
+    return *box;
   }
+  void let_go() noexcept { held_.let_go(); }
 
  private:
-  const BasicSlot<Place>& slot_;
-  typename Place::Handle box_;
+  BasicSlot<Place>& slot_;
+  typename Place::Held held_;
 };
 template <typename Given>
-struct Taken {
-  Given given;
-  Given& get() { return given; }
+class Taken {
+ public:
+  explicit Taken(Given& given) noexcept : given_(std::move(given)) {}
+  Given& get() noexcept { return given_; }
+  void let_go() noexcept { given_ = Given(); }
+
+ private:
+  Given given_;
 };
 template <typename Given>
-struct Kept {
-  Given& given;
-  Given& get() { return given; }
+class Kept {
+ public:
+  explicit Kept(Given& given) noexcept : given_(given) {}
+  Given& get() noexcept { return given_; }
+  void let_go() noexcept {}
+
+ private:
+  Given& given_;
 };
 
 template <typename Place>
-Held<Place> hold(BasicSlot<Place>& slot) {
-  return Held<Place>(slot);
-}
+Held<Place> holder_of(BasicSlot<Place>& slot);
 template <typename Box>
   requires(!std::is_const_v<Box>)
-Taken<std::vector<std::shared_ptr<Box>>> hold(std::vector<std::shared_ptr<Box>>& handles) {
-  return {std::move(handles)};
-}
+Taken<std::vector<std::shared_ptr<Box>>> holder_of(std::vector<std::shared_ptr<Box>>& handles);
 template <typename Given>
-Kept<std::remove_reference_t<Given>> hold(Given&& given) {
-  return {given};
-}
+Kept<std::remove_reference_t<Given>> holder_of(Given&& given);
 
 // Calls without the GIL; true unless it failed, and then the Python exception is set.
 template <typename Work, typename Holds>
-bool work_without_gil(Work&& work, std::optional<Holds>& holds) {
+bool work_without_gil(Work&& work, Holds& holds) {
   std::exception_ptr failure;
   PyThreadState* const thread = PyEval_SaveThread();
   try {
-    std::apply([&](auto&... each) { work(each.get()...); }, *holds);
+    std::apply([&](auto&... each) { work(each.get()...); }, holds);
   } catch (...) {
     failure = std::current_exception();
   }
-  holds.reset();
+  std::apply([](auto&... each) { (each.let_go(), ...); }, holds);
   PyEval_RestoreThread(thread);
   if (failure) [[unlikely]] {
     raise(failure);
@@ -103,7 +121,7 @@ bool work_without_gil(Work&& work, std::optional<Holds>& holds) {
 }
 
 template <typename... Arguments>
-using Holds = std::tuple<decltype(hold(std::declval<Arguments&>()))...>;
+using Holds = std::tuple<decltype(holder_of(std::declval<Arguments&>()))...>;
 
 }  // namespace calls
 
@@ -111,9 +129,9 @@ using Holds = std::tuple<decltype(hold(std::declval<Arguments&>()))...>;
 // reference; after a failure -1, or what has no value.
 template <auto function, typename... Arguments>
 auto call(Arguments&&... arguments) {
-  std::optional<calls::Holds<Arguments...>> holds(std::in_place, calls::hold(arguments)...);
+  calls::Holds<Arguments...> holds(arguments...);
   const auto run = [&](auto&&... each) -> decltype(auto) { return std::invoke(function, each...); };
-  using Result = decltype(std::apply([&](auto&... each) -> decltype(auto) { return run(each.get()...); }, *holds));
+  using Result = decltype(std::apply([&](auto&... each) -> decltype(auto) { return run(each.get()...); }, holds));
   if constexpr (std::is_void_v<Result>) {
     return calls::work_without_gil(run, holds) ? 0 : -1;
   } else if constexpr (std::is_same_v<Result, bool>) {
@@ -130,47 +148,52 @@ auto call(Arguments&&... arguments) {
   }
 }
 
-// Drops a handle, whose box may be the last use of a driver object. Whether there was one.
 template <typename Box>
 bool drop(std::shared_ptr<Box> handle) {
-  std::optional<std::tuple<calls::Taken<std::shared_ptr<Box>>>> holds(std::in_place, std::tuple{std::move(handle)});
-  return std::get<0>(*holds).given && calls::work_without_gil([](auto&&...) {}, holds);
+  std::tuple<calls::Taken<std::shared_ptr<Box>>> holds(handle);
+  return std::get<0>(holds).get() && calls::work_without_gil([](auto&&...) {}, holds);
 }
 template <typename Box>
 bool drop(ObjectSlot<Box>& slot) {
   return drop(slot.take());
 }
 
-// Leaves a block with the GIL, if that is quick: see leave_block_at_once(). `slot` is that of the object of its
-// context: as long as it has the same handle, it is not the last one that is dropped here.
-inline bool leave_at_once(Entry& entry, const void* task, ObjectSlot<ContextBox>& slot) noexcept {
-  ContextHandle context;
-  if (!leave_block_at_once(entry, task, context)) {
-    return false;
+// Drops a handle of an object that goes. Whether that can have been the last one: not if the slot of another object has
+// it too.
+template <typename Box>
+bool drop_beside(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
+  if (slot.borrow().get() != handle.get()) [[unlikely]] {
+    return drop(std::move(handle));
   }
-  if (slot.borrow().get() != context.get()) {
-    drop(std::move(context));
+  handle.reset();
+  return false;
+}
+
+// Makes a handle that of a slot again.
+template <typename Box>
+void renew(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
+  if (slot.borrow().get() != handle.get()) [[unlikely]] {
+    drop(std::exchange(handle, slot.get()));
   }
-  return true;
 }
 
 // Ends what the thread made current in one step for all who hold the GIL, but for what takes long.
 inline void end_thread() {
-  std::optional<std::tuple<calls::Taken<std::vector<ContextHandle>>>> holds(std::in_place,
-                                                                            std::tuple{end_this_thread_at_once()});
+  std::vector<ContextHandle> contexts = end_this_thread_at_once();
+  std::tuple<calls::Taken<std::vector<ContextHandle>>> holds(contexts);
   calls::work_without_gil([](auto&&...) { end_this_thread(); }, holds);
 }
 
 // Calls a function that makes a handle, and puts it into a slot. 1, or 0 if there is none, or -1.
 template <auto function, typename Box, typename... Arguments>
 int make(ObjectSlot<Box>& slot, Arguments&&... arguments) {
-  std::optional<calls::Holds<Arguments...>> holds(std::in_place, calls::hold(arguments)...);
+  calls::Holds<Arguments...> holds(arguments...);
   std::shared_ptr<Box> made;
   if (!calls::work_without_gil([&](auto&&... each) { made = std::invoke(function, each...); }, holds)) {
     return -1;
   }
   if (slot.was_filled()) {  // by another call of __init__
-    std::optional<std::tuple<calls::Taken<std::shared_ptr<Box>>>> unwanted(std::in_place, std::tuple{std::move(made)});
+    std::tuple<calls::Taken<std::shared_ptr<Box>>> unwanted(made);
     calls::work_without_gil(
         [](auto&&...) {
           fail_state(std::string("this ") + Box::word + " has been initialised already: make another object");

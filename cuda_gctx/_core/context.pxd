@@ -1,3 +1,4 @@
+from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from cuda_gctx._core.arguments cimport Options
@@ -17,6 +18,7 @@ cdef class Context:
     cdef DeviceResources _resources
     cdef object _owner
     cdef str _name
+    cdef PyObject* _kept_block  # of current(), while no statement uses it
     cdef object __weakref__
 
 

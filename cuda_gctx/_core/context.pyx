@@ -33,7 +33,7 @@ from cuda_gctx._core.cpp cimport (
     wait_context,
     wait_context_event,
 )
-from cuda_gctx._core.current cimport new_block
+from cuda_gctx._core.current cimport drop_kept_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event
@@ -105,6 +105,7 @@ def context_of(child):
 
 cdef int let_go(Context context) except -1:
     """Close the object; the context itself may stay open."""
+    drop_kept_block(&context._kept_block)
     drop(context._slot)
     with cython.critical_section(context):
         context._resources = None
@@ -161,6 +162,7 @@ cdef class Context:
         return made_context(context)
 
     def __dealloc__(self):
+        drop_kept_block(&self._kept_block)
         if drop(self._slot):
             report_failures()
 
@@ -277,7 +279,7 @@ cdef class Context:
         Blocks of a thread must end in the reverse order of their beginning, and must not contain an await.
         """
         live(self._slot)
-        return new_block(&self._slot, self)
+        return new_block(&self._kept_block, &self._slot, self)
 
     def close(self):
         """Close the context. A green context ends with the last stream and event that was made on it.

@@ -311,18 +311,24 @@ cdef extern from "handles/current.hpp" namespace "gctx":
         cbool is_idle() noexcept
         cbool is_of_this_thread() noexcept
         void* block() noexcept
-        void set_block(void*) noexcept
+        void be_of(void*, const ContextHandle&) noexcept
+        ContextHandle& context() noexcept
 
-    cbool enter_block(Entry&, const ContextHandle&, const void*) except +raise_error
+    cdef cppclass ThreadEntries:
+        pass
+
+    ThreadEntries& entries_of_this_thread() except +raise_error
+    cbool enter_block(ThreadEntries&, Entry&, const void*) except +raise_error
+    cbool leave_block_at_once(ThreadEntries&, Entry&, const void*) noexcept
     Entry* take_left() noexcept
-    const void* this_thread() noexcept
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
     int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
-    cbool leave_at_once(Entry&, const void*, Slot[ContextBox]&) noexcept
+    cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
+    void renew(ContextHandle&, Slot[ContextBox]&) noexcept
     int leave_block "gctx::call<&gctx::leave_block>"(Entry&, const void*) except -1
     int leave_what_was_left "gctx::call<&gctx::leave_what_was_left>"() except -1
     int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&, const void*) except -1

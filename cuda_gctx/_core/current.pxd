@@ -10,6 +10,7 @@ cdef extern from *:
 cdef class CurrentBlock:
     cdef void* _call  # what Python calls: it enters or leaves the block
     cdef object _context
+    cdef PyObject** _kept  # where the context keeps a block; null while it keeps this one
     cdef Slot[ContextBox]* _slot  # of the context
     cdef Entry _entry
     cdef object _task  # in which it was entered
@@ -21,7 +22,8 @@ cdef class CurrentBlock:
     cdef int leave_slowly(self, const void* task) except -1
 
 
-cdef CurrentBlock new_block(Slot[ContextBox]* slot, object context)
+cdef CurrentBlock new_block(PyObject** kept, Slot[ContextBox]* slot, object context)
+cdef void drop_kept_block(PyObject** kept) noexcept
 cdef void* task_here() except NULL
 cdef int watch_thread() except -1
 cdef void release_left() noexcept

@@ -3,6 +3,7 @@
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cython.operator cimport dereference
 
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
@@ -11,15 +12,18 @@ from cuda_gctx._core.cpp cimport (
     ContextKind,
     Entry,
     Slot,
+    ThreadEntries,
     demand_there,
+    drop_beside,
     end_thread,
     enter_block,
-    leave_at_once,
+    entries_of_this_thread,
     leave_block,
+    leave_block_at_once,
     leave_what_was_left,
     live,
+    renew,
     take_left,
-    this_thread,
 )
 from cuda_gctx._core.errors cimport report_failures
 
@@ -32,8 +36,7 @@ cdef extern from *:
 
     /* Each task of asyncio, trio, anyio and gevent, and each greenlet, has a contextvars.Context of its own. Where a
        thread or a greenlet has none yet, copying it makes one, as the first variable would. */
-    static void* gctx_task_here(void) {
-      PyThreadState* const state = PyThreadState_GetUnchecked();
+    static void* gctx_task_of(PyThreadState* state) {
       if (state->context == NULL) {
         PyObject* const copy = PyContext_CopyCurrent();
         if (copy == NULL) {
@@ -44,30 +47,42 @@ cdef extern from *:
       return state->context;
     }
 
-    /* The state whose end is watched, of the thread. */
-    static __attribute__((tls_model("initial-exec"))) __thread PyThreadState* gctx_watched = NULL;
-    static int gctx_is_watched(void) { return gctx_watched == PyThreadState_GetUnchecked(); }
-    static void gctx_watch(int yes) { gctx_watched = yes ? PyThreadState_GetUnchecked() : NULL; }
+    /* What is known of the thread: its state, once the end of that is watched, and the list of its entries. */
+    static __attribute__((tls_model("initial-exec"))) __thread struct {
+      PyThreadState* state;
+      void* entries;
+    } gctx_here;
+    static PyThreadState* gctx_watched_state(void) { return gctx_here.state; }
+    static void* gctx_entries(void) { return gctx_here.entries; }
+    static void gctx_watch(PyThreadState* state, void* entries) {
+      gctx_here.state = state;
+      gctx_here.entries = entries;
+    }
     """
-    bint gctx_is_watched() noexcept
-    void gctx_watch(bint) noexcept
-    void* task_of_this_thread "gctx_task_here"() except NULL
+    ctypedef struct PyThreadState:
+        pass
+
+    PyThreadState* PyThreadState_GetUnchecked() noexcept
+    PyThreadState* gctx_watched_state() noexcept
+    void* gctx_entries() noexcept
+    void gctx_watch(PyThreadState*, void*) noexcept
+    void* task_of "gctx_task_of"(PyThreadState*) except NULL
 
 
 cdef void* task_here() except NULL:
     """What tells the tasks of a thread apart, borrowed."""
-    return task_of_this_thread()
+    return task_of(PyThreadState_GetUnchecked())
 
 
 cdef class _ThreadEnd:
     """Removes the current contexts of a thread when Python destroys its state, which is before join() returns."""
 
-    cdef const void* _thread
+    cdef const ThreadEntries* _entries
 
     def __dealloc__(self):
         # The interpreter destroys the states of other threads when it ends, and in a forked child.
-        if self._thread == this_thread():
-            gctx_watch(False)
+        if self._entries == &entries_of_this_thread():
+            gctx_watch(NULL, NULL)
             end_thread()
             release_left()
 
@@ -77,12 +92,13 @@ cdef int watch_thread() except -1:
 
     The system reports the end of a thread only after join().
     """
+    cdef PyThreadState* state = PyThreadState_GetUnchecked()
     cdef _ThreadEnd end
-    if not gctx_is_watched():
+    if gctx_watched_state() != state:
         end = _ThreadEnd()
-        end._thread = this_thread()
+        end._entries = &entries_of_this_thread()
         (<dict>PyThreadState_GetDict())["cuda_gctx"] = end
-        gctx_watch(True)
+        gctx_watch(state, <void*>end._entries)
     return 0
 
 
@@ -93,6 +109,7 @@ cdef void release_left() noexcept:
     while entry != NULL:
         block = <CurrentBlock>entry.block()
         block._task = None
+        renew(block._entry.context(), block._slot[0])
         Py_DECREF(block)
         entry = take_left()
     report_failures()
@@ -100,16 +117,29 @@ cdef void release_left() noexcept:
 
 cdef extern from *:
     """
-    /* What a cdef class cannot declare: its objects are called without a tuple of the arguments. */
-    static void gctx_set_vectorcall(PyObject* type, Py_ssize_t offset) {
-      ((PyTypeObject*)type)->tp_vectorcall_offset = offset;
-      ((PyTypeObject*)type)->tp_call = PyVectorcall_Call;
-      ((PyTypeObject*)type)->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-      PyType_Modified((PyTypeObject*)type);
+    /* What a cdef class cannot declare: its objects are called without a tuple of the arguments, and one that goes may
+       be kept. */
+    static destructor gctx_destroy_block;
+    static void gctx_set_slots(PyObject* type, Py_ssize_t offset, destructor end) {
+      PyTypeObject* const of = (PyTypeObject*)type;
+      of->tp_vectorcall_offset = offset;
+      of->tp_call = PyVectorcall_Call;
+      of->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+      gctx_destroy_block = of->tp_dealloc;
+      of->tp_dealloc = end;
+      PyType_Modified(of);
     }
+    #ifdef Py_GIL_DISABLED
+    enum { gctx_keeps_blocks = 0 };
+    #else
+    enum { gctx_keeps_blocks = 1 };
+    #endif
     """
-    void gctx_set_vectorcall(object, Py_ssize_t) noexcept
+    void gctx_set_slots(object, Py_ssize_t, void (*)(PyObject*) noexcept) noexcept
+    void gctx_destroy_block(PyObject*) noexcept
+    bint gctx_keeps_blocks
     Py_ssize_t PyVectorcall_NARGS(size_t) noexcept
+    void Py_SET_REFCNT(PyObject*, Py_ssize_t) noexcept
 
 
 cdef class _Callable:
@@ -133,8 +163,25 @@ cdef object call_block(PyObject* called, PyObject** arguments, size_t count, PyO
         return block._context
 
 
+cdef void end_block(PyObject* block) noexcept:
+    """Keeps a block that goes for the next one of its context, if that has none: most are made for one statement."""
+    cdef PyObject** kept = (<CurrentBlock>block)._kept
+    if (
+        kept == NULL
+        or kept[0] != NULL
+        or (<CurrentBlock>block)._more is not None
+        or (<CurrentBlock>block)._slot.borrow().get() == NULL
+    ):
+        gctx_destroy_block(block)
+        return
+    Py_SET_REFCNT(block, 1)
+    kept[0] = block
+    (<CurrentBlock>block)._kept = NULL
+    _context = (<CurrentBlock>block)._context  # until the end: with it, what it keeps may go
+    (<CurrentBlock>block)._context = None
+
+
 @cython.final
-@cython.freelist(8)
 @cython.no_gc_clear  # the slot is part of the context
 cdef class CurrentBlock:
     """A ``with`` block in which a context is current on the calling thread."""
@@ -143,15 +190,21 @@ cdef class CurrentBlock:
     # instructions of a block.
     __enter__ = __exit__ = _Callable()
 
+    def __dealloc__(self):
+        if self._slot != NULL and drop_beside(self._entry.context(), self._slot[0]):
+            report_failures()
+
     cdef int enter(self) except -1:
         cdef Borrowed[ContextBox] box = self._slot.borrow()
-        cdef void* task = task_of_this_thread()
+        cdef PyThreadState* state = PyThreadState_GetUnchecked()
         # What can raise comes before the push.
-        watch_thread()
+        cdef void* task = task_of(state)
+        if gctx_watched_state() != state:
+            watch_thread()
         if box.get() == NULL or box.get().kind() != ContextKind.green:
             live(self._slot[0])
             demand_there(self._slot[0])
-        while not enter_block(self._entry, self._slot.get(), task):
+        while not enter_block(dereference(<ThreadEntries*>gctx_entries()), self._entry, task):
             if not self._entry.is_idle():
                 return self.enter_again()
             leave_what_was_left()
@@ -161,7 +214,7 @@ cdef class CurrentBlock:
         return 0
 
     cdef int enter_again(self) except -1:
-        cdef CurrentBlock again = new_block(self._slot, self._context)
+        cdef CurrentBlock again = new_block(NULL, self._slot, self._context)
         call_block(<PyObject*>again, NULL, 0, NULL)
         if self._more is None:
             self._more = []
@@ -169,8 +222,9 @@ cdef class CurrentBlock:
         return 0
 
     cdef int leave(self) except -1:
-        cdef void* task = task_of_this_thread()
-        if self._more is None and leave_at_once(self._entry, task, self._slot[0]):
+        cdef void* task = task_here()
+        cdef ThreadEntries* here = <ThreadEntries*>gctx_entries()  # null where no block was entered
+        if self._more is None and here != NULL and leave_block_at_once(dereference(here), self._entry, task):
             self._task = None
             Py_DECREF(self)
             return 0
@@ -199,20 +253,35 @@ cdef class CurrentBlock:
 make_only_here(CurrentBlock, "a block comes from Context.current()")
 
 
-cdef int call_without_tuples() except -1:
+cdef int set_slots() except -1:
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
-    gctx_set_vectorcall(CurrentBlock, <char*>&block._call - <char*><PyObject*>block)
+    gctx_set_slots(CurrentBlock, <char*>&block._call - <char*><PyObject*>block, end_block)
     return 0
 
 
-call_without_tuples()
+set_slots()
 
 
-cdef CurrentBlock new_block(Slot[ContextBox]* slot, object context):
-    """A new block of a context, whose slot it uses as long as it keeps the object."""
-    cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
-    block._call = <void*>call_block
-    block._slot = slot
+cdef CurrentBlock new_block(PyObject** kept, Slot[ContextBox]* slot, object context):
+    """A block of a context, which it keeps for its slot. `kept`: where one that is not in use may be."""
+    cdef CurrentBlock block
+    if kept != NULL and kept[0] != NULL:
+        block = <CurrentBlock>kept[0]
+        kept[0] = NULL
+        Py_DECREF(block)
+    else:
+        block = CurrentBlock.__new__(CurrentBlock)
+        block._call = <void*>call_block
+        block._slot = slot
+        block._entry.be_of(<void*>block, slot.get())
+    if gctx_keeps_blocks:
+        block._kept = kept
     block._context = context
-    block._entry.set_block(<void*>block)
     return block
+
+
+cdef void drop_kept_block(PyObject** kept) noexcept:
+    cdef PyObject* block = kept[0]
+    kept[0] = NULL
+    if block != NULL:
+        Py_DECREF(<object>block)

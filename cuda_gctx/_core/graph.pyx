@@ -282,6 +282,8 @@ cdef class Capture:
     cdef Stream _stream
     # Its own handle, so that the capture ends also if the stream is closed in the block.
     cdef Slot[StreamBox] _capturing
+    cdef bint _is_free  # that slot, for the next block
+    cdef bint _is_open
     cdef int _mode
     cdef Graph _graph
 
@@ -297,14 +299,26 @@ cdef class Capture:
         return self._graph
 
     def __enter__(self):
-        self._graph = None
         present(self._stream._slot)
+        if not self._is_free:
+            raise RuntimeError("this block is open already: each block needs a Stream.capture() of its own")
+        self._is_free = False
+        self._graph = None
         self._capturing.share(self._stream._slot)
-        begin_capture(self._capturing, <CUstreamCaptureMode>self._mode)
+        try:
+            begin_capture(self._capturing, <CUstreamCaptureMode>self._mode)
+            self._is_open = True
+        finally:
+            if not self._is_open:
+                drop(self._capturing)
+                self._is_free = True
         return self
 
     def __exit__(self, kind, error, traceback):
         cdef Graph graph = Graph.__new__(Graph)
+        if not self._is_open:
+            raise RuntimeError("this block is not open")
+        self._is_open = False
         try:
             end_capture(graph._slot, self._capturing)
         except RuntimeError:
@@ -314,6 +328,7 @@ cdef class Capture:
             return
         finally:
             drop(self._capturing)
+            self._is_free = True
         if kind is None:
             self._graph = graph
 
@@ -329,6 +344,7 @@ def capture(Stream stream not None, str mode):
     if mode not in MODE_OF_NAME:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODE_OF_NAME))}, not {mode!r}")
     cdef Capture made = Capture.__new__(Capture)
+    made._is_free = True
     made._stream = stream
     made._mode = MODE_OF_NAME[mode]
     return made

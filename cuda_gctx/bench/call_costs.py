@@ -27,7 +27,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.event import EventOptions
 from cuda_gctx._core.resources import SMResourceOptions
-from cuda_gctx.bench.raw_calls import EmptyBlock, RawCalls
+from cuda_gctx.bench.raw_calls import Nothing, RawCalls
 from cuda_gctx.measure import summaries
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import described
@@ -65,7 +65,7 @@ class Call:
     ours: str
     core: str  # empty: no such call
     torch: str = ""
-    python: str = ""  # what Python itself takes for a statement of this shape
+    python: str = ""  # what Python itself takes for a statement of this shape, with the GIL given up as often
     raw_name: str = ""  # if it is another than `name`
     most: int = 2000  # calls in one sample
     makes_contexts: bool = False  # so it is sampled in few rounds
@@ -128,6 +128,7 @@ CALLS = (
         ours="stream.resources.sm.sm_count",
         core="stream.resources.sm.sm_count",
         limit_ns=STREAM_SM_COUNT_NS,
+        python="nothing.itself.itself.itself",
     ),
     Call("is_green", "is_green", raw="", ours="context.is_green", core="context.is_green"),
     Call(
@@ -137,8 +138,16 @@ CALLS = (
         ours="with context.current(): pass",
         core="device.set_current(device.set_current(context))",
         torch="green.set_context(); green.pop_context()",
-        python="with empty_block: pass",
+        python="with nothing.block(): pass",
         settle=True,
+    ),
+    Call(
+        "is_current",
+        "whether a context is current",
+        raw="cuCtxGetCurrent",
+        ours="context.is_current",
+        core="",
+        python="nothing.itself",
     ),
     Call(
         "record_wait",
@@ -149,6 +158,7 @@ CALLS = (
         torch="event.record(stream); other.wait_event(event)",
         most=100,
         settle=True,
+        python="nothing.call_without_gil(nothing); nothing.call_without_gil(nothing)",
     ),
     Call(
         "context_record_wait",
@@ -158,6 +168,7 @@ CALLS = (
         core="",
         most=100,
         settle=True,
+        python="nothing.call_without_gil(nothing); nothing.call_without_gil(nothing)",
     ),
     Call(
         "stream_wait",
@@ -169,6 +180,7 @@ CALLS = (
         torch="other.wait_stream(stream)",
         most=100,
         settle=True,
+        python="nothing.call_without_gil(nothing)",
     ),
     Call(
         "context_wait",
@@ -179,6 +191,7 @@ CALLS = (
         core="",
         most=100,
         settle=True,
+        python="nothing.call_without_gil(nothing)",
     ),
     Call(
         "stream_is_done",
@@ -187,6 +200,7 @@ CALLS = (
         ours="stream.is_done",
         core="",
         torch="stream.query()",
+        python="nothing.without_gil",
     ),
     Call(
         "event_is_done",
@@ -195,6 +209,7 @@ CALLS = (
         ours="start.is_done",
         core="start.is_done",
         torch="start.query()",
+        python="nothing.without_gil",
     ),
     Call(
         "priority",
@@ -202,6 +217,7 @@ CALLS = (
         raw="cuStreamGetPriority",
         ours="stream.priority",
         core="stream.priority",
+        python="nothing.itself",
     ),
     Call(
         "elapsed",
@@ -210,6 +226,7 @@ CALLS = (
         ours="end - start",
         core="end - start",
         torch="start.elapsed_time(end)",
+        python="nothing.without_gil",
     ),
 )
 
@@ -397,7 +414,7 @@ def measure_calls(raw: RawCalls, effort: Effort, simulated: bool) -> list[dict[s
         "cuda_gctx": names_of_ours(effort.device),
         "cuda.core": names_or_reason(names_of_core, effort.device),
         "torch": "needs a real GPU" if simulated else names_or_reason(names_of_torch, effort.device),
-        "python": {"empty_block": EmptyBlock()},
+        "python": {"nothing": Nothing()},
     }
     contestants: dict[str, dict[str, Contestant]] = {}
     for call in CALLS:

@@ -1,5 +1,7 @@
 """Raw driver calls, timed in C++: what the calls of the package are compared with."""
 
+cimport cython
+
 from cuda_gctx._core.cpp cimport Slot, drop
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx.bench.raw_calls cimport (
@@ -84,7 +86,36 @@ cdef extern from *:
     object gctx_make_nothing()
 
 
-cdef class EmptyBlock:
-    """A ``with`` block over an object in C that does nothing."""
+cdef extern from *:
+    """
+    /* Opaque, so that the GIL is released around it. */
+    static void gctx_do_nothing(void) { __asm__ volatile("" ::: "memory"); }
+    """
+    void gctx_do_nothing() noexcept nogil
+
+
+cdef class Nothing:
+    """What Python itself takes for statements over an object in C, which do nothing."""
 
     __enter__ = __exit__ = gctx_make_nothing()
+
+    @property
+    def itself(self):
+        return self
+
+    @cython.binding(False)
+    def block(self):
+        return self
+
+    @property
+    def without_gil(self):
+        """Releases the GIL, and takes it back."""
+        with nogil:
+            gctx_do_nothing()
+        return True
+
+    @cython.binding(False)
+    def call_without_gil(self, other):
+        """The same, as a method with an argument."""
+        with nogil:
+            gctx_do_nothing()

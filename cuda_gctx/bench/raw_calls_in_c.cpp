@@ -16,7 +16,7 @@ struct RawCalls::Entry {
   double (RawCalls::*time)(unsigned count);
 };
 
-const std::array<RawCalls::Entry, 13> RawCalls::entries{{
+const std::array<RawCalls::Entry, 14> RawCalls::entries{{
     {"query", &RawCalls::query},
     {"split_one", &RawCalls::split_one},
     {"split_uneven", &RawCalls::split_uneven},
@@ -24,6 +24,7 @@ const std::array<RawCalls::Entry, 13> RawCalls::entries{{
     {"stream", &RawCalls::stream},
     {"stream_sm_count", &RawCalls::stream_sm_count},
     {"push_pop", &RawCalls::push_pop},
+    {"is_current", &RawCalls::is_current},
     {"record_wait", &RawCalls::record_wait},
     {"context_record_wait", &RawCalls::context_record_wait},
     {"stream_is_done", &RawCalls::stream_is_done},
@@ -221,6 +222,13 @@ double RawCalls::push_pop(unsigned count) {
     CUcontext popped = nullptr;
     GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
     GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+  });
+}
+
+double RawCalls::is_current(unsigned count) {
+  return timed(count, [this] {
+    CUcontext found = nullptr;
+    GCTX_CALL(driver_, cuCtxGetCurrent, &found);
   });
 }
 

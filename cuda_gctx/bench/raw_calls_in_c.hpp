@@ -35,7 +35,7 @@ class RawCalls {
 
  private:
   struct Entry;
-  static const std::array<Entry, 13> entries;
+  static const std::array<Entry, 14> entries;
 
   template <class Call>
   double timed(unsigned count, Call one_call);
@@ -47,6 +47,7 @@ class RawCalls {
   double stream(unsigned count);
   double stream_sm_count(unsigned count);
   double push_pop(unsigned count);
+  double is_current(unsigned count);
   double record_wait(unsigned count);
   double context_record_wait(unsigned count);
   double stream_is_done(unsigned count);

@@ -8,6 +8,7 @@ import gc
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -133,6 +134,63 @@ def test_one_block_entered_on_two_threads_is_left_by_each_on_its_own(raw: Raw, t
     left.set()
     thread.join()
     assert answers == [0]
+
+
+def test_a_context_keeps_one_block_for_its_statements_and_goes_at_once(dev: Device) -> None:
+    ctx, last = small_contexts(dev, 2)
+    first = ctx.current()
+    kept = id(first)
+    with first:
+        other = ctx.current()
+        assert id(other) != kept
+    del first
+    with ctx.current() as entered:
+        assert entered is ctx
+    number = id(ctx.current())
+    assert number == kept
+    # A block keeps its context, and a context that keeps a block goes without a collection.
+    is_there, block = weakref.ref(last), last.current()
+    del last
+    with block:
+        assert is_there() is not None
+    gc.disable()
+    try:
+        del block
+        assert is_there() is None
+    finally:
+        gc.enable()
+        ctx.close()
+
+
+def test_a_block_of_a_closed_context_is_refused_and_may_go_after_it(two: list[Context]) -> None:
+    block, other = two[0].current(), two[0].current()
+    two[0].close()
+    with pytest.raises(RuntimeError, match="has been closed"):
+        block.__enter__()
+    del block
+    with pytest.raises(RuntimeError, match="has been closed"):
+        other.__enter__()
+
+
+def test_a_block_whose_place_was_set_to_another_context_has_its_own_again(
+    dev: Device, raw: Raw, two: list[Context]
+) -> None:
+    a, b = two
+    raw.push(dev.context.handle)
+    block = a.current()
+    block.__enter__()
+    # Other code leaves the context of the block below what was current before it.
+    for _ in range(2):
+        raw.pop()
+    raw.push(a.handle)
+    raw.push(dev.context.handle)
+    block.__exit__(None, None, None)
+    dev.set_current(b)
+    while raw.current():
+        raw.pop()
+    dev.set_current(dev.context)
+    with block:
+        assert a.is_current
 
 
 def test_an_error_inside_a_block_with_an_await_is_not_hidden(raw: Raw, two: list[Context]) -> None:

@@ -137,6 +137,19 @@ def test_a_stream_captures_once_at_a_time(parts: Partitions) -> None:
         stream.capture("loose")  # type: ignore[arg-type]
 
 
+def test_a_block_of_a_capture_is_entered_and_left_in_turn(parts: Partitions) -> None:
+    capture = parts.a.stream.capture()
+    assert "is not open" in str(refusal(RuntimeError, lambda: capture.__exit__(None, None, None)))
+    for _ in range(2):
+        with capture:
+            assert "open already" in str(refusal(RuntimeError, capture.__enter__))
+        assert capture.graph.node_count == 0
+    with parts.a.stream.capture():
+        assert "end that capture first" in str(refusal(RuntimeError, capture.__enter__))
+    with capture:  # a refused one leaves nothing behind
+        pass
+
+
 def test_a_capture_that_was_invalidated_raises(parts: Partitions) -> None:
     def spoil() -> None:
         with parts.a.stream.capture("relaxed"):

@@ -76,6 +76,10 @@ void Driver::fill_table() {
     return status == CU_GET_PROC_ADDRESS_SUCCESS ? address : nullptr;
   };
 #define GCTX_FUNCTION(name, symbol, since) name = reinterpret_cast<decltype(name)>(find(symbol, since));
+#define GCTX_NEWER_FORM(name, symbol, since)        \
+  if (void* const newer = find(symbol, since)) {    \
+    name = reinterpret_cast<decltype(name)>(newer); \
+  }
 #include "driver/functions.inc"
 #undef GCTX_FUNCTION
 }

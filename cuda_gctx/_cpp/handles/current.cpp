@@ -49,7 +49,7 @@ struct ThreadEntries {
 
   Entry* innermost_open_block() const noexcept;
   void demand_task(const void* task) const;
-  void add(Entry& entry, ContextHandle context, CUcontext before, std::size_t place, const void* task) noexcept;
+  void add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept;
   void release(Entry* first) noexcept;
 
   // Of entries of one driver.
@@ -72,8 +72,8 @@ struct ThreadEntries {
     places.reserve(usual_depth);
     parted.reserve(usual_depth);
   }
-  bool enter(Entry& entry, const ContextHandle& context, const void* task);
-  bool leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
+  bool enter(Entry& entry, const void* task);
+  bool leave_at_once(Entry& entry, const void* task) noexcept;
   bool end_at_once(ContextHandle& context) noexcept;
   void leave(Entry& entry, const void* task);
   ContextHandle set(const ContextHandle& context, const void* task);
@@ -131,10 +131,8 @@ void ThreadEntries::demand_task(const void* task) const {
   }
 }
 
-void ThreadEntries::add(Entry& entry, ContextHandle context, CUcontext before, std::size_t place,
-                        const void* task) noexcept {
-  context->note_thread(system_id);
-  entry.context_ = std::move(context);
+inline void ThreadEntries::add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept {
+  entry.context_->note_thread(system_id);
   entry.before_ = before;
   entry.place_ = place;
   entry.task_ = task;
@@ -148,17 +146,17 @@ void ThreadEntries::add(Entry& entry, ContextHandle context, CUcontext before, s
 void ThreadEntries::release(Entry* first) noexcept {
   while (first != nullptr) {
     Entry& entry = *std::exchange(first, first->below_);
-    const ContextHandle context = std::move(entry.context_);
-    const ContextHandle set = std::move(entry.set_);
-    context->state().make_not_current();
-    if (set) {
+    if (const ContextHandle set = std::move(entry.set_)) {
       set->state().make_not_current();
     }
-    entry.state_.store(State::idle);
     if (entry.block_ == nullptr) {
+      const ContextHandle context = std::move(entry.context_);
       delete &entry;
+      context->state().make_not_current();
     } else {
+      entry.state_.store(State::over);
       entry.below_ = std::exchange(gone, &entry);
+      entry.context_->state().make_not_current();
     }
   }
   while (!parted.empty()) {
@@ -172,6 +170,7 @@ Entry* ThreadEntries::take_left() noexcept {
   Entry* const entry = gone;
   if (entry != nullptr) {
     gone = std::exchange(entry->below_, nullptr);
+    entry->state_.store(State::idle);  // not before: whoever enters it now changes what is below it
   }
   return entry;
 }
@@ -369,13 +368,18 @@ void ThreadEntries::leave_what_was_left() {
 
 // ---- blocks
 
-bool ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void* task) {
-  ContextBox& box = *context;
+bool ThreadEntries::enter(Entry& entry, const void* task) {
+  ContextBox& box = *entry.context_;
   box.demand_usable();
-  if (!entry.is_idle() || without_left_blocks(top) != top) [[unlikely]] {
+  if (!entry.is_idle()) [[unlikely]] {
     return false;
   }
-  demand_task(task);
+  if (top != nullptr) {
+    if (without_left_blocks(top) != top) [[unlikely]] {
+      return false;
+    }
+    demand_task(task);
+  }
   demand_room();
   const Driver& driver = box.runtime().driver();
   CUcontext before = nullptr;
@@ -398,25 +402,27 @@ bool ThreadEntries::enter(Entry& entry, const ContextHandle& context, const void
     box.state().make_not_current();
     driver.fail(result, "cuCtxPushCurrent");
   }
-  add(entry, context, before, place, task);
+  add(entry, before, place, task);
   return true;
 }
 
-bool ThreadEntries::leave_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept {
-  if (top != &entry || entry.task_ != task || entry.set_ || without_left_blocks(entry.below_) != entry.below_) {
+bool ThreadEntries::leave_at_once(Entry& entry, const void* task) noexcept {
+  if (top != &entry || entry.task_ != task || entry.set_ ||
+      (entry.below_ != nullptr && without_left_blocks(entry.below_) != entry.below_)) [[unlikely]] {
     return false;
   }
-  const Runtime& runtime = entry.context_->runtime();
+  ContextBox& box = *entry.context_;
+  const Runtime& runtime = box.runtime();
   State expected = State::open;
-  if (!runtime.is_usable() || !entry.state_.compare_exchange_strong(expected, State::idle)) {
+  if (!runtime.is_usable() || !entry.state_.compare_exchange_strong(expected, State::idle)) [[unlikely]] {
     return false;
   }
   const Driver& driver = runtime.driver();
   CUcontext popped = nullptr;
   CUcontext now = nullptr;
   failed_pop = driver.cuCtxPopCurrent(&popped);
-  if (failed_pop != CUDA_SUCCESS || popped != entry.context_->handle() ||
-      driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != entry.before_) [[unlikely]] {
+  if (failed_pop != CUDA_SUCCESS || popped != box.handle() || driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS ||
+      now != entry.before_) [[unlikely]] {
     if (failed_pop == CUDA_SUCCESS) {
       ContextStack(driver, places).push(popped);
     } else if (failed_pop == CUDA_ERROR_INVALID_CONTEXT) {
@@ -426,17 +432,17 @@ bool ThreadEntries::leave_at_once(Entry& entry, const void* task, ContextHandle&
     return false;
   }
   top = entry.below_;
-  entry.context_->state().make_not_current();
-  context = std::move(entry.context_);
+  box.state().make_not_current();
   return true;
 }
 
 bool ThreadEntries::end_at_once(ContextHandle& context) noexcept {
   Entry* const entry = top;
   if (!entry->is_set()) {
-    if (!leave_at_once(*entry, entry->task_, context)) {
+    if (!leave_at_once(*entry, entry->task_)) {
       return false;
     }
+    entry->state_.store(State::over);
     entry->below_ = std::exchange(gone, entry);
     return true;
   }
@@ -539,7 +545,8 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
     release(left);
     let_go();
   }
-  add(*entry.release(), context, nullptr, place, nullptr);
+  entry->be_of(nullptr, context);
+  add(*entry.release(), nullptr, place, nullptr);
   return previous;
 }
 
@@ -598,12 +605,12 @@ bool Entry::is_of_this_thread() const noexcept {
   return !is_idle() && thread_.load(std::memory_order_relaxed) == ThreadEntries::here().system_id;
 }
 
-bool enter_block(Entry& entry, const ContextHandle& context, const void* task) {
-  return ThreadEntries::here().enter(entry, context, task);
-}
+ThreadEntries& entries_of_this_thread() { return ThreadEntries::here(); }
 
-bool leave_block_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept {
-  return ThreadEntries::here().leave_at_once(entry, task, context);
+bool enter_block(ThreadEntries& here, Entry& entry, const void* task) { return here.enter(entry, task); }
+
+bool leave_block_at_once(ThreadEntries& here, Entry& entry, const void* task) noexcept {
+  return here.leave_at_once(entry, task);
 }
 
 // In a forked child its driver is gone, and so is what it made current.
@@ -646,7 +653,9 @@ std::vector<ContextHandle> end_this_thread_at_once() noexcept {
   try {
     ThreadEntries& here = ThreadEntries::here();
     for (ContextHandle context; !is_forked() && here.top != nullptr && here.end_at_once(context);) {
-      contexts.push_back(std::move(context));
+      if (context) {
+        contexts.push_back(std::move(context));
+      }
     }
   } catch (const std::bad_alloc&) {  // end_this_thread() goes on
   }
@@ -665,7 +674,5 @@ void end_this_thread() noexcept {
     note_failure(error.what());
   }
 }
-
-const void* this_thread() noexcept { return &ThreadEntries::here(); }
 
 }  // namespace gctx

@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "handles/types.hpp"
@@ -29,18 +30,24 @@ class Runtime;
 struct ThreadEntries;
 
 // A context that a thread made current. That of a block is part of the block, which a language binding keeps alive from
-// enter_block() until take_left() returns it; that of set_current belongs to the list.
+// enter_block() until it has been left at once, or else until take_left() returns it; that of set_current belongs to
+// the list. A block keeps its handle, so that entering and leaving it copies none; but where it was left late,
+// set_current may have put another one there.
 class Entry {
  public:
   Entry() = default;
-  explicit Entry(void* block) noexcept : block_(block) {}
+  Entry(void* block, ContextHandle context) noexcept { be_of(block, std::move(context)); }
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
 
   bool is_idle() const noexcept { return state_.load(std::memory_order_relaxed) == State::idle; }
   bool is_of_this_thread() const noexcept;
   void* block() const noexcept { return block_; }
-  void set_block(void* block) noexcept { block_ = block; }
+  void be_of(void* block, ContextHandle context) noexcept {
+    block_ = block;
+    context_ = std::move(context);
+  }
+  ContextHandle& context() noexcept { return context_; }
 
  private:
   friend struct ThreadEntries;
@@ -66,13 +73,16 @@ class Entry {
   Entry* below_ = nullptr;
 };
 
-// Pushes a context; all or nothing. False if the entry is in use, or else if the innermost one was left before its
-// turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread. `task` stays
-// valid as long as the entry is on the list.
-[[nodiscard]] bool enter_block(Entry& entry, const ContextHandle& context, const void* task);
+// The list of the calling thread, for who looks it up once; a different one for each.
+ThreadEntries& entries_of_this_thread();
 
-// Pops it. True if that was all there was to do; `context` then is what the entry owned. Calls nothing that takes long.
-bool leave_block_at_once(Entry& entry, const void* task, ContextHandle& context) noexcept;
+// Pushes the context of a block; all or nothing. False if the entry is in use, or else if the innermost one was left
+// before its turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread.
+// `task` stays valid as long as the entry is on the list.
+[[nodiscard]] bool enter_block(ThreadEntries& here, Entry& entry, const void* task);
+
+// Pops it. True if that was all there was to do. Calls nothing that takes long.
+[[nodiscard]] bool leave_block_at_once(ThreadEntries& here, Entry& entry, const void* task) noexcept;
 
 // The same where other code has changed what is current, or the block is not the innermost one. Makes current what was
 // before the block, whatever ran inside and whichever call fails. Throws if a block that was entered inside is still
@@ -95,6 +105,5 @@ void forget_current_of(const Runtime& runtime);  // removes all contexts of that
 // whoever shares a lock with the thread; the contexts are let go by the caller.
 std::vector<ContextHandle> end_this_thread_at_once() noexcept;
 void end_this_thread() noexcept;
-const void* this_thread() noexcept;  // a different one for each
 
 }  // namespace gctx

@@ -1,5 +1,5 @@
-// The place of a handle in an object of a language binding, which one thread may close while others use it: a call
-// copies the handle out and works on the copy, and closing takes the handle away.
+// The place of a handle in an object of a language binding, which one thread may close while others use it: what a call
+// works on stays until the call has ended, and closing takes the handle away from later ones.
 #pragma once
 
 #include <atomic>
@@ -26,6 +26,7 @@ class BasicSlot {
 
   void share(const BasicSlot& other) noexcept { put(other.get()); }
   Handle get() const noexcept { return place_.get(); }  // null if it is closed, or was never filled
+  typename Place::Held hold() noexcept { return place_.hold(); }
   Handle take() noexcept { return place_.take(); }
   bool was_filled() const noexcept { return was_filled_.load(std::memory_order_relaxed); }
 
@@ -55,6 +56,17 @@ class SharedPlace {
   using Handle = std::shared_ptr<Box>;
   using Borrowed = Handle;
 
+  class Held {
+   public:
+    explicit Held(Handle box) noexcept : box_(std::move(box)) {}
+    const Handle* get() const noexcept { return box_ ? &box_ : nullptr; }
+    void let_go() noexcept { box_.reset(); }
+    Handle end() noexcept { return nullptr; }
+
+   private:
+    Handle box_;
+  };
+
   void put(Handle box) noexcept {
     const std::lock_guard lock(mutex_);
     box_.swap(box);
@@ -68,13 +80,16 @@ class SharedPlace {
     return std::exchange(box_, nullptr);
   }
   Borrowed borrow() const noexcept { return get(); }
+  Held hold() const noexcept { return Held(get()); }
 
  private:
   mutable std::mutex mutex_;
   Handle box_;
 };
 
-// For threads that hold one and the same lock, such as the GIL, as long as they use the slot and what they borrow.
+// For threads that hold one and the same lock, such as the GIL, as long as they use the slot and what they borrow. A
+// call gives that lock up, so the slot counts the calls that work on its handle, and what is taken meanwhile is let go
+// by the last of them. The object of the slot outlives them.
 template <typename Box>
 class LockedPlace {
  public:
@@ -91,13 +106,43 @@ class LockedPlace {
     Box* box_ = nullptr;
   };
 
-  void put(Handle box) noexcept { box_.swap(box); }
-  const Handle& get() const noexcept { return box_; }
-  Handle take() noexcept { return std::exchange(box_, nullptr); }
-  Borrowed borrow() const noexcept { return Borrowed(box_.get()); }
+  class Held {
+   public:
+    explicit Held(LockedPlace* place) noexcept : place_(place) {}
+    const Handle* get() const noexcept { return place_ != nullptr ? &place_->box_ : nullptr; }
+    void let_go() noexcept {}
+    // With the lock: what the caller has to let go of without it.
+    Handle end() noexcept { return place_ != nullptr ? place_->end_call() : nullptr; }
+
+   private:
+    LockedPlace* place_;
+  };
+
+  void put(Handle box) noexcept { box_.swap(box); }  // while no call works on it
+  Handle get() const noexcept { return is_taken_ ? nullptr : box_; }
+  Handle take() noexcept {
+    if (calls_ == 0) {
+      return std::exchange(box_, nullptr);
+    }
+    is_taken_ = true;
+    return nullptr;
+  }
+  Borrowed borrow() const noexcept { return Borrowed(is_taken_ ? nullptr : box_.get()); }
+  Held hold() noexcept {
+    const bool is_there = box_ && !is_taken_;
+    calls_ += static_cast<unsigned>(is_there);
+    return Held(is_there ? this : nullptr);
+  }
 
  private:
+  Handle end_call() noexcept {
+    --calls_;
+    return calls_ == 0 && std::exchange(is_taken_, false) ? std::exchange(box_, nullptr) : nullptr;
+  }
+
   Handle box_;
+  unsigned calls_ = 0;
+  bool is_taken_ = false;
 };
 
 template <typename Box>

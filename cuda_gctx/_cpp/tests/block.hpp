@@ -13,8 +13,9 @@ namespace gctx::test {
 
 class Block {
  public:
-  explicit Block(const ContextHandle& context, const void* task = nullptr) {
-    while (!enter_block(*entry_, context, task)) {
+  explicit Block(const ContextHandle& context, const void* task = nullptr)
+      : entry_(std::make_unique<Entry>(this, context)) {
+    while (!enter_block(entries_of_this_thread(), *entry_, task)) {
       leave_what_was_left();
     }
     forget_blocks();  // those that were left elsewhere have gone from the list by it
@@ -37,8 +38,9 @@ class Block {
   Block& operator=(const Block&) = delete;
 
   void leave(const void* task = nullptr) {
-    ContextHandle context;
-    if (!leave_block_at_once(*entry_, task, context)) {
+    if (leave_block_at_once(entries_of_this_thread(), *entry_, task)) {
+      entry_->context().reset();
+    } else {
       try {
         leave_block(*entry_, task);
       } catch (...) {
@@ -50,12 +52,13 @@ class Block {
   }
 
   static void forget_blocks() noexcept {
-    while (take_left() != nullptr) {
+    while (Entry* const left = take_left()) {
+      left->context().reset();
     }
   }
 
  private:
-  std::unique_ptr<Entry> entry_ = std::make_unique<Entry>(this);
+  std::unique_ptr<Entry> entry_;
 };
 
 }  // namespace gctx::test

@@ -273,6 +273,53 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
   CHECK(current_of(runtime) == nullptr);
 }
 
+// Nobody enters it meanwhile: what is below it would change under the list of blocks that have gone.
+void a_block_that_was_left_late_is_in_use_until_it_is_taken() {
+  Machine machine("h200@13.0");
+  Runtime& runtime = machine.runtime();
+  const auto contexts = two_contexts(runtime);
+  ThreadEntries& here = entries_of_this_thread();
+  Entry first(&first, contexts[0]);
+  Entry second(&second, contexts[1]);
+  CHECK(enter_block(here, first, nullptr) && enter_block(here, second, nullptr));
+  for (Entry* entry : {&second, &first}) {
+    runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
+    CHECK(!leave_block_at_once(here, *entry, nullptr));
+    leave_block(*entry, nullptr);
+  }
+  CHECK(current_of(runtime) == nullptr);
+  CHECK(!first.is_idle() && !enter_block(here, first, nullptr));
+  CHECK(take_left() == &first && take_left() == &second && take_left() == nullptr);
+  CHECK(enter_block(here, first, nullptr) && leave_block_at_once(here, first, nullptr));
+}
+
+// The first form takes more than twice as long (seen on an H200 with driver 13.0).
+void the_newest_form_of_a_function_is_called() {
+  for (const auto& [driver, symbol] :
+       {std::pair{"h200@12.4", "cuEventElapsedTime"}, std::pair{"h200@13.0", "cuEventElapsedTime_v2"}}) {
+    Machine machine(driver);
+    const Driver& table = machine.runtime().driver();
+    void* const library = dlopen(table.path().c_str(), RTLD_NOW | RTLD_NOLOAD);
+    CHECK(reinterpret_cast<void*>(table.cuEventElapsedTime) == dlsym(library, symbol));
+  }
+}
+
+void what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them() {
+  Machine machine("h200@13.0");
+  LockedSlot<ContextBox> slot;
+  slot.put(two_contexts(machine.runtime())[0]);
+  const std::weak_ptr<ContextBox> kept = slot.get();
+  auto first = slot.hold();
+  auto second = slot.hold();
+  CHECK(slot.take() == nullptr && slot.take() == nullptr);  // nothing for who closes it to let go of
+  CHECK(slot.get() == nullptr && !slot.borrow() && slot.hold().get() == nullptr);
+  CHECK((*first.get())->handle() != nullptr && first.end() == nullptr);
+  CHECK((*second.get())->handle() != nullptr && !kept.expired());
+  CHECK(second.end() != nullptr);
+  CHECK(kept.expired());
+  CHECK(slot.take() == nullptr);
+}
+
 void two_tasks_of_a_thread_cannot_have_a_block_each() {
   Machine machine("h200@13.0");
   const auto contexts = two_contexts(machine.runtime());
@@ -492,6 +539,9 @@ int main() {
   a_block_that_is_left_on_another_thread_goes_on_its_own();
   what_was_current_before_a_block_is_current_after_it();
   what_was_set_in_a_block_outlives_it_in_the_driver();
+  a_block_that_was_left_late_is_in_use_until_it_is_taken();
+  the_newest_form_of_a_function_is_called();
+  what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them();
   two_tasks_of_a_thread_cannot_have_a_block_each();
   a_context_of_a_device_that_is_not_listed_is_refused();
   objects_of_a_driver_that_is_set_aside_wait();
