@@ -357,7 +357,7 @@ def failed_test(tests: str, folder: Path, **environment: str) -> str | None:
         return f"(not done after {LIMIT_S} s)"
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 1):
-        return f"(exit code {done.returncode}) {done.stdout[-300:]}{done.stderr[-300:]}"
+        return f"(exit code {done.returncode}) {(done.stdout + done.stderr).strip()[-100:]!r}"
     return found[1] if found else None
 
 

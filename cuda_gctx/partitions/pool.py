@@ -171,7 +171,8 @@ class PartitionPool:
 
         While streams of the current layout capture a graph, it orders the graph: the streams that the new partitions
         have lent so far become part of the capture, behind the streams of the old ones. A capture ends on the stream on
-        which it began: switch back before that. The work outside of the capture is ordered by the first switch after
+        which it began: switch back before that. Back in the layout in which it began, its own streams are part of it,
+        and no others. The work outside of the capture is ordered by the first switch after
         it. RuntimeError if streams of the pool are in a capture that the current layout is not part of.
 
         requests, named, stream: as for prepare().

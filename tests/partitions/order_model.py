@@ -222,7 +222,10 @@ class Program:
             self.step(history, part, before[part])
             for target in others:
                 self.switch_to(history, target)
-                self.work(history)
+                if target == origin:  # where only the streams that the program has captured are part of the graph
+                    self.step(history, part, before[part])
+                else:
+                    self.work(history)
             history_of_origin = len(history.arrangements)
             self.switch_to(history, origin)
             self.streams, self.places = before, places
