@@ -13,6 +13,7 @@
 #   make broken-claims   break thirty claims of the pages in the code, and demand that the tests they name fail
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
+#   make sanitize-python  the Python tests of the core rooms, with sanitizers in the core and its modules: many minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour
 #   make peers    run test suites of other projects on the software driver; CUDA_PYTHON names a checkout of NVIDIA/cuda-python
@@ -38,7 +39,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside releases mutants native-mutants random-mutants broken-claims peers develop sanitize fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside releases mutants native-mutants random-mutants broken-claims peers develop sanitize sanitize-python fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -113,6 +114,7 @@ develop: $(VENV)/builders $(VENV)/test-requirements.txt
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread
+comma := ,
 CUDA_INCLUDE = $(shell $(BIN)/python tools/requirements.py cuda-include)
 # $(call configure,PROJECT,FOLDER,SANITIZERS): the software driver or the core in a build folder of its own.
 configure = cmake -G Ninja -S $1 -B $2 -DCUDA_GCTX_CUDA_INCLUDE="$(CUDA_INCLUDE)" -DCUDA_GCTX_SANITIZE=$3 -DCUDA_GCTX_WERROR=ON
@@ -126,6 +128,21 @@ sanitize: $(VENV)/builders
 	    ctest --test-dir $$folder/$$project --output-on-failure; \
 	  done; \
 	done
+
+# The Python tests of the core rooms on a package whose C++ and Cython are built with sanitizers. Leaks are not reported:
+# the interpreter itself leaves memory, and what the package leaves is in the software driver's ledger.
+SANITIZED := build/sanitize-python
+SANITIZED_TESTS ?= tests/core tests/partitions
+sanitize-python: $(VENV)/builders $(VENV)/testers
+	$(call configure,.,$(SANITIZED),address$(comma)undefined) -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+	  -DSKBUILD_SOABI="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
+	cmake --build $(SANITIZED)
+	rm -rf $(SANITIZED)/package
+	cmake --install $(SANITIZED) --prefix $(SANITIZED)/package
+	cp -r cuda_gctx $(SANITIZED)/package
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc CUDA_GCTX_DRIVER=sim \
+	  PYTHONPATH="$(CURDIR)/$(SANITIZED)/package" $(BIN)/python -P -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS)
 
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)

@@ -90,3 +90,8 @@ def test_a_reading_of_the_clock_ends_whether_or_not_it_was_complete(
         assert not reading.is_done
     assert reading.is_done
     assert reading.sm_clock_mhz is None
+
+
+def test_the_memory_of_a_device_is_what_is_free_of_all(dev: Device) -> None:
+    free, total = machine.memory_of(dev)
+    assert 0 < free <= total

@@ -17,6 +17,9 @@ from cuda_gctx.measure.statistics import (
     ratio_of,
     student,
 )
+from cuda_gctx.measure.statistics import _exceeding as exceeding
+from cuda_gctx.measure.statistics import _rank as rank
+from cuda_gctx.measure.statistics import certainty_of
 from cuda_gctx.measure.summaries import Latency, Spread, summary
 
 
@@ -102,3 +105,27 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
         found = ratio_of([(numbers.lognormvariate(0, 0.1) * 1.2, 1.0) for _ in range(15)])
         held += found.low <= 1.2 <= found.high
     assert held >= 360, f"seed {seed}"
+
+
+def test_more_rivals_leave_more_to_luck() -> None:
+    two, three, four = (Luck((0.01,) * number, 0.01, 8, 2).between() for number in (2, 3, 4))
+    assert 0 < two < three < four
+
+
+@pytest.mark.parametrize("pairs", [9, 10, 15, 24, 40, 101])
+def test_the_interval_of_pairs_is_the_narrowest_that_is_certain_enough(pairs: int) -> None:
+    def missed(first: int) -> float:
+        """The chance that the true median is outside of the sorted ratios from `first` to that from the end."""
+        return 2 * sum(math.comb(pairs, below) for below in range(first)) / 2**pairs
+
+    first = rank(pairs) + 1
+    assert missed(first) <= 1 - certainty_of(pairs)
+    assert missed(first + 1) > 1 - certainty_of(pairs)
+
+
+@pytest.mark.parametrize("samples", [50_000, 200_000])
+def test_of_many_samples_as_many_exceed_a_quantile_as_of_a_normal_distribution(samples: int) -> None:
+    least, most = exceeding(samples, 0.99, 0.95)
+    deviation = math.sqrt(samples * 0.01 * 0.99)
+    assert least == pytest.approx(samples * 0.01 - 1.96 * deviation, abs=2)
+    assert most == pytest.approx(samples * 0.01 + 1.96 * deviation, abs=2)

@@ -226,6 +226,10 @@ def test_a_graph_of_another_partition_is_refused(parts: Partitions) -> None:
             assert "was not captured in partition b" in str(refusal(ValueError, lambda: graphs.add(parts.b, 1, graph)))
             graphs.add(parts.a, 1, graph)
             assert "drop that first" in str(refusal(ValueError, lambda: graphs.add(parts.a, 1, graph)))
+            with parts.b.context.create_stream() as stream:
+                assert "was not captured in stream of priority 0" in str(
+                    refusal(ValueError, lambda: graphs.add(stream, 1, graph))
+                )
         graphs.replay(parts.a, 1)
         parts.sync()
 
