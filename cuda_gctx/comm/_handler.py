@@ -37,7 +37,7 @@ from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import host_identity
 from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
 from cuda_gctx.comm._tensors import span
-from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, on_hosts
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
 
 __all__ = ["MixedCommHandler", "run_mixed_comm"]
@@ -165,7 +165,7 @@ class MixedCommHandler:
         groups = Groups(group, HOST_S)
         backend = groups.backend
         demand_all_equal(backend, {"tp_size": tp_size, "dp_size": dp_size})
-        info = ParallelInfo.on_hosts(backend.Get_rank(), gather(backend, host_identity()), tp_size, dp_size)
+        info = on_hosts(backend.Get_rank(), gather(backend, host_identity()), tp_size, dp_size)
         if device is None:
             device = "cuda" if partition is None else f"cuda:{partition.context.device.device_id}"
         given: dict[str, Any] = asdict(info) | options

@@ -15,7 +15,7 @@ from typing import Any
 
 from cuda_gctx._core.arguments import as_int
 
-__all__ = ["MixedCommMode", "MixedCommOp", "NodePlan", "ParallelInfo", "Plan"]
+__all__ = ["MixedCommMode", "MixedCommOp", "NodePlan", "ParallelInfo", "Plan", "on_hosts"]
 
 
 class MixedCommOp(IntEnum):
@@ -142,8 +142,10 @@ def _rank_and_size(level: str, rank: int, size: int) -> tuple[int, int]:
 
 
 def _sizes(level: str, size: int, tp: int | None, dp: int | None) -> tuple[int, int]:
+    """level: "local", "inter" or, for the world, nothing."""
+    prefix = f"{level}_" if level else ""
     tp, dp = (
-        given if given is None else as_int(f"{level}_{axis}_size", given, 1) for axis, given in (("tp", tp), ("dp", dp))
+        given if given is None else as_int(f"{prefix}{axis}_size", given, 1) for axis, given in (("tp", tp), ("dp", dp))
     )
     if tp is None and dp is None:
         return size, 1
@@ -154,8 +156,8 @@ def _sizes(level: str, size: int, tp: int | None, dp: int | None) -> tuple[int, 
         dp = size // tp if size % tp == 0 else 0
     if tp * dp != size:
         raise ValueError(
-            f"{level}_tp_size and {level}_dp_size must multiply to {level}_size={size}; with "
-            f"{level}_tp_size={tp or None} and {level}_dp_size={dp or None} they do not: choose divisors of {size}"
+            f"{prefix}tp_size and {prefix}dp_size must multiply to {level or 'world'}_size={size}; with "
+            f"{prefix}tp_size={tp or None} and {prefix}dp_size={dp or None} they do not: choose divisors of {size}"
         )
     return tp, dp
 
@@ -223,33 +225,6 @@ class ParallelInfo:
         """
         sizes: list[Any] = [local_tp_size, local_dp_size, inter_tp_size, inter_dp_size]
         return cls(world_rank, world_size, local_rank, local_size, inter_rank, inter_size, *sizes)
-
-    @classmethod
-    def on_hosts(
-        cls, world_rank: int, hosts: Sequence[str], tp_size: int | None = None, dp_size: int | None = None
-    ) -> ParallelInfo:
-        """The place of a rank whose nodes are hosts.
-
-        world_rank: the rank among all. hosts: the name of each rank's host, in the order of the ranks.
-        tp_size, dp_size: how all ranks are divided; both None: all are tp; one None: the remaining factor.
-
-        Raises ValueError unless the ranks of a host follow each other, equally many on each host, and tp or host
-        divides the other.
-        """
-        nodes = [list(of_host) for _, of_host in groupby(hosts)]
-        if len({one[0] for one in nodes}) < len(nodes) or len({len(one) for one in nodes}) > 1:
-            raise ValueError(
-                f"the ranks of a host must follow each other, equally many on each host; found {', '.join(hosts)}"
-            )
-        world_size, local_size = len(hosts), len(nodes[0])
-        tp, _ = _sizes("world", world_size, tp_size, dp_size)
-        if local_size % tp and tp % local_size:
-            raise ValueError(f"tp_size={tp} must divide the {local_size} ranks of a host, or be a multiple of them")
-        local_tp, inter_tp = min(tp, local_size), max(tp // local_size, 1)
-        inter_rank, local_rank = divmod(world_rank, local_size)
-        inter_size = len(nodes)
-        grids = local_tp, local_size // local_tp, inter_tp, inter_size // inter_tp
-        return cls.of(world_rank, world_size, local_rank, local_size, inter_rank, inter_size, *grids)
 
     def at(self, world_rank: int) -> ParallelInfo:
         """Another rank of the same topology.
@@ -465,3 +440,29 @@ class ParallelInfo:
             within = (len(of_node.sources) - 1) * len(of_node.chunks) + (len(of_node.targets) - 1) * len(of_node.sums)
             return (within + self.inter_size - 1) * block // of_node.shares
         raise ValueError(f"{mode.name} is not a kernel of this package: its library decides how much it sends")
+
+
+def on_hosts(
+    world_rank: int, hosts: Sequence[str], tp_size: int | None = None, dp_size: int | None = None
+) -> ParallelInfo:
+    """The place of a rank whose nodes are hosts.
+
+    hosts: the name of each rank's host, in the order of the ranks. tp_size, dp_size: how all ranks are divided; both
+    None: all are tp; one None: the remaining factor.
+
+    Raises ValueError unless the ranks of a host follow each other, equally many on each host, and tp or host divides
+    the other.
+    """
+    nodes = [list(of_host) for _, of_host in groupby(hosts)]
+    if len({one[0] for one in nodes}) < len(nodes) or len({len(one) for one in nodes}) > 1:
+        raise ValueError(
+            f"the ranks of a host must follow each other, equally many on each host; found {', '.join(hosts)}"
+        )
+    world_size, local_size = len(hosts), len(nodes[0])
+    tp, _ = _sizes("", world_size, tp_size, dp_size)
+    if local_size % tp and tp % local_size:
+        raise ValueError(f"tp_size={tp} must divide the {local_size} ranks of a host, or be a multiple of them")
+    local_tp, inter_tp = min(tp, local_size), max(tp // local_size, 1)
+    inter_rank, local_rank = divmod(world_rank, local_size)
+    grids = local_tp, local_size // local_tp, inter_tp, len(nodes) // inter_tp
+    return ParallelInfo.of(world_rank, world_size, local_rank, local_size, inter_rank, len(nodes), *grids)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._topology import on_hosts
 
 from ..common import for_each
 from .topologies import TOPOLOGIES, name_of
@@ -248,3 +249,21 @@ def test_values_of_the_ops_are_those_that_programs_have_stored() -> None:
         "ALLREDUCE_ALLGATHER",
         "REDUCESCATTER_ALLREDUCE",
     ]
+
+
+def test_hosts_are_nodes_and_tp_is_the_fast_axis() -> None:
+    hosts = ["a"] * 4 + ["b"] * 4
+    for tp, grids in {8: (4, 1, 2, 1), 4: (4, 1, 1, 2), 2: (2, 2, 1, 2), 1: (1, 4, 1, 2)}.items():
+        for rank in range(8):
+            info = on_hosts(rank, hosts, tp)
+            assert (info.local_tp_size, info.local_dp_size, info.inter_tp_size, info.inter_dp_size) == grids
+            assert (info.world_rank, info.inter_rank, info.tp_size, info.dp_size) == (rank, rank // 4, tp, 8 // tp)
+    assert on_hosts(1, ["a", "a"]).tp_size == on_hosts(1, ["a", "a"], dp_size=1).tp_size == 2
+    for wrong, words in (
+        (["a", "b", "a", "b"], "must follow each other"),
+        (["a", "a", "b"], "equally many on each host; found a, a, b"),
+        (["a"] * 3 + ["b"] * 3, "tp_size=2 must divide the 3 ranks of a host"),
+        (["a"] * 3, "tp_size and dp_size must multiply to world_size=3"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            on_hosts(0, wrong, 2)
