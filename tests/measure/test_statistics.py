@@ -12,6 +12,7 @@ from cuda_gctx.measure.statistics import (
     Estimate,
     Luck,
     Ratio,
+    certainty_of,
     median,
     quantile,
     ratio_of,
@@ -19,7 +20,6 @@ from cuda_gctx.measure.statistics import (
 )
 from cuda_gctx.measure.statistics import _exceeding as exceeding
 from cuda_gctx.measure.statistics import _rank as rank
-from cuda_gctx.measure.statistics import certainty_of
 from cuda_gctx.measure.summaries import Latency, Spread, summary
 
 

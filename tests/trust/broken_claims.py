@@ -78,8 +78,9 @@ BREAKS = {
         "  {\n    if (context->is_closed()) {\n      context->fail_closed();\n    }\n    context->demand_usable();",
     ),
     "An error of a driver call during": (
-        "_core/call.hpp", "    failure = std::current_exception();\n  }\n  holds.reset();",
-        "    failure = std::current_exception();\n    PyGILState_Release(PyGILState_Ensure());\n  }\n  holds.reset();",
+        "_core/call.hpp",
+        "    failure = std::current_exception();\n  }\n  std::apply(",
+        "    failure = std::current_exception();\n    PyGILState_Release(PyGILState_Ensure());\n  }\n  std::apply(",
     ),
     "`parts.verify()`": (
         "partitions/verification.py",
@@ -87,8 +88,9 @@ BREAKS = {
         "known_clusters(device),\n    )\n    if False:",
     ),
     "An exception in `__enter__`": (
-        "_core/current.pyx", "        self._task = <object>task\n        Py_INCREF(self)",
-        "        watch_thread()\n        self._task = <object>task\n        Py_INCREF(self)",
+        f"{HANDLES}/current.cpp",
+        '    box.state().make_not_current();\n    driver.fail(result, "cuCtxPushCurrent");',
+        '    driver.fail(result, "cuCtxPushCurrent");',
     ),
     "## The same request on all of them": (
         f"{RESOURCES}/request.cpp", "request.backfill ? pair_size", "request.backfill ? grain.alignment",
