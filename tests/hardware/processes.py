@@ -8,6 +8,7 @@ it; it needs nvidia-cuda-mps-control. Nothing of the card is set.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -75,24 +76,21 @@ def torch_in_a_process() -> Answer:
 
     import cuda.core
     import torch
+    from cuda.bindings import driver
 
     answer: Answer = {}
     x = torch.ones(1, device="cuda", requires_grad=True)  # torch initialises CUDA
-    kernel = compiled(WHERE, "where")
+    kernel = driver.CUfunction(int(compiled(WHERE, "where").handle))
     blocks = 4096
 
-    class Current:
-        """torch's current stream, for cuda.core."""
-
-        def __cuda_stream__(self) -> tuple[int, int]:
-            return 0, torch.cuda.current_stream().cuda_stream
-
     def ran(name: str) -> None:
-        device = cuda.core.Device(0)
-        device.set_current()
-        stream = device.create_stream(Current())
+        cuda.core.Device(0).set_current()  # on this thread
         sms = torch.full((blocks,), -1, dtype=torch.int64, device="cuda")
-        cuda.core.launch(stream, cuda.core.LaunchConfig(grid=blocks, block=1024), kernel, sms.data_ptr())
+        arguments = (sms.data_ptr(),), (ctypes.c_void_p,)
+        stream = torch.cuda.current_stream().cuda_stream
+        (error,) = driver.cuLaunchKernel(kernel, blocks, 1, 1, 1024, 1, 1, 0, stream, arguments, 0)
+        if int(error):
+            raise RuntimeError(f"CUDA error {int(error)}")
         torch.cuda.synchronize()
         answer[name] = sorted(set(sms.tolist()))
 
