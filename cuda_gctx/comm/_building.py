@@ -54,6 +54,7 @@ from cuda_gctx.comm._packing import agreed_packing
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     ONE_EXCHANGE_THREADS,
+    Element,
     Fault,
     Geometry,
     Packing,
@@ -107,9 +108,10 @@ def _torch() -> Any:
 
 
 @cache
-def _names_of_dtypes() -> dict[Any, str]:
-    torch = _torch()
-    return {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+def _elements() -> dict[Any, Element]:
+    """By the types of torch, which may be older than the youngest of them."""
+    found = {getattr(_torch(), one.name.lower(), None): one for one in Element}
+    return {dtype: one for dtype, one in found.items() if dtype is not None}
 
 
 def is_supported(capability: int) -> bool:
@@ -185,8 +187,8 @@ def checked(
 ) -> Arguments:
     """The arguments of a handler, each of the type and in the range that it has to be; TypeError or ValueError."""
     info = ParallelInfo.of(*place, *grids)
-    if dtype not in _names_of_dtypes():
-        raise ValueError(f"dtype must be torch.float16 or torch.bfloat16, not {dtype}")
+    if dtype not in _elements():
+        raise ValueError(f"dtype must be one of {', '.join(map(str, _elements()))}, not {dtype}")
     device = _torch().device(device)
     if not info.valid_ops:
         raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
@@ -333,8 +335,9 @@ class Groups:
         return "nccl" in str(import_module("torch.distributed").get_backend_config(group))
 
     def nccl_modes(self, arguments: Arguments) -> list[MixedCommMode]:
-        """Those that the groups can run."""
-        if self.world is None or not self._is_nccl(self.world, arguments):
+        """Those that the groups can run. Not every NCCL sums numbers of eight bits."""
+        is_summed = _elements()[arguments.dtype] is not Element.FLOAT8_E4M3FN
+        if self.world is None or not is_summed or not self._is_nccl(self.world, arguments):
             return []
         both = arguments.info.use_mixed and not any(isinstance(one, Within) for one in (self.tp, self.dp))
         return [MixedCommMode.NCCL_ONE, *([MixedCommMode.NCCL_TP_DP] if both else [])]
@@ -476,7 +479,7 @@ class OnGpu:
         assert self.workspaces is not None
         assert self.fault is not None
         arguments, addresses = self._arguments, self.workspaces.addresses
-        info, is_bfloat16 = arguments.info, arguments.dtype is _torch().bfloat16
+        info, element = arguments.info, _elements()[arguments.dtype]
         if self.staged_bytes and self._is_alone():
             # Before and after the kernels. With ranks of one process on one device, more streams could share a hardware
             # queue with the kernel of a rank that waits.
@@ -492,7 +495,7 @@ class OnGpu:
             calls.connect(addresses, *faults, stops=arguments.stops)
             self._kernels[op] = Kernels(
                 *(info, op, self._geometry, self.context, self._device, calls),
-                is_bfloat16=is_bfloat16,
+                element=element,
                 is_programmatic=arguments.programmatic_launch,
                 packing=packing,
             )
@@ -502,7 +505,7 @@ class OnGpu:
                 node_calls.connect(peers, self.transport.regions, *faults, stops=arguments.stops)
                 self._node_kernels[op] = NodeKernels(
                     *(info, op, self._geometry, self._region, self.transport, self.context, self._device, node_calls),
-                    is_bfloat16=is_bfloat16,
+                    element=element,
                 )
 
     def _is_alone(self) -> bool:

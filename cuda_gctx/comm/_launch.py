@@ -16,6 +16,7 @@ from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
     TORN_THREADS,
     TWO_EXCHANGE_THREADS,
+    Element,
     Geometry,
     Packing,
     defines,
@@ -267,14 +268,14 @@ class Kernels:
         device: Device,
         calls: Calls,
         *,
-        is_bfloat16: bool,
+        element: Element,
         is_programmatic: bool,
         packing: Packing,
     ) -> None:
         self.calls = calls
         self._is_programmatic = is_programmatic
         self._what, self._geometry = (info, op), geometry
-        self._is_bfloat16 = is_bfloat16
+        self._element = element
         self._capability = device.compute_capability
         self._context = context
         self._shared = shared_bytes(len(info.plan(op).sources))
@@ -283,7 +284,7 @@ class Kernels:
         self._loaded = self._load(packing)
 
     def _load(self, packing: Packing) -> Loaded:
-        words = defines(*self._what, self._geometry, is_bfloat16=self._is_bfloat16, packing=packing)
+        words = defines(*self._what, self._geometry, element=self._element, packing=packing)
         loaded = Loaded(compile_kernels(words, self._capability), NAMES, self._context)
         loaded.allow_shared("two_exchange", self._shared)
         return loaded

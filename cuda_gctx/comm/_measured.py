@@ -60,6 +60,7 @@ class Measured:
         self._info = handler.para_info
         self._rounds = rounds
         self._torch: Any = import_module("torch")
+        self._element_bytes = self._torch.zeros(1, dtype=handler.dtype, device=handler.device).element_size()
         grain = self._info.dp_size**2 * ALIGNMENT
         # What this topology can divide, next below each size.
         sizes = sorted({size // grain * grain for size in message_bytes} - {0})
@@ -83,12 +84,14 @@ class Measured:
 
     def _two(self, size: int) -> list[Any]:
         handler = self._handler
-        return [self._torch.zeros(size // 2, dtype=handler.dtype, device=handler.device) for _ in range(2)]
+        return [
+            self._torch.zeros(size // self._element_bytes, dtype=handler.dtype, device=handler.device) for _ in range(2)
+        ]
 
     def _tensors(self, case: Case) -> tuple[Any, Any]:
         rows = self._info.dp_size
         in_bytes = case.message_bytes // (rows if case.op.gathers else 1)
-        shape = rows, in_bytes // 2 // rows
+        shape = rows, in_bytes // self._element_bytes // rows
         x_in, x_out = (
             buffer[: prod(one)].view(one)
             for buffer, one in zip(

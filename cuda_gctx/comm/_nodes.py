@@ -22,6 +22,7 @@ from cuda_gctx.comm._launch import (
 from cuda_gctx.comm._protocol import (
     NODE_THREADS,
     TWO_EXCHANGE_THREADS,
+    Element,
     Geometry,
     NodeStep,
     Region,
@@ -380,7 +381,7 @@ class NodeKernels:
         device: Device,
         calls: NodeCalls,
         *,
-        is_bfloat16: bool,
+        element: Element,
     ) -> None:
         self.calls = calls
         self._transport = transport
@@ -388,12 +389,12 @@ class NodeKernels:
         self._shared: dict[NodeStep, int] = {}
         plan = info.node_plan(op)
         for step, sources in ((NodeStep.COLLECT, len(plan.sources)), (NodeStep.SPREAD, len(plan.sums[0][0]))):
-            words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
+            words = node_defines(info, op, step, geometry, region, element=element)
             compiled = compile_kernels(words, device.compute_capability, WITHIN_NODES)
             loaded = self._loaded[step] = Loaded(compiled, KERNELS[WITHIN_NODES[0]], context)
             self._shared[step] = shared_bytes(sources)
             loaded.allow_shared("two_exchange", self._shared[step])
-        words = node_defines(info, op, NodeStep.EXCHANGE, geometry, region, is_bfloat16=is_bfloat16)
+        words = node_defines(info, op, NodeStep.EXCHANGE, geometry, region, element=element)
         self._between = transport.load(words, context, device)
 
     def run(

@@ -28,6 +28,7 @@ from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 
 __all__ = [
     "ALIGNMENT",
+    "Element",
     "Fault",
     "Geometry",
     "NodeStep",
@@ -88,6 +89,19 @@ class Fault(IntEnum):
     TIMEOUT = 1
     MISMATCH = 2
     OVERLAP = 3
+
+
+class Element(IntEnum):
+    """The type of the numbers: names are those of torch, in capitals."""
+
+    FLOAT16 = 0
+    BFLOAT16 = 1
+    FLOAT32 = 2
+    FLOAT8_E4M3FN = 3
+
+    @property
+    def bytes(self) -> int:
+        return {Element.FLOAT32: 4, Element.FLOAT8_E4M3FN: 1}.get(self, 2)
 
 
 class Packing(IntEnum):
@@ -288,13 +302,15 @@ def _words(numbers: dict[str, int]) -> dict[str, str]:
     return {name: f"{value}ull" if value > 0xFFFF else str(value) for name, value in numbers.items()}
 
 
-def _common(world: int, geometry: Geometry, *, is_bfloat16: bool) -> dict[str, int]:
+def _common(world: int, geometry: Geometry, element: Element) -> dict[str, int]:
     if world > MOST_RANKS:
         raise ValueError(f"the kernels connect up to {MOST_RANKS} ranks, and there are {world}")
     numbers = {
         "WORLD": world,
         "POLLS_PER_CLOCK": POLLS_PER_CLOCK,
-        "DTYPE_IS_BFLOAT16": int(is_bfloat16),
+        **{one.name: int(one) for one in Element},
+        "ELEMENT": int(element),
+        "NUMBERS_OF_WORD": 4 // element.bytes,
         "FAULT_TIMEOUT": int(Fault.TIMEOUT),
         "FAULT_MISMATCH": int(Fault.MISMATCH),
         "FAULT_OVERLAP": int(Fault.OVERLAP),
@@ -327,7 +343,7 @@ def defines(
     op: MixedCommOp,
     geometry: Geometry,
     *,
-    is_bfloat16: bool,
+    element: Element,
     packing: Packing = Packing.WHOLE,
 ) -> dict[str, str]:
     """The defines of the kernels of an operation; the same on all ranks of a topology."""
@@ -345,17 +361,17 @@ def defines(
         "TORN_THREADS": TORN_THREADS,
         "TORN_AT": TORN_AT,
     }
-    numbers |= _common(info.world_size, geometry, is_bfloat16=is_bfloat16)
+    numbers |= _common(info.world_size, geometry, element)
     numbers |= _large(geometry, len(plan.sources), len(plan.targets))
     return _words(numbers) | {"ORDER": _braces(plan.blocks)}
 
 
 def node_defines(
-    info: ParallelInfo, op: MixedCommOp, step: NodeStep, geometry: Geometry, region: Region, *, is_bfloat16: bool
+    info: ParallelInfo, op: MixedCommOp, step: NodeStep, geometry: Geometry, region: Region, *, element: Element
 ) -> dict[str, str]:
     """The defines of the kernels of a step of the hierarchical form; the same on all ranks of a topology."""
     plan = info.node_plan(op)
-    numbers = _common(info.local_size, geometry, is_bfloat16=is_bfloat16)
+    numbers = _common(info.local_size, geometry, element)
     if step is NodeStep.EXCHANGE:
         return _words(
             numbers

@@ -17,6 +17,8 @@ from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 __all__ = ["exchange_by_nodes", "exchange_on_cpu", "exchange_with_nccl", "expected", "rounded_sum"]
 
 Tensor = Any
+# Of the types of which no number is infinite: a sum that is larger becomes the largest number.
+LARGEST_FINITE = {"torch.float8_e4m3fn": 448.0}
 
 
 @cache
@@ -32,7 +34,8 @@ def rounded_sum(tensors: Sequence[Tensor]) -> Tensor:
     total = first.float()
     for one in others:
         total = total + one.float()
-    return total.to(first.dtype)
+    limit = LARGEST_FINITE.get(str(first.dtype))
+    return (total if limit is None else total.clamp(-limit, limit)).to(first.dtype)
 
 
 def _chunk(info: ParallelInfo, tensor: Tensor) -> Tensor:
@@ -91,16 +94,32 @@ def demand_same_shape(shapes: Sequence[Sequence[int]]) -> None:
         raise ValueError(f"all ranks must pass inputs of one shape; found {found}")
 
 
+def _viewed(value: Any, dtype: Any) -> Any:
+    """A tensor, or tensors in a list or in a dict, as those of another type of the same size."""
+    if isinstance(value, list):
+        return [_viewed(one, dtype) for one in value]
+    if isinstance(value, dict):
+        return {key: _viewed(one, dtype) for key, one in value.items()}
+    return value.view(dtype)
+
+
+def _gather(backend: CommBackend, value: Any, dtype: Any) -> list[Any]:
+    """Tensors of all ranks. Those of eight bits go as bytes: torch.distributed does not get them out of its pickles."""
+    if dtype.itemsize > 1:
+        return gather(backend, value)
+    return [_viewed(one, dtype) for one in gather(backend, _viewed(value, _torch().uint8))]
+
+
 def exchange_on_cpu(
     info: ParallelInfo, op: MixedCommOp, x_in: Tensor, world: CommBackend, tp_group: CommBackend, dp_group: CommBackend
 ) -> Tensor:
     """Two collectives, one for each axis, of gathers and of sums that are exact in fp32."""
     _demand_same_call(info, op, MixedCommMode.GLOO, x_in, world)
     if op.scatters:
-        mine = rounded_sum([_chunk(info, one) for one in gather(dp_group, x_in)])
-        return rounded_sum(gather(tp_group, mine))
-    total = rounded_sum(gather(tp_group, x_in))
-    return _torch().cat(gather(dp_group, total)) if op.gathers else total
+        mine = rounded_sum([_chunk(info, one) for one in _gather(dp_group, x_in, x_in.dtype)])
+        return rounded_sum(_gather(tp_group, mine, x_in.dtype))
+    total = rounded_sum(_gather(tp_group, x_in, x_in.dtype))
+    return _torch().cat(_gather(dp_group, total, x_in.dtype)) if op.gathers else total
 
 
 def exchange_by_nodes(
@@ -112,18 +131,18 @@ def exchange_by_nodes(
     """
     _demand_same_call(info, op, MixedCommMode.HIERARCHICAL, x_in, world)
     plan = info.node_plan(op)
-    inputs = gather(local, x_in)
+    inputs = _gather(local, x_in, x_in.dtype)
     pieces = [
         rounded_sum([inputs[rank].chunk(info.dp_size)[chunk] if op.scatters else inputs[rank] for rank in plan.sources])
         for chunk in plan.chunks
     ]
     # For each node, what its rank sends to this one.
-    received = [theirs[plan.chunk_of_node[info.inter_rank]] for theirs in gather(inter, pieces)]
+    received = [theirs[plan.chunk_of_node[info.inter_rank]] for theirs in _gather(inter, pieces, x_in.dtype)]
     sums = {block: rounded_sum([received[node] for node in nodes]) for nodes, block in plan.sums}
     if op.scatters:
         return sums[0]
     blocks: dict[int, Tensor] = {}
-    for theirs in gather(local, sums):
+    for theirs in _gather(local, sums, x_in.dtype):
         blocks |= theirs
     return _torch().cat([blocks[block] for block in sorted(blocks)])
 

@@ -26,6 +26,7 @@ from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
     TORN_AT,
+    Element,
     Geometry,
     NodeStep,
     Packing,
@@ -168,15 +169,15 @@ def build(
     op: MixedCommOp,
     geometry: Geometry,
     *,
-    is_bfloat16: bool,
+    element: Element,
     packing: Packing = Packing.WHOLE,
     threads_of_two: int = THREADS_OF_TWO,
     replace: Sequence[tuple[str, str]] = (),
 ) -> Any:
     """The library of an operation. replace: texts of the sources, and what takes their place in a broken variant."""
-    words = defines(info, op, geometry, is_bfloat16=is_bfloat16, packing=packing) | SMALL
+    words = defines(info, op, geometry, element=element, packing=packing) | SMALL
     words["TWO_EXCHANGE_THREADS"] = str(threads_of_two)
-    return _library(folder, {"flat": _part(words, FLAT, replace)}, FLAT_KERNELS, is_bfloat16, replace)
+    return _library(folder, {"flat": _part(words, FLAT, replace)}, FLAT_KERNELS, replace)
 
 
 def _part(words: dict[str, str], files: tuple[str, ...], replace: Sequence[tuple[str, str]]) -> str:
@@ -191,7 +192,7 @@ def build_nodes(
     geometry: Geometry,
     region: Region,
     *,
-    is_bfloat16: bool,
+    element: Element,
     with_nvshmem: bool = False,
     replace: Sequence[tuple[str, str]] = (),
 ) -> Any:
@@ -202,22 +203,25 @@ def build_nodes(
         (NodeStep.EXCHANGE, BETWEEN_NODES),
         (NodeStep.SPREAD, WITHIN_NODES),
     ):
-        words = node_defines(info, op, step, geometry, region, is_bfloat16=is_bfloat16)
+        words = node_defines(info, op, step, geometry, region, element=element)
         between = {"NODE_THREADS": str(THREADS_OF_TWO), "THROUGH_NVSHMEM": str(int(with_nvshmem))}
         small = between if step is NodeStep.EXCHANGE else SMALL
         parts[step.name.lower()] = _part(words | small, files, replace)
-    return _library(folder, parts, NODE_KERNELS, is_bfloat16, replace)
+    return _library(folder, parts, NODE_KERNELS, replace)
 
 
 def _library(
     folder: Path,
     parts: dict[str, str],
     kernels: Sequence[tuple[str, str, str]],
-    is_bfloat16: bool,
     replace: Sequence[tuple[str, str]],
 ) -> Any:
     """Parts with defines of their own, each in a namespace, and what runs their kernels."""
-    text = f"#define DTYPE_IS_BFLOAT16 {int(is_bfloat16)}\n"
+    # All parts are of one type.
+    first = next(iter(parts.values()))
+    text = (
+        "\n".join(re.findall(rf"#define (?:{'|'.join(Element.__members__)}|ELEMENT|NUMBERS_OF_WORD) .*", first)) + "\n"
+    )
     text += "".join((HERE / name).read_text() for name in ("cpu_primitives.hpp", "cpu_elements.hpp"))
     for name, part in parts.items():
         undefined = "".join(f"#undef {line.split()[1]}\n" for line in part.splitlines() if line.startswith("#define "))
@@ -246,7 +250,7 @@ class NotedKernels(Kernels):
     """Kernels that are not loaded: what is noted of one is its number in FLAT_KERNELS."""
 
     def __init__(self, info: ParallelInfo, op: MixedCommOp, geometry: Geometry, calls: Calls) -> None:
-        how: dict[str, Any] = {"is_bfloat16": True, "is_programmatic": False, "packing": Packing.WHOLE}
+        how: dict[str, Any] = {"element": Element.BFLOAT16, "is_programmatic": False, "packing": Packing.WHOLE}
         super().__init__(info, op, geometry, NOTHING, SimpleNamespace(compute_capability=(9, 0)), calls, **how)
 
     def _load(self, packing: Packing) -> Any:
@@ -511,31 +515,58 @@ class Ranks:
         return str(self.library.wrong().decode())
 
 
+# What holds the bits of an element.
+BITS: dict[Element, Any] = {element: np.dtype(f"uint{8 * element.bytes}") for element in Element}
+
+
 def bfloat16_of(numbers: Any) -> Any:
     """Rounded to nearest even, as the 16 bits."""
     bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def widened(bits: Any, is_bfloat16: bool) -> Any:
-    return (bits.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else bits.view(np.float16).astype(np.float32)
+def e4m3_numbers() -> Any:
+    """Those of one byte each that are numbers and not negative, in order: 126 is the largest."""
+    exponents, fractions = np.divmod(np.arange(127), 8)
+    return np.where(exponents == 0, fractions / 512.0, (8 + fractions) * 2.0 ** (exponents - 10.0)).astype(np.float32)
 
 
-def narrowed(numbers: Any, is_bfloat16: bool) -> Any:
-    return bfloat16_of(numbers) if is_bfloat16 else numbers.astype(np.float16).view(np.uint16)
+def e4m3_of(numbers: Any) -> Any:
+    """The nearest one, of two the even one, and the largest one for what is larger."""
+    known, sizes = e4m3_numbers(), np.abs(np.asarray(numbers, np.float64))
+    above = np.clip(np.searchsorted(known, sizes), 1, 126)
+    lower, upper = sizes - known[above - 1], known[above] - sizes
+    nearest = np.where((upper < lower) | ((upper == lower) & (above % 2 == 0)), above, above - 1)
+    return (nearest | np.where(np.signbit(numbers), 0x80, 0)).astype(np.uint8)
 
 
-def _sum_of(parts: Sequence[Any], is_bfloat16: bool) -> Any:
+def widened(bits: Any, element: Element) -> Any:
+    if element is Element.BFLOAT16:
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    if element is Element.FLOAT8_E4M3FN:
+        return np.where(bits < 0x80, 1, -1).astype(np.float32) * e4m3_numbers()[bits & 0x7F]
+    return bits.view({2: np.float16, 4: np.float32}[element.bytes]).astype(np.float32)
+
+
+def narrowed(numbers: Any, element: Element) -> Any:
+    if element is Element.BFLOAT16:
+        return bfloat16_of(numbers)
+    if element is Element.FLOAT8_E4M3FN:
+        return e4m3_of(numbers)
+    return numbers.astype({2: np.float16, 4: np.float32}[element.bytes]).view(BITS[element])
+
+
+def _sum_of(parts: Sequence[Any], element: Element) -> Any:
     if len(parts) == 1:
         return parts[0]
-    total = widened(parts[0], is_bfloat16)
+    total = widened(parts[0], element)
     for part in parts[1:]:
-        total = total + widened(part, is_bfloat16)
-    return narrowed(total, is_bfloat16)
+        total = total + widened(part, element)
+    return narrowed(total, element)
 
 
 def expected_bits(
-    info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Any], is_bfloat16: bool, *, by_nodes: bool = False
+    info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Any], element: Element, *, by_nodes: bool = False
 ) -> Any:
     """The output of a rank, as bits, in numpy and apart from the package's own reference.
 
@@ -548,8 +579,8 @@ def expected_bits(
             parts = {rank: np.split(part, info.dp_size)[info.dp_rank] for rank, part in parts.items()}
         nodes = sorted({rank // info.local_size for rank in block}) if by_nodes else []
         of_nodes = [
-            _sum_of([part for rank, part in parts.items() if rank // info.local_size == node], is_bfloat16)
+            _sum_of([part for rank, part in parts.items() if rank // info.local_size == node], element)
             for node in nodes
         ]
-        out.append(_sum_of(of_nodes or list(parts.values()), is_bfloat16))
+        out.append(_sum_of(of_nodes or list(parts.values()), element))
     return np.concatenate(out)

@@ -4,6 +4,8 @@
 #ifndef CPU_PRIMITIVES
 #define CPU_PRIMITIVES
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 

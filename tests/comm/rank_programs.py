@@ -67,7 +67,7 @@ def inputs_of(rows: int, size: int, dtype: Any, seed: int) -> list[Any]:
 def same_bits(one: Any, other: Any) -> bool:
     import torch
 
-    return one.shape == other.shape and torch.equal(one.view(torch.int16), other.view(torch.int16))
+    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
@@ -77,10 +77,11 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
     from cuda_gctx.comm import MixedCommMode, expected, run_mixed_comm
 
     compared = 0
-    for first in TOPOLOGIES:
+    types = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
+    for number, first in enumerate(TOPOLOGIES):
         if first.world_size != size or not first.valid_ops:
             continue
-        for dtype in (torch.float16, torch.bfloat16):
+        for dtype in types[number % 2 :: 2]:
             handler = make(first, dtype)
             info = handler.para_info
             for op in handler.valid_op_list:
@@ -201,7 +202,7 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
     }
     dist = initialise_gloo(rank, size, folder)
     found |= {
-        "dtype": message_of(ValueError, lambda: MixedCommHandler(*place, None, None, None, None, torch.float32, "cpu")),
+        "dtype": message_of(ValueError, lambda: MixedCommHandler(*place, None, None, None, None, torch.float64, "cpu")),
         "dtypes": message_of(
             ValueError,
             lambda: MixedCommHandler(*place, None, None, None, None, (half, torch.bfloat16)[rank], "cpu"),

@@ -23,7 +23,16 @@ from cuda_gctx.comm._compile import (
     compile_kernels,
     source,
 )
-from cuda_gctx.comm._protocol import NODE_THREADS, Geometry, NodeStep, Packing, defines, node_defines, region_of
+from cuda_gctx.comm._protocol import (
+    NODE_THREADS,
+    Element,
+    Geometry,
+    NodeStep,
+    Packing,
+    defines,
+    node_defines,
+    region_of,
+)
 from cuda_gctx.comm._structs import STRUCTS_OF, declarations
 
 from .topologies import TOPOLOGIES, name_of
@@ -66,7 +75,7 @@ def ids(value: Any) -> str:
 def test_kernels_compile_without_spills(
     info: ParallelInfo, op: MixedCommOp, capability: tuple[int, int], compiler: str
 ) -> None:
-    how: dict[str, Any] = {"is_bfloat16": (info.tp_size + op) % 2 == 0, "packing": Packing(2 + capability[0] % 2)}
+    how: dict[str, Any] = {"element": Element((info.tp_size + op) % 4), "packing": Packing(2 + capability[0] % 2)}
     words = defines(info, op, Geometry(info.world_size, 1 << 19, 1 << 26), **how)
     demand_no_spills(words, capability, FLAT)
 
@@ -86,7 +95,7 @@ def test_kernels_of_the_hierarchical_form_compile_without_spills(
     info: ParallelInfo, op: MixedCommOp, step: NodeStep, compiler: str
 ) -> None:
     geometry, region = Geometry(info.world_size, 1 << 19, 1 << 26), region_of(info, 1 << 26)
-    words = node_defines(info, op, step, geometry, region, is_bfloat16=(info.tp_size + op) % 2 == 0)
+    words = node_defines(info, op, step, geometry, region, element=Element((info.tp_size + op) % 4))
     files = BETWEEN_NODES if step is NodeStep.EXCHANGE else WITHIN_NODES
     demand_no_spills(words, (9, 0) if op % 2 else (10, 0), files)
 
@@ -153,11 +162,13 @@ def test_the_instructions_that_order_are_those_of_the_kernels(compiler: str) -> 
     flat = next(one for one in TOPOLOGIES if (one.world_size, one.tp_size, one.inter_size) == (4, 4, 1))
     nodes = next(one for one in TOPOLOGIES if (one.local_size, one.inter_size) == (2, 2))
     geometry, region = Geometry(4, 1 << 19, 1 << 26), region_of(nodes, 1 << 26)
-    text = ptx(defines(flat, flat.valid_ops[0], geometry, is_bfloat16=True), FLAT)
+    text = ptx(defines(flat, flat.valid_ops[0], geometry, element=Element.BFLOAT16), FLAT)
     exchange = nodes, nodes.valid_ops[0], NodeStep.EXCHANGE, geometry, region
-    text += ptx(node_defines(*exchange, is_bfloat16=True), BETWEEN_NODES)
+    text += ptx(node_defines(*exchange, element=Element.BFLOAT16), BETWEEN_NODES)
     assert ordered(text) == COUNTS
-    halves = ordered(ptx(defines(flat, flat.valid_ops[0], geometry, is_bfloat16=True, packing=Packing.HALVES), FLAT))
+    halves = ordered(
+        ptx(defines(flat, flat.valid_ops[0], geometry, element=Element.BFLOAT16, packing=Packing.HALVES), FLAT)
+    )
     assert halves["one_exchange"] == {name.replace(".b128", ".v2"): n for name, n in COUNTS["one_exchange"].items()}
 
 
@@ -178,7 +189,7 @@ def test_the_exchange_between_nodes_links_with_the_device_library_of_nvshmem(
 ) -> None:
     info = next(one for one in TOPOLOGIES if one.inter_size == 4)
     geometry, region = Geometry(info.world_size, 1 << 19, 1 << 26), region_of(info, 1 << 26)
-    words = node_defines(info, info.valid_ops[0], NodeStep.EXCHANGE, geometry, region, is_bfloat16=True)
+    words = node_defines(info, info.valid_ops[0], NodeStep.EXCHANGE, geometry, region, element=Element.BFLOAT16)
     try:
         compiled = compile_kernels(words | {"THROUGH_NVSHMEM": "1"}, capability, BETWEEN_NODES, with_nvshmem=True)
     except RuntimeError as error:
@@ -231,7 +242,7 @@ def test_a_struct_whose_fields_lie_elsewhere_on_the_host_does_not_compile(tmp_pa
 def test_source_begins_with_the_defines_that_host_and_kernels_share() -> None:
     info = next(one for one in TOPOLOGIES if one.use_mixed)
     geometry = Geometry(info.world_size, 4096, 4096)
-    text = source(defines(info, info.valid_ops[0], geometry, is_bfloat16=False))
+    text = source(defines(info, info.valid_ops[0], geometry, element=Element.FLOAT16))
     assert f"#define SLOT_BYTES {geometry.slot_bytes}\n" in text
     assert f"#define MAILBOX_START {geometry.MAILBOX_START}\n" in text
     assert "#define ORDER {{" in text

@@ -42,7 +42,7 @@ from cuda_gctx.comm import (
 )
 from cuda_gctx.comm._compile import KERNELS
 from cuda_gctx.comm._message import Message
-from cuda_gctx.comm._protocol import Fault, packet_bytes
+from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._record import Launches, Record
 from cuda_gctx.sim import library_folder, session
 
@@ -203,7 +203,8 @@ class Tensor:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (_building, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
-    monkeypatch.setattr(_building, "_names_of_dtypes", lambda: {torch.float16: "float16", torch.bfloat16: "bfloat16"})
+    elements = {torch.float16: Element.FLOAT16, torch.bfloat16: Element.BFLOAT16}
+    monkeypatch.setattr(_building, "_elements", lambda: elements)
 
 
 @pytest.fixture(autouse=True)
@@ -439,7 +440,7 @@ def test_what_ranks_have_to_share_is_compared_before_anything_else(driver: Drive
         # An argument that is wrong on one rank alone is an error on all.
         with pytest.raises((ValueError, RuntimeError)) as error:
             rank.handler([torch.bfloat16, torch.float32][rank.rank])
-        words = "dtype must be torch.float16 or torch.bfloat16, not torch.float32"
+        words = "dtype must be one of torch.float16, torch.bfloat16, not torch.float32"
         whole = f"the handler could not be built: rank 1: ValueError: {words}"
         assert str(error.value) == (words if rank.rank else whole)
         with pytest.raises(ValueError, match="min_block_size must be a multiple of 32, not 33"):

@@ -14,6 +14,7 @@ from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     MOST_RANKS,
     SHARED_BYTES,
+    Element,
     Geometry,
     NodeStep,
     Packing,
@@ -178,7 +179,7 @@ def test_tiles_are_neither_tiny_nor_larger_than_a_stage(share: int, grid: int, s
 def test_more_ranks_than_a_warp_has_threads_are_refused() -> None:
     info = ParallelInfo.of(0, MOST_RANKS + 1, 0, MOST_RANKS + 1, 0, 1)
     with pytest.raises(ValueError, match="connect up to 32 ranks, and there are 33"):
-        defines(info, info.valid_ops[0], Geometry(info.world_size, 4096, 4096), is_bfloat16=True)
+        defines(info, info.valid_ops[0], Geometry(info.world_size, 4096, 4096), element=Element.BFLOAT16)
 
 
 @for_each([16, 48, 4096, 512 * 1024], [2, 3, 8])
@@ -209,12 +210,14 @@ def test_defines_are_the_same_on_all_ranks() -> None:
     for first in TOPOLOGIES:
         for op in first.valid_ops:
             geometry = Geometry(first.world_size, 4096, 4096)
-            found = [defines(first.at(rank), op, geometry, is_bfloat16=True) for rank in range(first.world_size)]
+            found = [
+                defines(first.at(rank), op, geometry, element=Element.BFLOAT16) for rank in range(first.world_size)
+            ]
             assert all(one == found[0] for one in found)
             region = region_of(first, 4096)
             for step in NodeStep:
                 words = [
-                    node_defines(first.at(rank), op, step, geometry, region, is_bfloat16=True)
+                    node_defines(first.at(rank), op, step, geometry, region, element=Element.BFLOAT16)
                     for rank in range(first.world_size)
                 ]
                 assert all(one == words[0] for one in words)

@@ -81,7 +81,7 @@ def test_every_operation_in_threads_gives_the_exact_bits(ranks: Ranks, tmp_path:
 def test_misuse_is_refused_by_name_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     wanted = {
         "no group": "call torch.distributed.init_process_group() first, or pass a comm_backend",
-        "dtype": "dtype must be torch.float16 or torch.bfloat16, not torch.float32",
+        "dtype": "torch.float32, torch.float8_e4m3fn, not torch.float64",
         "dtypes": "dtype must be the same on all ranks; found rank 0: torch.float16, rank 1: torch.bfloat16",
         "topology": "local_tp_size must be the same on all ranks; found rank 0: 2, rank 1: 1",
         "grid": "omit partition and grid_size",

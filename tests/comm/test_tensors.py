@@ -18,7 +18,7 @@ from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm import _tensors as tensors
 from cuda_gctx.comm._backends import LocalBackend
 from cuda_gctx.comm._memory import Identity, process_identity
-from cuda_gctx.comm._protocol import Geometry
+from cuda_gctx.comm._protocol import Element, Geometry
 
 from .cpu_kernels import Ranks, build
 
@@ -74,7 +74,7 @@ class Aliased:
 def test_the_kernel_gives_each_rank_the_address_under_which_it_sees_the_tensor(tmp_path: Path) -> None:
     info, op = ParallelInfo.of(0, 2, 0, 2, 0, 1), MixedCommOp.ALLREDUCE
     geometry = Geometry(2, 4096, 4096)
-    library = build(tmp_path, info, op, geometry, is_bfloat16=False)
+    library = build(tmp_path, info, op, geometry, element=Element.FLOAT16)
     ranks = Ranks(info, op, library, geometry)
     inputs, outputs = ([Aliased(4096) for _ in range(2)] for _ in range(2))
     calls = []

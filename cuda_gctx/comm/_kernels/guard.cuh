@@ -54,7 +54,7 @@ DEVICE bool is_last_block(u64 word) {
 // Gives the word back: the next call may run.
 DEVICE void end_call(u64 word, u32 epoch) { store_own(word, static_cast<u64>(epoch) << 32); }
 
-// What a call leaves that cannot finish: no numbers, in either type, in each part of its output that it has to assume is
+// What a call leaves that cannot finish: no numbers, in any type, in each part of its output that it has to assume is
 // not there. Where it is told to, it stops the device instead.
 DEVICE Vector no_numbers(const Call& call) {
   if (call.stops) stop_device();
@@ -104,15 +104,15 @@ DEVICE bool wait_word(const Call& call, u64 address, u32 source, u32 epoch) {
   }
 }
 
-// The sum of two numbers a word, in the order in which they are added; rounded once, by value().
+// The sums of the numbers of a word, in the order in which they are added; rounded once, by value().
 struct Sum {
-  Pair pair;
+  Numbers sums;
 
-  DEVICE void start(u32 word) { pair = widen(word); }
+  DEVICE void start(u32 word) { sums = widen(word); }
   DEVICE void include(u32 word) {
-    Pair more = widen(word);
-    pair.low = add(pair.low, more.low);
-    pair.high = add(pair.high, more.high);
+    const Numbers more = widen(word);
+#pragma unroll
+    for (u32 one = 0; one < NUMBERS_OF_WORD; ++one) sums.of[one] = add(sums.of[one], more.of[one]);
   }
-  DEVICE u32 value() const { return narrow(pair); }
+  DEVICE u32 value() const { return narrow(sums); }
 };

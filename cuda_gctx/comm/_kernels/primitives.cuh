@@ -245,35 +245,63 @@ DEVICE void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }
 // The same for the shared memory of the block alone.
 DEVICE void fence_bulk_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- numbers: two of the tensor's type in a word, the first one in the low half
+// ---- the numbers of a word, of the tensor's type, the first one in the lowest bits
 
-struct Pair {
-  float low, high;
+struct Numbers {
+  float of[NUMBERS_OF_WORD];
 };
 
-#if DTYPE_IS_BFLOAT16
+#if ELEMENT == BFLOAT16
 
-DEVICE Pair widen(u32 word) { return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)}; }
+DEVICE Numbers widen(u32 word) { return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)}; }
 
-DEVICE u32 narrow(Pair pair) {
+DEVICE u32 narrow(const Numbers& numbers) {
   u32 word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(pair.high), "f"(pair.low));
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(numbers.of[1]), "f"(numbers.of[0]));
   return word;
 }
 
-#else
+#elif ELEMENT == FLOAT16
 
-DEVICE Pair widen(u32 word) {
-  Pair pair;
+DEVICE Numbers widen(u32 word) {
+  Numbers numbers;
   asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %2;\n cvt.f32.f16 %0, low;\n cvt.f32.f16 %1, high;\n}"
-      : "=f"(pair.low), "=f"(pair.high)
+      : "=f"(numbers.of[0]), "=f"(numbers.of[1])
       : "r"(word));
-  return pair;
+  return numbers;
 }
 
-DEVICE u32 narrow(Pair pair) {
+DEVICE u32 narrow(const Numbers& numbers) {
   u32 word;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(pair.high), "f"(pair.low));
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(numbers.of[1]), "f"(numbers.of[0]));
+  return word;
+}
+
+#elif ELEMENT == FLOAT32
+
+DEVICE Numbers widen(u32 word) { return {__uint_as_float(word)}; }
+DEVICE u32 narrow(const Numbers& numbers) { return __float_as_uint(numbers.of[0]); }
+
+#elif ELEMENT == FLOAT8_E4M3FN
+
+// Each of them is one of fp16, too.
+DEVICE Numbers widen(u32 word) {
+  Numbers numbers;
+  asm("{\n .reg .b16 low, high;\n .reg .b16 a, b;\n .reg .b32 pair;\n mov.b32 {low, high}, %4;\n"
+      " cvt.rn.f16x2.e4m3x2 pair, low;\n mov.b32 {a, b}, pair;\n cvt.f32.f16 %0, a;\n cvt.f32.f16 %1, b;\n"
+      " cvt.rn.f16x2.e4m3x2 pair, high;\n mov.b32 {a, b}, pair;\n cvt.f32.f16 %2, a;\n cvt.f32.f16 %3, b;\n}"
+      : "=f"(numbers.of[0]), "=f"(numbers.of[1]), "=f"(numbers.of[2]), "=f"(numbers.of[3])
+      : "r"(word));
+  return numbers;
+}
+
+// What is too large becomes the largest number: the type has no infinity.
+DEVICE u32 narrow(const Numbers& numbers) {
+  u32 word;
+  asm("{\n .reg .b16 low, high;\n cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n mov.b32 %0, {low, high};\n}"
+      : "=r"(word)
+      : "f"(numbers.of[0]), "f"(numbers.of[1]), "f"(numbers.of[2]), "f"(numbers.of[3]));
   return word;
 }
 

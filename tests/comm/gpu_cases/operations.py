@@ -30,6 +30,7 @@ def every_op(
     largest: int,
     modes: Sequence[str] | None = None,
     gpus: int = 1,
+    dtypes: Sequence[str] = ("bfloat16", "float16"),
     **options: Any,
 ) -> dict[str, Any]:
     """Every operation, mode, type and a spread of sizes."""
@@ -41,7 +42,8 @@ def every_op(
     def work(rank: Any) -> None:
         torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch():
-            for topology, dtype in itertools.product(topologies, (torch.bfloat16, torch.float16)):
+            for topology, name in itertools.product(topologies, dtypes):
+                dtype = getattr(torch, name)
                 with rank.handler(dtype, timeout_s=TIMEOUT_S, **topology, **options) as handler:
                     wanted = [one for one in handler.valid_mode_list if modes is None or one.name in modes]
                     for op, mode in itertools.product(handler.valid_op_list, wanted):
@@ -49,6 +51,7 @@ def every_op(
                         # `largest` is of the larger of input and output.
                         shapes = shapes_for(dp if op.scatters else 1, largest // dp)
                         for seed, shape in enumerate(shapes):
+                            shape = shape[0], shape[1] * max(2 // dtype.itemsize, 1)  # of 16 bytes at least
                             compare(rank, handler, op, mode, shape, seed)
                             if rank.rank == 0:
                                 done[0] += 1
@@ -66,7 +69,7 @@ def machine() -> dict[str, Any]:
 
     from cuda_gctx import Device, system
     from cuda_gctx.comm._compile import compile_kernels
-    from cuda_gctx.comm._protocol import Geometry, defines
+    from cuda_gctx.comm._protocol import Element, Geometry, defines
     from cuda_gctx.comm._topology import ParallelInfo
 
     device = Device(0)
@@ -74,7 +77,7 @@ def machine() -> dict[str, Any]:
     start = time.perf_counter()
     reports = {}
     for op in info.valid_ops:
-        words = defines(info, op, Geometry(8, 1 << 19, 1 << 26), is_bfloat16=True)
+        words = defines(info, op, Geometry(8, 1 << 19, 1 << 26), element=Element.BFLOAT16)
         compiled = compile_kernels(words, device.compute_capability)
         for name in ("one_exchange", "two_exchange"):
             report = compiled.report(name)
@@ -95,6 +98,12 @@ def machine() -> dict[str, Any]:
 @case()
 def ops_2_ranks() -> dict[str, Any]:
     return every_op(2, [{}, {"local_dp_size": 2}, {"nodes": 2, "inter_dp_size": 2}], 16, LARGEST)
+
+
+@case()
+def other_types() -> dict[str, Any]:
+    """Sums in fp32, which are rounded to eight bits or not at all."""
+    return every_op(4, [{"local_tp_size": 2}, {}], 16, 4 << 20, dtypes=("float32", "float8_e4m3fn"))
 
 
 @case()
