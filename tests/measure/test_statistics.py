@@ -18,8 +18,6 @@ from cuda_gctx.measure.statistics import (
     ratio_of,
     student,
 )
-from cuda_gctx.measure.statistics import _exceeding as exceeding
-from cuda_gctx.measure.statistics import _rank as rank
 from cuda_gctx.measure.summaries import Latency, Spread, summary
 
 
@@ -118,14 +116,14 @@ def test_the_interval_of_pairs_is_the_narrowest_that_is_certain_enough(pairs: in
         """The chance that the true median is outside of the sorted ratios from `first` to that from the end."""
         return 2 * sum(math.comb(pairs, below) for below in range(first)) / 2**pairs
 
-    first = rank(pairs) + 1
+    first = int(ratio_of([(float(ratio), 1.0) for ratio in range(1, pairs + 1)]).low)
     assert missed(first) <= 1 - certainty_of(pairs)
     assert missed(first + 1) > 1 - certainty_of(pairs)
 
 
 @pytest.mark.parametrize("samples", [50_000, 200_000])
 def test_of_many_samples_as_many_exceed_a_quantile_as_of_a_normal_distribution(samples: int) -> None:
-    least, most = exceeding(samples, 0.99, 0.95)
+    found = Estimate.of([[float(number) for number in range(1, samples + 1)]], 0.99, 0.95)
     deviation = math.sqrt(samples * 0.01 * 0.99)
-    assert least == pytest.approx(samples * 0.01 - 1.96 * deviation, abs=2)
-    assert most == pytest.approx(samples * 0.01 + 1.96 * deviation, abs=2)
+    assert found.low == pytest.approx(samples * 0.99 - 1.96 * deviation, abs=3)
+    assert found.high == pytest.approx(samples * 0.99 + 1.96 * deviation, abs=3)
