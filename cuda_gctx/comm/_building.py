@@ -97,6 +97,8 @@ STAGED_BYTES = 64 * 1024 * 1024
 # module or allocates memory meanwhile can keep a rank from launching.
 MEETING_S = 5.0
 MEETINGS = 3
+# Kernels count nanoseconds in 64 bits.
+LONGEST_S = 1_000_000_000
 NOT_BUILT = "the handler could not be built"
 # How long ranks wait for each other on the host, at least: some may have more to load than others.
 HOST_S = 60.0
@@ -193,6 +195,8 @@ def checked(
     if not info.valid_ops:
         raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
     timeout_s = as_seconds("timeout_s", timeout_s)
+    if timeout_s > LONGEST_S:
+        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {timeout_s}")
     if on_fault not in ON_FAULT:
         raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
     if transport not in TRANSPORTS:
@@ -593,6 +597,11 @@ class OnGpu:
             mapped.remove(address)
         # Nobody frees a tensor that another rank still has mapped.
         backend.barrier()
+
+    def addresses(self) -> list[int]:
+        """Of the workspaces of all ranks, as this rank reaches them; 0 on another host."""
+        assert self.workspaces is not None
+        return list(self.workspaces.addresses)
 
     def recover(self) -> None:
         """Makes the memory of all ranks as it was at first, when none of their kernels runs any more. Collective."""

@@ -14,6 +14,7 @@ from cuda_gctx import CUDAError, Device, Partition
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._backends import (
+    CommBackend,
     as_backend,
     barrier_within,
     demand_all_equal,
@@ -194,6 +195,30 @@ class MixedCommHandler:
             (op, mode): threads[mode] for op in self.valid_op_list for mode in threads if self._gpu is not None
         }
         self.tuning_table: TuningTable | None = None
+        # As it was made; programs for FlashInfer's handler read these.
+        self.use_autotune = arguments.use_autotune
+        self.min_block_size = arguments.block_sizes[0]
+        self.min_num_steps = arguments.fewest_steps
+        self.ib_enable_ibgda = arguments.enable_ibgda
+        self.should_init_nvshmem = arguments.should_init_nvshmem
+        self.uc_ptr_list: list[int] = [] if self._gpu is None else self._gpu.addresses()
+        self.uc_buffer_dict = {"raw": self.uc_ptr_list[self.para_info.world_rank]} if self.uc_ptr_list else {}
+        self.mc_ptr_dict: dict[str, int] = {}  # addresses of multicast memory, of which there is none
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the handler has not been shut down."""
+        return self._state is not _State.CLOSED
+
+    @property
+    def _vm_mapped(self) -> bool:
+        """Whether there is memory at the addresses: a name of FlashInfer's handler, which its programs read."""
+        return self._gpu is not None and self._state is not _State.RELEASED
+
+    @property
+    def _vmm_comm_backend(self) -> CommBackend:
+        """What connects the ranks now: likewise."""
+        return self._groups.backend
 
     def get_valid_op_list(self) -> list[MixedCommOp]:
         """The operations of this topology."""
@@ -243,7 +268,7 @@ class MixedCommHandler:
         if mode is not None:
             chosen = self._modes.valid_one(mode)
         if chosen is MixedCommMode.AUTOTUNE:
-            table = self.tuning_table if self._arguments.use_autotune or mode is not None else None
+            table = self.tuning_table if self.use_autotune or mode is not None else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
         self._modes[chosen].run(message, sms or self.grid_size)
         return message.x_out

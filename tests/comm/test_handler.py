@@ -33,6 +33,7 @@ from cuda_gctx.comm import (
     _launch,
     _measured,
     _memory,
+    _modes,
     _nodes,
     _order,
     _record,
@@ -505,6 +506,8 @@ def test_every_bool_and_the_time_limit_of_a_handler_are_read_alike(driver: Drive
     for wrong in (True, "x", 0, -1, float("nan"), float("inf")):
         with pytest.raises((TypeError, ValueError), match=r"^timeout_s must be a positive number of seconds, not"):
             MixedCommHandler(*TWO_RANKS, torch.bfloat16, "cpu", timeout_s=wrong)
+    with pytest.raises(ValueError, match=r"^timeout_s must be at most 1,000,000,000, which is 31 years, not"):
+        MixedCommHandler(*TWO_RANKS, torch.bfloat16, "cpu", timeout_s=1e12)
     of_numpy = dict.fromkeys(bools, numpy.False_)
     on_ranks(driver, 2, lambda rank, handler: None, **of_numpy)
 
@@ -880,6 +883,117 @@ class FourMethods:
 
     def barrier(self) -> None:
         self._local.barrier()
+
+
+def private(handler: MixedCommHandler, name: str) -> Any:
+    """What FlashInfer's tests read of its handler."""
+    return getattr(handler, name)
+
+
+def test_programs_for_flashinfer_go_step_by_step(driver: Driver) -> None:
+    """What its tests of collectives and of checkpoints do, with the import changed; kernels are empty here."""
+    rows, columns = 4, 64
+
+    def program(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        main, of_captures = rank.partition.stream_pool(2)
+        driver.use(main)  # type: ignore[attr-defined]
+        place = dict.fromkeys(("inter_rank",), 0) | dict.fromkeys(("inter_size", "inter_tp_size", "inter_dp_size"), 1)
+        place |= {"world_rank": rank.rank, "local_rank": rank.rank, "world_size": rank.size, "local_size": rank.size}
+
+        def make(tp: int, **options: Any) -> MixedCommHandler:
+            # A world of threads passes what connects them, and where they run; programs of processes do not.
+            ours = {
+                "partition": rank.partition,
+                "comm_backend": FourMethods(rank.backend),
+                "max_message_bytes": 1 << 20,
+            }
+            grids = {"local_tp_size": tp, "local_dp_size": rank.size // tp}
+            return MixedCommHandler(**place, **grids, dtype=torch.float16, device="cuda:0", **options, **ours)
+
+        def addresses(handler: MixedCommHandler) -> tuple[Any, ...]:
+            return tuple(handler.uc_ptr_list), tuple(handler.mc_ptr_dict.values()), handler.uc_buffer_dict["raw"]
+
+        for tp in (1, 2):
+            handler = make(tp)
+            info = handler.para_info
+            assert (info.tp_size, info.dp_size, info.use_inter) == (tp, rank.size // tp, False)
+            for op, mode in itertools.product(handler.valid_op_list, handler.valid_mode_list):
+                assert handler.max_block_size_dict.get((op, mode), None) != 0
+                shape = (rows * info.dp_size if op.scatters else rows), columns
+                x_in = Tensor(handler.device, torch.float16, *shape)
+                x_out = run_mixed_comm(op, handler, x_in, mode=mode)
+                assert x_out.shape == info.output_shape(op, shape)
+            handler.shutdown()
+
+        handler = make(1, use_autotune=False)
+        before, graphs = addresses(handler), []
+        modes = MixedCommMode.FUSED_OPT_WAITS_UC, MixedCommMode.FUSED_OPT_WAITS_MC  # type: ignore[attr-defined]
+        for op, mode in itertools.product((MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER), modes):
+            shape = (rows * rank.size if op.scatters else rows), columns
+            x_in = Tensor(handler.device, torch.float16, *shape)
+            x_out = Tensor(handler.device, torch.float16, *handler.para_info.output_shape(op, shape))
+            run_mixed_comm(op, handler, x_in, x_out, mode)
+            main.sync()
+            rank.backend.barrier()
+            # torch.cuda.graph() captures on a stream of its own.
+            driver.use(of_captures)  # type: ignore[attr-defined]
+            with of_captures.capture() as captured:
+                run_mixed_comm(op, handler, x_in, x_out, mode)
+            driver.use(main)  # type: ignore[attr-defined]
+            graphs.append(captured.graph.instantiate())
+            graphs[-1].launch(main)
+            main.sync()
+        handler.checkpoint_prepare()
+        handler.checkpoint_prepare()
+        assert not private(handler, "_vm_mapped")
+        assert addresses(handler) == before
+        fresh = FourMethods(rank.backend)
+        handler.checkpoint_restore(fresh)
+        handler.checkpoint_restore(fresh)
+        assert private(handler, "_vm_mapped")
+        assert private(handler, "_vmm_comm_backend") is fresh
+        assert addresses(handler) == before
+        for graph in graphs:
+            graph.launch(main)
+            main.sync()
+            graph.close()
+        handler.checkpoint_prepare()
+        handler.checkpoint_restore(fresh)
+        assert handler.is_running
+        handler.shutdown()
+        assert not handler.is_running
+        assert not private(handler, "_vm_mapped")
+
+        detached = make(1)
+        detached.checkpoint_prepare()
+        detached.checkpoint_prepare()
+        detached.shutdown()
+        assert not detached.is_running
+        assert not private(detached, "_vm_mapped")
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world, warnings.catch_warnings():
+        # Once in a process, that there is no multicast.
+        warnings.filterwarnings("ignore", message=".*no multicast", category=UserWarning)
+        world.run(program)
+
+
+@pytest.mark.parametrize("has_nccl", [False, True])
+def test_blocks_that_the_kernels_do_not_take_go_to_nccl_where_it_is(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, has_nccl: bool
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(_modes, "exchange_with_nccl", lambda info, op, mode, *tensors: done.append((op, mode)))
+    kinds = [MixedCommMode.NCCL_ONE] if has_nccl else []
+    monkeypatch.setattr(_building.Groups, "nccl_modes", lambda groups, arguments: kinds)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x = Tensor(handler.device, torch.bfloat16, 3, 3)
+        with nullcontext() if has_nccl else pytest.raises(ValueError, match="the kernels need a multiple of 16"):
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x)
+
+    on_ranks(driver, 2, work)
+    assert done == [(MixedCommOp.ALLREDUCE, MixedCommMode.NCCL_ONE)] * (2 * has_nccl)
 
 
 def test_a_checkpoint_comes_back_at_the_same_addresses_through_any_backend(driver: Driver) -> None:

@@ -227,7 +227,52 @@ def moved_program(rank: int, size: int) -> Any:
                 compared += 1
         handler.shutdown()
         del data
-    return {"compared": compared}
+    return {"compared": compared, "replayed": replays_across_checkpoints(rank, size)}
+
+
+def replays_across_checkpoints(rank: int, size: int) -> int:
+    """Warm-ups, captures by torch.cuda.graph, and replays after checkpoints, of which each call comes twice."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    place = rank, size, rank, size, 0, 1, 1, size, 1, 1
+    handler = comm.MixedCommHandler(*place, torch.float16, torch.device("cuda", rank), use_autotune=False)
+    addresses, replays = list(handler.uc_ptr_list), []
+    names = comm.MixedCommMode.FUSED_OPT_WAITS_UC, comm.MixedCommMode.FUSED_OPT_WAITS_MC
+    for op, mode in itertools.product(handler.valid_op_list, names):
+        rows = 4 * size if op.scatters else 4
+        x_in = torch.empty(rows, 64, dtype=torch.float16, device="cuda")
+        x_out = comm.run_mixed_comm(op, handler, x_in, mode=mode)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        dist.barrier()
+        with torch.cuda.graph(graph):
+            comm.run_mixed_comm(op, handler, x_in, x_out, mode)
+        replays.append((op, x_in, x_out, graph))
+
+    def compare(seed: int) -> None:
+        for op, x_in, x_out, graph in replays:
+            inputs = inputs_of(torch, tuple(x_in.shape), torch.float16, size, seed, "cuda")
+            x_in.copy_(inputs[rank])
+            torch.cuda.synchronize()
+            dist.barrier()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert bits_equal(torch, x_out, comm.expected(handler.para_info, op, inputs)), op.name
+
+    compare(1)
+    for seed in (2, 3):
+        group = dist.new_group(backend="gloo")
+        for _ in range(2):
+            handler.checkpoint_prepare()
+        assert handler.uc_ptr_list == addresses
+        for _ in range(2):
+            handler.checkpoint_restore(group)
+        compare(seed)
+    handler.checkpoint_prepare()
+    handler.shutdown()
+    assert not handler.is_running
+    return 3 * len(replays)
 
 
 # Removed at the end of the program.
