@@ -117,6 +117,22 @@ def of_moved_graphs(instantiation: Result) -> dict[str, str]:
     }
 
 
+def of_worlds(worlds: Result) -> dict[str, str]:
+    """How often the tuner was wrong in worlds with known true times."""
+    rows = worlds["rows"]
+    drifting = [row["covered"] for row in rows if row["noise"] == "drift"]
+    return {
+        "worlds of the tuner": str(len(rows)),
+        "runs of each world": str(min(row["runs"] for row in rows)),
+        "runs of all worlds": f"{sum(row['runs'] for row in rows):,}",
+        "sure and wrong": str(round(sum(row["sure_but_wrong"] * row["runs"] for row in rows))),
+        "most sure and wrong": f"{max(row['sure_but_wrong'] for row in rows):.1%}",
+        "won without a gain": str(round(sum(row["false_wins"] * row["runs"] for row in rows))),
+        "least covered in drift": f"{min(drifting):.0%}",
+        "least covered elsewhere": f"{min(row['covered'] for row in rows if row['noise'] != 'drift'):.0%}",
+    }
+
+
 def origin(results: Sequence[Result]) -> str:
     """Cards, driver and dates of results."""
     cards = " and ".join(dict.fromkeys(f"{result['card']}" for result in results))
@@ -130,12 +146,13 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
     [arrivals], [partitions], [allreduce], [instantiation] = map(
         results_of, ("arrivals", "partitions", "allreduce", "instantiation")
     )
-    studies = results_of("studies")
+    studies, [worlds] = results_of("studies"), results_of("worlds")
     return [
         (of_latency(arrivals), origin([arrivals])),
         (of_partitions(partitions), origin([partitions])),
         (of_moved_graphs(instantiation), origin([instantiation])),
         (of_studies(studies), origin(studies)),
+        (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]
 
