@@ -93,27 +93,25 @@ def at_once(result: Result) -> Rows:
         for name, run in _answer(result, "mps").items()
         if isinstance(run, dict) and "at once, ms" in run
     }
-    rows = [["two processes", "SMs reported", "SMs seen", "SMs of both", "ran at once, ms", "of, ms"]]
+    rows = [["two processes", "SMs reported", "SM ids seen", "blocks that had to wait", "ran at once, ms", "of, ms"]]
     for name, run in runs.items():
         both = [one for one in run.values() if isinstance(one, dict) and "reported" in one]
         if len(both) == 2:
-            reported, seen = (" and ".join(str(one[key]) for one in both) for key in ("reported", "SMs"))
-            times = [f"{run[key]:.0f}" for key in ("at once, ms", "in all, ms")]
-            rows.append([name, reported, seen, str(run["SMs of both"]), *times])
+            words = [" and ".join(str(one[key]) for one in both) for key in ("reported", "SMs", "late blocks")]
+            rows.append([name, *words, *(f"{run[key]:.0f}" for key in ("at once, ms", "in all, ms"))])
     return rows if len(rows) > 1 else []
 
 
 def products(result: Result) -> Rows:
     """GEMMs compared with the same in fp32."""
-    runs: dict[str, Any] = {f"in a partition of {k}": v for k, v in _answer(result, "products_in_partitions").items()}
-    for name, run in _answer(result, "mps").items():
-        if isinstance(run, dict) and name.startswith("products"):
-            runs |= {f"MPS, {share} %, next to the other process": one for share, one in run.items()}
-    rows = [["fp16 and bf16 GEMMs", "number", "wrong", "largest error", "runs with other bits"]]
+    runs: dict[str, Any] = {f"a partition of {k}": v for k, v in _answer(result, "products_in_partitions").items()}
+    runs |= {f"MPS, {name}": one for name, one in _answer(result, "mps").get("products", {}).items()}
+    rows = [["GEMMs in fp16 and bf16", "number", "wrong", "of those repeated, other bits", "elements wrong in fp32"]]
     for name, one in runs.items():
-        if isinstance(one, dict) and "products" in one:
-            numbers = [str(one["products"]), str(len(one["wrong"])), f"{one['largest error']:.3f}"]
-            rows.append([name, *numbers, str(one["not the same again"])])
+        if "products" in one:
+            wrong = sum(sum(map(bool, row[-1])) for row in one["wrong"])
+            numbers = (one["products"], wrong, one["not the same again"], one["wrong in fp32"])
+            rows.append([name, *map(str, numbers)])
     return rows if len(rows) > 1 else []
 
 

@@ -33,7 +33,8 @@ extern "C" __global__ void where(unsigned long long *sms) {
   sms[blockIdx.x] = sm;
 }
 """
-# Runs for a time on the card's clock. The first block notes when it ran: where two readings are far apart, it was away.
+# Runs for a time on the card's clock. Each block notes its SM and when it began. The first one notes when it ran: where
+# two readings are far apart, it was away.
 SEGMENTS = r"""
 extern "C" __global__ void segments(unsigned long long *sms, unsigned long long *out, long long most, long long ns) {
   unsigned sm;
@@ -41,7 +42,10 @@ extern "C" __global__ void segments(unsigned long long *sms, unsigned long long 
   unsigned long long begin, last, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
   last = begin;
-  if (threadIdx.x == 0) sms[blockIdx.x] = sm;
+  if (threadIdx.x == 0) {
+    sms[2 * blockIdx.x] = sm;
+    sms[2 * blockIdx.x + 1] = begin;
+  }
   long long used = 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) out[0] = begin;
   do {
@@ -130,25 +134,30 @@ def segments_in_a_process() -> Answer:
     kernel = compiled(SEGMENTS, "segments")
     pinned = cuda.core.LegacyPinnedMemoryResource()
     buffers = pinned.allocate(8 * 4096), pinned.allocate(16 * most)
-    on_sms, when = (numpy.from_dlpack(buffer).view(numpy.uint64) for buffer in buffers)
+    blocks_of, when = (numpy.from_dlpack(buffer).view(numpy.uint64) for buffer in buffers)
 
     def run(stream: Any, ns: int, blocks: int) -> None:
-        on_sms[:], when[:] = 999, 0
+        blocks_of[:], when[:] = 0, 0
         config = cuda.core.LaunchConfig(grid=blocks, block=1024)
         cuda.core.launch(core_stream(stream), config, kernel, *buffers, most, ns)
         stream.sync()
 
     parts = dev.partition() if name else None
     stream = parts[name].stream if parts is not None else dev.create_stream()
-    blocks = 2 * dev.sm_count
+    reported = parts[name].sm_count if parts is not None else dev.resources.sm.sm_count
+    blocks = 2 * reported  # which fill so many SMs
     run(stream, 1000, blocks)  # loads what it needs
     print("ready", flush=True)
     sys.stdin.readline()
-    run(stream, ns, 2 * (parts[name].sm_count if parts is not None else dev.sm_count))
+    run(stream, ns, blocks)
     ran = [(int(begin), int(end)) for begin, end in when.reshape(-1, 2) if begin]
+    seen = [(int(sm), int(begin)) for sm, begin in blocks_of.reshape(-1, 2) if begin]
+    first = min(begin for _, begin in seen)
     return {
-        "reported": parts[name].sm_count if parts is not None else dev.resources.sm.sm_count,
-        "SM ids": sorted({int(sm) for sm in on_sms if sm != 999}),
+        "reported": reported,
+        "SM ids": sorted({sm for sm, _ in seen}),
+        # Blocks that found no room at first: something else was on the SMs, or they are fewer than reported.
+        "late blocks": sum(begin - first > ns // 2 for _, begin in seen),
         "segments": ran,
     }
 
@@ -168,7 +177,7 @@ def products_in_a_process() -> Answer:
     torch.manual_seed(1)
     torch.backends.cuda.matmul.allow_tf32 = False
     name = os.environ["PARTITION"]
-    answer: Answer = {"products": 0, "wrong": [], "largest error": 0.0, "not the same again": 0}
+    answer: Answer = {"products": 0, "wrong": [], "largest error": 0.0, "not the same again": 0, "wrong in fp32": 0}
     parts = Device(0).partition() if name else None
     with parts[name].torch() if parts is not None else nullcontext():
         for dtype in (torch.float16, torch.bfloat16):
@@ -177,14 +186,18 @@ def products_in_a_process() -> Answer:
                 for rows in ROWS:
                     a = torch.randn(rows, depth, device="cuda", dtype=dtype) * depth**-0.25
                     expected = a.float() @ b.float()
+                    if rows <= 8:  # whether fp32 itself is right
+                        exact = a.double() @ b.double()
+                        answer["wrong in fp32"] += int((~((expected - exact).abs() <= 1e-3)).sum())
                     results = [a @ b for _ in range(3)]
-                    for result in results:
-                        error = (result.float() - expected).abs()
-                        wrong = int((~(error <= 0.02 + 0.02 * expected.abs())).sum())  # NaN counts
-                        answer["largest error"] = max(answer["largest error"], float(error.nan_to_num(1e9).max()))
-                        answer["products"] += 1
-                        if wrong:
-                            answer["wrong"].append([str(dtype), rows, depth, columns, wrong])
+                    errors = [(result.float() - expected).abs() for result in results]
+                    # NaN counts.
+                    wrong = [int((~(error <= 0.02 + 0.02 * expected.abs())).sum()) for error in errors]
+                    largest = max(float(error.nan_to_num(1e9, 1e9).max()) for error in errors)
+                    answer["largest error"] = max(answer["largest error"], largest)
+                    answer["products"] += len(results)
+                    if any(wrong):
+                        answer["wrong"].append([str(dtype), rows, depth, columns, wrong])
                     answer["not the same again"] += sum(not torch.equal(results[0], one) for one in results[1:])
     torch.cuda.synchronize()
     return answer
@@ -321,7 +334,7 @@ def products(environments: Mapping[str, Mapping[str, str]], limit_s: float) -> A
     started = {
         name: subprocess.Popen(
             program("products"),
-            env=os.environ | {"PARTITION": ""} | dict(environment),
+            env=os.environ | dict(environment),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -352,19 +365,38 @@ def mps() -> Answer:
                 {share: {"PARTITION": "", PERCENTAGE: share, **client} for share in ("25", "75")},
             ),
             (
-                "a partition of 64 SMs and 25 %, next to the other 68",
+                "50 %, a partition each of what that leaves",
                 {
-                    name: {"PARTITION": name, "CUDA_GCTX_LAYOUT": "a=64,b=rest", **client, **limit}
-                    for name, limit in (("a", {PERCENTAGE: "25"}), ("b", {}))
+                    name: {"PARTITION": name, "CUDA_GCTX_LAYOUT": "a=16,b=rest", PERCENTAGE: "50", **client}
+                    for name in ("a", "b")
+                },
+            ),
+            (
+                "a partition of 16 SMs at 50 %, all SMs",
+                {
+                    "partition": {"PARTITION": "a", "CUDA_GCTX_LAYOUT": "a=16,b=rest", PERCENTAGE: "50", **client},
+                    "all": {"PARTITION": "", **client},
                 },
             ),
         ):
             answer[what] = together(at_once(runs, 15))
             say(answer)
-        answer["products at 25 % and 75 %, at the same time"] = products(
-            {share: {PERCENTAGE: share, **client} for share in ("25", "75")}, 40
-        )
-        say(answer)
+        everywhere = {"PARTITION": "", **client}
+        for runs in (
+            {f"{share} %, next to the other": {**everywhere, PERCENTAGE: share} for share in ("25", "75")},
+            *({f"{share} % alone": {**everywhere, PERCENTAGE: share}} for share in ("75", "88", "50")),
+            {"no percentage": everywhere},
+            {
+                f"a partition of {sms}, next to the other": {
+                    "PARTITION": name,
+                    "CUDA_GCTX_LAYOUT": "decode=32,prefill=rest",
+                    **client,
+                }
+                for name, sms in (("decode", 32), ("prefill", 100))
+            },
+        ):
+            answer.setdefault("products", {}).update(products(runs, 40))
+            say(answer)
     return answer
 
 
@@ -378,7 +410,7 @@ QUESTIONS = {
     "turns": Question(turns, 30),
     "ipc": Question(ipc, 30),
     "products_in_partitions": Question(products_in_partitions, 45),
-    "mps": Question(mps, 110),
+    "mps": Question(mps, 150),
 }
 
 
