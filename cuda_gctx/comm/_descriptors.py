@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cuda_gctx.comm._backends import CommBackend
 
@@ -19,9 +20,14 @@ WAITING = 8
 MESSAGE_S = 1.0
 
 
+# A folder for the sockets, which containers share that have networks of their own.
+FOLDER = "CUDA_GCTX_SOCKETS"
+
+
 def _address(token: str, rank: int) -> str:
-    # In the abstract namespace of Linux: no file is left behind, whatever happens.
-    return f"\0cuda-gctx-{token}-{rank}"
+    folder = os.environ.get(FOLDER)
+    # Otherwise in the abstract namespace of Linux, which belongs to a network: no file is left behind.
+    return f"\0cuda-gctx-{token}-{rank}" if not folder else os.path.join(folder, f"cuda-gctx-{token[:16]}-{rank}")
 
 
 def _user_of(connection: socket.socket) -> int:
@@ -67,9 +73,10 @@ def exchange_descriptors(
     def left() -> float:
         return max(deadline - time.monotonic(), 0.001)
 
+    own = _address(token, rank)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(_address(token, rank))
+            listener.bind(own)
             listener.listen(WAITING * size)
             backend.barrier()
             for peer in sorted(peers):
@@ -81,9 +88,10 @@ def exchange_descriptors(
                         if user != os.geteuid():
                             raise PermissionError(f"rank {peer} belongs to user {user}, not to {os.geteuid()}")
                         socket.send_fds(connection, [secret + struct.pack("i", rank)], [descriptor])
-                except ConnectionError as error:
+                except (ConnectionError, FileNotFoundError) as error:
                     raise ConnectionError(
-                        f"rank {peer} does not take the descriptor of rank {rank}: {error}"
+                        f"rank {peer} does not take the descriptor of rank {rank}: {error} (ranks in containers with "
+                        f"networks of their own need a folder that they share, in the environment variable {FOLDER})"
                     ) from error
             while len(received) < len(peers):
                 listener.settimeout(left())
@@ -104,4 +112,8 @@ def exchange_descriptors(
             missing = sorted(peers - set(received))
             raise TimeoutError(f"no descriptor came from ranks {missing} in {timeout_s} s") from None
         raise
+    finally:
+        if not own.startswith("\0"):
+            with suppress(FileNotFoundError):
+                os.unlink(own)
     return received

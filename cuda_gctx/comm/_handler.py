@@ -346,7 +346,8 @@ class MixedCommHandler:
 
         Every rank passes the same number of tensors, in one order. Views of them count as mapped. A call is not staged
         if its input and its output are mapped on every rank; if they are mapped on some ranks only, it is a CommFault
-        of kind "mismatch". The handler keeps the tensors alive. They must come from torch's allocator in its default
+        of kind "mismatch", or "timeout" where no mode is given and the ranks choose different ones. The handler keeps
+        the tensors alive. They must come from torch's allocator in its default
         setting. Raises RuntimeError if the handler is on the CPU or closed.
         """
         gpu = self._demand_gpu()

@@ -166,13 +166,17 @@ class Workspaces:
     def _import_from_others(self, backend: CommBackend, ranks: list[Identity]) -> dict[int, int]:
         cu = driver()
         kind = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        descriptor = int(call("cuMemExportToShareableHandle", self._handle, kind, 0))
+        problem = "the ranks do not reach each other's memory"
+        descriptor = on_all_ranks(
+            backend, lambda: int(call("cuMemExportToShareableHandle", self._handle, kind, 0)), problem
+        )
         try:
             received = exchange_descriptors(backend, descriptor, self._timeout_s, self.reached)
         finally:
             os.close(descriptor)
         addresses: dict[int, int] = {}
-        try:
+
+        def map_all() -> None:
             for rank, theirs in received.items():
                 if ranks[rank].process == process_identity():
                     continue
@@ -187,6 +191,9 @@ class Workspaces:
                 self._imported.append(rank)
                 self._allow(self._reserved[rank], {self._device.device_id})
                 addresses[rank] = self._reserved[rank]
+
+        try:
+            on_all_ranks(backend, map_all, problem)
         finally:
             for theirs in received.values():
                 os.close(theirs)

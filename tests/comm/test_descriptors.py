@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
@@ -17,8 +18,11 @@ from cuda_gctx.comm._descriptors import exchange_descriptors
 from cuda_gctx.comm._memory import process_identity
 
 
-def exchange(size: int, meanwhile: Any) -> list[Any]:
-    """What each rank receives, as the texts in its files; meanwhile: called when all sockets are there."""
+def exchange(size: int, meanwhile: Any, *, before: bool = False) -> list[Any]:
+    """What each rank receives, as the texts in its files.
+
+    meanwhile: what the first rank does when all sockets are there, or before.
+    """
     found: list[Any] = [None] * size
 
     class Backend:
@@ -27,12 +31,14 @@ def exchange(size: int, meanwhile: Any) -> list[Any]:
             self._local = local
 
         def barrier(self) -> None:
-            if self.Get_rank() == 0:
+            if self.Get_rank() == 0 and not before:
                 meanwhile()
             self._local.barrier()
 
     def work(local: LocalBackend) -> None:
         rank = local.Get_rank()
+        if rank == 0 and before:
+            meanwhile()
         own = os.memfd_create(f"rank {rank}")
         os.write(own, f"of rank {rank}".encode())
         try:
@@ -76,6 +82,28 @@ def test_strangers_do_not_keep_ranks_from_each_other(monkeypatch: pytest.MonkeyP
     assert kept
     for one in kept:
         one.close()
+
+
+CLONE_NEWNET = 0x40000000
+
+
+def test_ranks_with_networks_of_their_own_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    apart: list[bool] = []
+
+    def leave() -> None:  # of the first rank's thread alone
+        apart.append(libc.unshare(CLONE_NEWNET) == 0)
+
+    with_names = exchange(2, leave, before=True)
+    if not all(apart):
+        pytest.skip("needs the right to make a network namespace (root)")
+    for rank, error in enumerate(with_names):
+        assert isinstance(error, ConnectionError), error
+        assert f"rank {1 - rank} does not take the descriptor of rank {rank}: " in str(error)
+        assert "need a folder that they share, in the environment variable CUDA_GCTX_SOCKETS" in str(error)
+    monkeypatch.setenv("CUDA_GCTX_SOCKETS", str(tmp_path))
+    assert exchange(2, leave, before=True) == [{1: "of rank 1"}, {0: "of rank 0"}]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_process_that_is_forked_has_an_identity_of_its_own() -> None:

@@ -27,6 +27,7 @@ LIMIT_S = 120
 RANKS = 3
 BYTES = 64
 OUT_OF_MEMORY = 2
+FAILING = ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle")
 
 
 class Between:
@@ -158,9 +159,13 @@ def tensors(rank: Rank) -> dict[str, Any]:
     }
 
 
-def failure(rank: Rank) -> tuple[str, list[str]]:
-    rank.fail("cuMemCreate")
-    return message(lambda: Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)), rank.left()
+def failure(rank: Rank) -> list[tuple[str, list[str]]]:
+    found = []
+    for function in FAILING:
+        rank.fail(function)
+        found.append((message(lambda: Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)), rank.left()))
+        rank.backend.barrier()
+    return found
 
 
 PROGRAMS = (workspaces, tensors, failure)
@@ -236,7 +241,7 @@ def test_each_rank_reaches_the_tensors_of_the_others(ranks: list[Any]) -> None:
 
 def test_memory_that_one_rank_cannot_make_is_an_error_on_all(ranks: list[Any]) -> None:
     for number, rank in enumerate(ranks):
-        error, left = rank["failure"]
-        assert "CUDA_ERROR_OUT_OF_MEMORY" in error
-        assert number == 1 or "rank 1" in error
-        assert left == []
+        for function, (error, left) in zip(FAILING, rank["failure"], strict=True):
+            assert f"{function} failed: CUDA_ERROR_OUT_OF_MEMORY" in error
+            assert number == 1 or "rank 1" in error
+            assert left == []
