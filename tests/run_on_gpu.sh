@@ -9,7 +9,7 @@
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
 #                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, contract,
-#                    questions, processes, studies, allreduce, comm, or all. Default: what takes less than nine minutes
+#                    questions, processes, studies, pairs (ten minutes), allreduce, comm, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -35,7 +35,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,allreduce,comm
+all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,pairs,allreduce,comm
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -270,11 +270,12 @@ if wanted comm; then
   fi
 fi
 
-if wanted studies || wanted allreduce; then
+if wanted studies || wanted pairs || wanted allreduce; then
   if [ -n "$simulated" ] || ! has torch; then
-    note 'studies and allreduce did not run: they need torch and a GPU'
+    note 'studies, pairs and allreduce did not run: they need torch and a GPU'
   else
     wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --budget 22 --limit 290 --out "$output/benchmarks"
+    wanted pairs && step pairs 670 "$python" "$repository/benchmarks/overlap_pairs.py" --limit 660 --out "$output/benchmarks/pairs.json"
     if wanted allreduce && [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
       note 'allreduce did not run: it needs two GPUs'
     elif wanted allreduce; then
