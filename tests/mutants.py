@@ -22,7 +22,7 @@ import cuda_gctx
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = Path(cuda_gctx.__file__).parent
-LIMIT_S = 300
+LIMIT_S = int(os.environ.get("CUDA_GCTX_MUTANT_SECONDS", "300"))
 
 
 class Mutant(NamedTuple):

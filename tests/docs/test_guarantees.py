@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,12 @@ EXCEPTIONS: Rows = {
     ),
     "An error of a kernel": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
     "`verify()` that finds": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
-    "Calls that would invalidate": ("core/test_objects.py::test_what_would_spoil_a_capture_is_refused",),
+    "Calls on a stream or a context that is part of a capture": (
+        "core/test_objects.py::test_what_would_spoil_a_capture_is_refused",
+    ),
+    "Other calls that do not fit into a capture": (
+        "docs/test_guarantees.py::test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it",
+    ),
     "`close()` of a stream that is part of a capture": (
         "core/test_objects.py::test_a_stream_is_not_closed_while_it_captures",
         "core/test_objects.py::test_a_capture_outlives_the_last_object_of_its_stream",
@@ -305,6 +311,27 @@ def test_the_legacy_default_stream_waits_for_blocking_streams_and_not_for_partit
         assert blocking.is_done
         assert not parts.a.stream.is_done
         parts.a.sync()
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+@pytest.mark.parametrize("call", ["stream.wait", "other.sync", "event.sync", "event.is_done"])
+def test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it(parts: Partitions, mode: Any, call: str) -> None:
+    with parts.a.context.create_stream() as stream, parts.a.context.create_stream() as other:
+        event = other.record()
+        other.sync()
+        calls: dict[str, Callable[[], object]] = {
+            "stream.wait": lambda: stream.wait(event),
+            "other.sync": other.sync,
+            "event.sync": event.sync,
+            "event.is_done": lambda: event.is_done,
+        }
+        capture = stream.capture(mode)
+        capture.__enter__()
+        with pytest.raises(CUDAError, match="STREAM_CAPTURE"):
+            calls[call]()
+        with pytest.raises(CUDAError, match="CAPTURE_INVALIDATED"):
+            capture.__exit__(None, None, None)
+        calls[call]()  # afterwards
 
 
 SMS_OF_A_LAYOUT = """

@@ -545,7 +545,8 @@ class Program(block_model.Program):
         """Joins what takes part, ends the capture, and looks at the graph."""
         for flow in self.members(recording):
             origin, other = (
-                Stream.from_handle(one.handle) if one.is_closed else one.stream for one in (recording.origin, flow)
+                Stream.from_handle(one.handle) if one.stream.is_closed else one.stream
+                for one in (recording.origin, flow)
             )
             origin.wait(other)
         self.demand(None, lambda: recording.capture.__exit__(None, None, None))
