@@ -97,7 +97,7 @@ def page() -> str:
 
 def with_present_numbers(text: str, present: str) -> str:
     """The numbers that benchmarks/tables.py writes stay as they stand on the page."""
-    known = {begin: value for begin, value in MARKED.findall(present)}
+    known = dict(MARKED.findall(present))
     return MARKED.sub(lambda found: f"{found[1]}{known.get(found[1], found[2])}<!-- = -->", text)
 
 
