@@ -24,6 +24,7 @@ from cuda_gctx.comm._backends import (
     gather_results,
     on_all_ranks,
 )
+from cuda_gctx.comm._compile import FLAT
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._launch import WARP, Calls, Kernels
@@ -502,6 +503,8 @@ class OnGpu:
                 element=element,
                 is_programmatic=arguments.programmatic_launch,
                 packing=packing,
+                # Ranks of several hosts do not meet in a kernel.
+                files=FLAT if self._is_on_one_host else ("spoil.cuh",),
             )
             if self.transport is not None:
                 node_calls = NodeCalls(info, op, self._region, **how)

@@ -20,6 +20,7 @@ from cuda_gctx.comm._protocol import (
     Geometry,
     Packing,
     defines,
+    demand_ranks,
     share_of,
     shared_bytes,
     stages_and_tile,
@@ -45,8 +46,6 @@ WARP = 32
 BLOCKS_OF_AN_SM = 4
 # How many each thread stores for each rank when the ranks meet: a millisecond.
 TORN_PACKETS = 1000
-# Of the kernels in which all ranks meet.
-NAMES = tuple(name for file in FLAT for name in KERNELS[file])
 
 
 def _rounded(count: int, grain: int) -> int:
@@ -271,7 +270,11 @@ class Kernels:
         element: Element,
         is_programmatic: bool,
         packing: Packing,
+        files: tuple[str, ...] = FLAT,
     ) -> None:
+        if files == FLAT:
+            demand_ranks(info.world_size)
+        self._files = files
         self.calls = calls
         self._is_programmatic = is_programmatic
         self._what, self._geometry = (info, op), geometry
@@ -285,8 +288,10 @@ class Kernels:
 
     def _load(self, packing: Packing) -> Loaded:
         words = defines(*self._what, self._geometry, element=self._element, packing=packing)
-        loaded = Loaded(compile_kernels(words, self._capability), NAMES, self._context)
-        loaded.allow_shared("two_exchange", self._shared)
+        names = tuple(name for file in self._files for name in KERNELS[file])
+        loaded = Loaded(compile_kernels(words, self._capability, self._files), names, self._context)
+        if "two_exchange" in names:
+            loaded.allow_shared("two_exchange", self._shared)
         return loaded
 
     def load_again(self, packing: Packing) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "Packing",
     "Region",
     "defines",
+    "demand_ranks",
     "next_epoch",
     "node_defines",
     "packet_bytes",
@@ -302,9 +303,13 @@ def _words(numbers: dict[str, int]) -> dict[str, str]:
     return {name: f"{value}ull" if value > 0xFFFF else str(value) for name, value in numbers.items()}
 
 
-def _common(world: int, geometry: Geometry, element: Element) -> dict[str, int]:
+def demand_ranks(world: int) -> None:
+    """ValueError unless so many ranks can meet in a kernel."""
     if world > MOST_RANKS:
         raise ValueError(f"the kernels connect up to {MOST_RANKS} ranks, and there are {world}")
+
+
+def _common(world: int, geometry: Geometry, element: Element) -> dict[str, int]:
     numbers = {
         "WORLD": world,
         "POLLS_PER_CLOCK": POLLS_PER_CLOCK,
@@ -370,6 +375,7 @@ def node_defines(
     info: ParallelInfo, op: MixedCommOp, step: NodeStep, geometry: Geometry, region: Region, *, element: Element
 ) -> dict[str, str]:
     """The defines of the kernels of a step of the hierarchical form; the same on all ranks of a topology."""
+    demand_ranks(info.local_size)
     plan = info.node_plan(op)
     numbers = _common(info.local_size, geometry, element)
     if step is NodeStep.EXCHANGE:

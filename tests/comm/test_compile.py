@@ -204,6 +204,12 @@ def test_the_exchange_between_nodes_links_with_the_device_library_of_nvshmem(
         assert name in compiled.code.code
 
 
+def test_what_marks_an_output_compiles_for_more_ranks_than_can_meet(compiler: str) -> None:
+    info = ParallelInfo.of(0, 64, 0, 8, 0, 8)
+    words = defines(info, info.valid_ops[0], Geometry(64, 1 << 19, 1 << 26), element=Element.BFLOAT16)
+    demand_no_spills(words, (9, 0), ("spoil.cuh",))
+
+
 def test_spills_are_seen_in_the_report() -> None:
     log = (
         "ptxas info    : Function properties for one_exchange\n"
