@@ -51,10 +51,11 @@ PRIMITIVES = {
     "try_wait_without_acquire": Primitive("R", "cta"),
     "fence_bulk": Primitive("P"),
     "fence_bulk_shared": Primitive("P"),
-    # Of a copy to or from shared memory, what it does with one of its two places. They end at the next bulk_wait.
+    # Of a copy to or from shared memory, what it does with one of its two places. They end at the next wait.
     "bulk_load": Primitive("R", is_async=True),
     "bulk_store": Primitive("W", is_async=True),
     "bulk_wait": Primitive("wait"),
+    "bulk_wait_read": Primitive("wait"),
     # What follows is stored when all that was loaded before is there.
     "kernel_ends": Primitive("end"),
     "branches": Primitive("end"),
