@@ -36,13 +36,11 @@ class _ProcessWide:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._open: list[list[int | None]] = []
-        self._before: int | None = None
+        self._open: list[list[Any]] = []
+        self._before: Any = None
 
     @contextmanager
-    def hold(
-        self, read: Callable[[], int | None], write: Callable[[int | None], object], value: int | None
-    ) -> Iterator[None]:
+    def hold(self, read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
         """Set the value for the length of a block."""
         held = [value]
         with self._lock:
@@ -61,6 +59,9 @@ class _ProcessWide:
 # ---- torch: cuBLASLt, persistent GEMMs of Inductor, FlashAttention 3 where torch calls it
 
 _carve_out = _ProcessWide()
+_cache_tag = _ProcessWide()
+# What follows the tag that the program has set.
+_OF_CARVE_OUT = " carve-out "
 
 
 @contextmanager
@@ -72,6 +73,19 @@ def carve_out(torch: Any, free: int | None) -> Iterator[None]:
         yield
         return
     with _carve_out.hold(torch._C._get_sm_carveout_experimental, write, free):
+        yield
+
+
+@contextmanager
+def _tagged_cache(free: int) -> Iterator[None]:
+    """What Inductor compiles in a block is cached apart: its cache does not know the carve-out (torch 2.11)."""
+    config: Any = sys.modules.get("torch.compiler.config")  # comes with torch
+    if not hasattr(config, "cache_key_tag"):
+        yield
+        return
+    own = config.cache_key_tag.partition(_OF_CARVE_OUT)[0]
+    tag = f"{own}{_OF_CARVE_OUT}{free}" if free else own
+    with _cache_tag.hold(lambda: config.cache_key_tag, lambda tag: setattr(config, "cache_key_tag", tag), tag):
         yield
 
 
@@ -243,6 +257,7 @@ def library_counts(torch: Any, stream: Stream, count: int) -> Iterator[None]:
     These counts size grids of persistent kernels, which are right for the partition without being measured.
     """
     with ExitStack() as held:
+        held.enter_context(_tagged_cache(stream.device.sm_count - count))
         if deep_gemm_count() is not None:
             deep_gemm: Any = sys.modules["deep_gemm"]
             held.enter_context(_deep_gemm.hold(deep_gemm.get_num_sms, deep_gemm.set_num_sms, count))

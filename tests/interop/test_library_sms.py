@@ -239,6 +239,26 @@ def test_inside_the_block_cublas_has_the_sm_count_of_the_partition(torch: Any, c
 
 
 @pytest.mark.sim_only
+def test_inductor_caches_what_it_compiles_in_a_block_by_the_carve_out(
+    torch: Any, cublas: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = types.ModuleType("torch.compiler.config")
+    config.cache_key_tag = "mine"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.compiler.config", config)
+    seen = []
+    with dev.partition(16, 32) as parts:
+        for part in (*parts, parts[0]):
+            with part.torch(library_sms="on"):
+                seen.append(config.cache_key_tag)
+        with parts[1].torch(library_sms="on"), parts[0].torch(library_sms="on"):
+            assert config.cache_key_tag == seen[0]
+            with use(dev.context, library_sms="on"):
+                assert config.cache_key_tag == "mine"
+    assert config.cache_key_tag == "mine"
+    assert seen == ["mine carve-out 116", "mine carve-out 100", "mine carve-out 116"]
+
+
+@pytest.mark.sim_only
 def test_an_exception_in_the_block_takes_the_sm_count_back(torch: Any, cublas: Any, dev: Device) -> None:
     torch.carve_outs[:] = [5]
 
