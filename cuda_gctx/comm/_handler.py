@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from cuda_gctx import CUDAError, Device, Partition
@@ -195,6 +196,9 @@ class MixedCommHandler:
             (op, mode): threads[mode] for op in self.valid_op_list for mode in threads if self._gpu is not None
         }
         self.tuning_table: TuningTable | None = None
+        # torch.compile keeps calls as nodes of its graphs.
+        nodes: Any = import_module("cuda_gctx.comm._torch_op")
+        self._is_compiling, self._as_node, self._number = nodes.is_compiling, nodes.call, nodes.number_of(self._run)
         # As it was made; programs for FlashInfer's handler read these.
         self.use_autotune = arguments.use_autotune
         self.min_block_size = arguments.block_sizes[0]
@@ -496,6 +500,8 @@ class _RunMixedComm:
         mode: MixedCommMode | None = None,
         skip_check: bool = False,
     ) -> Any:
+        if handler._is_compiling():
+            return handler._as_node(handler._number, op, x_in, x_out, mode)
         return handler._run(op, x_in, x_out, mode, skip_check=skip_check)
 
     @staticmethod

@@ -365,6 +365,50 @@ def exchanges_of_nodes(rank: int, size: int, folder: Path) -> int:
 
 
 @program
+def compiled(rank: int, size: int, folder: Path) -> list[int]:
+    """torch.compile keeps calls in one graph, for shapes that change too, and with outputs that were there before."""
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, expected, run_mixed_comm
+
+    dist = initialise_gloo(rank, size, folder)
+    place = rank, size, rank, size, 0, 1
+    handler = MixedCommHandler(*place, 1, size, 1, 1, torch.bfloat16, "cpu")
+    gather, scatter = MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER
+    graphs: list[list[str]] = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in module.graph.nodes if "mixed_comm" in str(node.target)])
+        return module.forward
+
+    @torch.compile(fullgraph=True, backend=backend, dynamic=True)
+    def program(x: Any, out: Any) -> Any:
+        every = run_mixed_comm(gather, handler, x * 2, mode=MixedCommMode.GLOO)
+        run_mixed_comm(scatter, handler, every, out)
+        return out + 1
+
+    compared = 0
+    for rows in (3, 5):
+        inputs = inputs_of(rows, size, torch.bfloat16, seed=rows)
+        every = expected(handler.para_info, gather, [2 * one for one in inputs])
+        wanted = expected(handler.para_info, scatter, [every] * size) + 1
+        out = torch.empty_like(inputs[rank])
+        assert same_bits(program(inputs[rank], out), wanted)
+        assert same_bits(out + 1, wanted)
+        compared += 1
+    assert graphs == [["cuda_gctx.mixed_comm", "cuda_gctx.mixed_comm_out"]], graphs
+    whole = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
+    assert same_bits(whole(inputs[rank]), expected(handler.para_info, gather, inputs))
+    wrong = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
+    words = "x_in must be of torch.bfloat16, not of torch.float32"
+    assert words in message_of(ValueError, lambda: wrong(inputs[rank].float()))
+    assert "is gone" in message_of(RuntimeError, lambda: torch.ops.cuda_gctx.mixed_comm(inputs[rank], 10**9, 1, -1))
+    handler.shutdown()
+    dist.destroy_process_group()
+    return [compared]
+
+
+@program
 def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
     """A table is measured, is the same on all ranks, is followed, and comes back from its file."""
     import torch

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import struct
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -204,6 +205,8 @@ class Tensor:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (_building, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
+    nodes = SimpleNamespace(is_compiling=lambda: False, call=None, number_of=lambda handler: 0)
+    monkeypatch.setitem(sys.modules, "cuda_gctx.comm._torch_op", nodes)
     elements = {torch.float16: Element.FLOAT16, torch.bfloat16: Element.BFLOAT16}
     monkeypatch.setattr(_building, "_elements", lambda: elements)
 

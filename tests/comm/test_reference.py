@@ -118,6 +118,11 @@ def test_pieces_go_between_nodes_through_torch(ranks: Ranks, tmp_path: Path) -> 
 
 
 @needs_torch
+def test_torch_compile_keeps_calls_in_one_graph(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run("compiled", 2, tmp_path) == [[2]] * 2
+
+
+@needs_torch
 def test_every_rank_follows_one_tuning_table(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks.run("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]

@@ -1,0 +1,77 @@
+"""Operations of torch for the calls of handlers, which torch.compile keeps in its graphs. Loads torch.
+
+A graph knows a handler by a number. All ranks compile the same program, and so call in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from importlib import import_module
+from typing import Any
+from weakref import WeakMethod
+
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
+
+__all__ = ["call", "is_compiling", "number_of"]
+
+torch: Any = import_module("torch")
+is_compiling = torch.compiler.is_compiling
+
+NO_MODE = -1
+_numbers = itertools.count()
+_calls: dict[int, WeakMethod[Any]] = {}
+
+
+def number_of(run: Any) -> int:
+    """A new number for a handler, by the method that runs its calls. The handler is not kept alive."""
+    number = next(_numbers)
+    _calls[number] = WeakMethod(run, lambda gone: _calls.pop(number))
+    return number
+
+
+def _method(number: int) -> Any:
+    found = _calls.get(number)
+    run = None if found is None else found()
+    if run is None:
+        raise RuntimeError("the handler with which this graph was compiled is gone")
+    return run
+
+
+def call(number: int, op: Any, x_in: Any, x_out: Any, mode: Any) -> Any:
+    """A call of a handler as a node of a graph."""
+    name = NO_MODE if mode is None else int(mode)
+    if x_out is None:
+        return torch.ops.cuda_gctx.mixed_comm(x_in, number, int(op), name)
+    torch.ops.cuda_gctx.mixed_comm_out(x_in, x_out, number, int(op), name)
+    return x_out
+
+
+def _run(x_in: Any, x_out: Any, number: int, op: int, mode: int) -> Any:
+    chosen = None if mode == NO_MODE else MixedCommMode(mode)
+    return _method(number)(MixedCommOp(op), x_in, x_out, chosen)
+
+
+def _mixed_comm(x_in: Any, number: int, op: int, mode: int) -> Any:
+    return _run(x_in, None, number, op, mode)
+
+
+def _mixed_comm_out(x_in: Any, x_out: Any, number: int, op: int, mode: int) -> None:
+    _run(x_in, x_out, number, op, mode)
+
+
+def _shape_of_mixed_comm(x_in: Any, number: int, op: int, mode: int) -> Any:
+    return x_in.new_empty(_method(number).__self__.para_info.output_shape(MixedCommOp(op), x_in.shape))
+
+
+def _nothing(x_in: Any, x_out: Any, number: int, op: int, mode: int) -> None:
+    pass
+
+
+_library = torch.library.Library("cuda_gctx", "FRAGMENT")
+_library.define("mixed_comm(Tensor x_in, int handler, int op, int mode) -> Tensor")
+_library.define("mixed_comm_out(Tensor x_in, Tensor(a!) x_out, int handler, int op, int mode) -> ()")
+for _kind in ("CPU", "CUDA"):
+    _library.impl("mixed_comm", _mixed_comm, _kind)
+    _library.impl("mixed_comm_out", _mixed_comm_out, _kind)
+torch.library.register_fake("cuda_gctx::mixed_comm", _shape_of_mixed_comm, lib=_library)
+torch.library.register_fake("cuda_gctx::mixed_comm_out", _nothing, lib=_library)
