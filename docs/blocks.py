@@ -33,7 +33,9 @@ class Block:
     line: int  # of the fence that opens it, from 1
     comment: str  # the HTML comment on the line before
     lines: list[str] = field(default_factory=list)
-    below: Block | None = None  # the block that follows with nothing but empty lines between
+    below: Block | None = (
+        None  # the block that follows with nothing but empty lines between
+    )
 
     @property
     def text(self) -> str:
@@ -46,17 +48,26 @@ class Block:
             return ""
         if self.comment.startswith(ON_A_GPU):
             return "gpu"
-        return self.comment if self.comment in ("pytest", "given") else self.language
+        return (
+            self.comment if self.comment in ("pytest", "given") else self.language
+        )
 
     @property
     def needs(self) -> list[str]:
         """The modules without which it cannot run on a GPU."""
-        return self.comment.removeprefix(ON_A_GPU).split(", ") if self.kind == "gpu" else []
+        return (
+            self.comment.removeprefix(ON_A_GPU).split(", ")
+            if self.kind == "gpu"
+            else []
+        )
 
 
 def blocks_of(text: str) -> list[Block]:
     blocks: list[Block] = []
-    before, gap = "", True  # the line before, and whether a line of prose stands since the last block
+    before, gap = (
+        "",
+        True,
+    )  # the line before, and whether a line of prose stands since the last block
     current: Block | None = None
     for number, line in enumerate(text.splitlines(), 1):
         if current is not None:
@@ -66,11 +77,15 @@ def blocks_of(text: str) -> list[Block]:
                 current.lines.append(line)
         elif line.startswith("```"):
             comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
-            current = Block(line[3:].strip(), number, comment[1] if comment else "")
+            current = Block(
+                line[3:].strip(), number, comment[1] if comment else ""
+            )
             if blocks and not gap and current.comment in OF_OUTPUT:
                 blocks[-1].below = current
             blocks.append(current)
-        elif line.strip() and line.strip() not in {f"<!-- {comment} -->" for comment in OF_OUTPUT}:
+        elif line.strip() and line.strip() not in {
+            f"<!-- {comment} -->" for comment in OF_OUTPUT
+        }:
             gap = True
         before = line
     assert current is None, "a block is not closed"
@@ -88,7 +103,11 @@ def given_on(text: str) -> list[Block]:
 
 def on_a_gpu(text: str) -> list[Block]:
     """What runs on a GPU, in order: the blocks of a page that need one, what is given, and the blocks before them."""
-    blocks = [block for block in blocks_of(text) if block.kind in ("python", "gpu")]
+    blocks = [
+        block for block in blocks_of(text) if block.kind in ("python", "gpu")
+    ]
     blocks = sorted([*blocks, *given_on(text)], key=lambda block: block.line)
-    last = max((at for at, block in enumerate(blocks) if block.kind == "gpu"), default=-1)
+    last = max(
+        (at for at, block in enumerate(blocks) if block.kind == "gpu"), default=-1
+    )
     return blocks[: last + 1]

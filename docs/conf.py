@@ -14,7 +14,13 @@ release = importlib.metadata.version("cuda-gctx")
 version = ".".join(release.split(".")[:2])
 copyright = "the authors of cuda_gctx"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "measured", "stub_signatures"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "measured",
+    "stub_signatures",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_extensions"]
 # Pages of the appendix and of the repository itself stand in no menu; a test knows which pages those are.
@@ -26,7 +32,11 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 # The anchors that links between pages use are those that a forge makes of headings.
 myst_heading_anchors = 4
 
-autodoc_default_options = {"members": True, "member-order": "bysource", "undoc-members": True}
+autodoc_default_options = {
+    "members": True,
+    "member-order": "bysource",
+    "undoc-members": True,
+}
 # The newer implementation fails where only a handler of autodoc-process-signature knows a signature.
 autodoc_use_legacy_class_based = True
 autodoc_typehints = "signature"
@@ -42,8 +52,14 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#3f6f00", "color-brand-content": "#3f6f00"},
-    "dark_css_variables": {"color-brand-primary": "#8fce3a", "color-brand-content": "#8fce3a"},
+    "light_css_variables": {
+        "color-brand-primary": "#3f6f00",
+        "color-brand-content": "#3f6f00",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#8fce3a",
+        "color-brand-content": "#8fce3a",
+    },
 }
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True

@@ -83,7 +83,9 @@ def direct(used: Mapping[str, set[str]]) -> list[tuple[str, str]]:
     """The arrows to rooms that are not also used through others."""
 
     def reached(name: str) -> set[str]:
-        return {below for other in used[name] for below in {other} | reached(other)}
+        return {
+            below for other in used[name] for below in {other} | reached(other)
+        }
 
     return [
         (name, other)
@@ -98,7 +100,9 @@ def arrow(drawing: Drawing, x1: float, y1: float, x2: float, y2: float) -> None:
     length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
     dx, dy = (x2 - x1) / length, (y2 - y1) / length
     for side in (-0.5, 0.5):
-        drawing.line(x2, y2, x2 - 8 * (dx + side * dy), y2 - 8 * (dy - side * dx), LINE)
+        drawing.line(
+            x2, y2, x2 - 8 * (dx + side * dy), y2 - 8 * (dy - side * dx), LINE
+        )
 
 
 def between(drawing: Drawing, upper: str, lower: str) -> None:
@@ -120,8 +124,16 @@ def width(name: str) -> float:
 def picture() -> str:
     drawing = Drawing("The rooms of cuda_gctx")
     drawing.text(20, 30, "The rooms of cuda_gctx", size=16, bold=True)
-    drawing.text(20, 48, "An arrow means: uses. What a room uses through others too is not drawn twice.", kind="faint")
-    for x, words in ((CORE, "libcuda_gctx.so"), (SOFTWARE_DRIVER, "libcuda_gctx_sim.so")):
+    drawing.text(
+        20,
+        48,
+        "An arrow means: uses. What a room uses through others too is not drawn twice.",
+        kind="faint",
+    )
+    for x, words in (
+        (CORE, "libcuda_gctx.so"),
+        (SOFTWARE_DRIVER, "libcuda_gctx_sim.so"),
+    ):
         drawing.rectangle(x - 130, 458, 260, 208, kind="panel", corner=8)
         drawing.text(x - 120, 476, words, kind="faint")
     drawing.text(
@@ -135,16 +147,31 @@ def picture() -> str:
         between(drawing, upper, lower)
     for name in sorted(used):
         box = BOXES[name]
-        drawing.rectangle(box.x - width(name) / 2, box.y, width(name), BOX_HEIGHT, kind="empty", corner=6)
+        drawing.rectangle(
+            box.x - width(name) / 2,
+            box.y,
+            width(name),
+            BOX_HEIGHT,
+            kind="empty",
+            corner=6,
+        )
         title = name.removeprefix("sim/").removeprefix("_cpp/")
-        drawing.text(box.x, box.y + 18, title, size=13, bold=True, anchor="middle")
-        drawing.text(box.x, box.y + 34, box.about, size=11, kind="faint", anchor="middle")
+        drawing.text(
+            box.x, box.y + 18, title, size=13, bold=True, anchor="middle"
+        )
+        drawing.text(
+            box.x, box.y + 34, box.about, size=11, kind="faint", anchor="middle"
+        )
     return drawing.svg(WIDTH, HEIGHT) + "\n"
 
 
 def main() -> None:
     if sys.argv[1:] == ["--check"]:
-        sys.exit(None if PICTURE.read_text() == picture() else f"{PICTURE} is out of date: python docs/draw_rooms.py")
+        sys.exit(
+            None
+            if PICTURE.read_text() == picture()
+            else f"{PICTURE} is out of date: python docs/draw_rooms.py"
+        )
     PICTURE.write_text(picture())
 
 

@@ -59,7 +59,13 @@ EXAMPLES = {
 }
 # Those that run as a process for each of two GPUs.
 OF_TWO_GPUS = ("torchrun_tensor_parallel",)
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+)
 
 Row = dict[str, Any]
 
@@ -73,7 +79,10 @@ def is_installed(module: str) -> bool:
 
 def pages() -> list[Path]:
     """The pages of the repository, README first."""
-    return [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
+    return [
+        *sorted(REPOSITORY.glob("*.md")),
+        *sorted((REPOSITORY / "docs").rglob("*.md")),
+    ]
 
 
 def name_of(page: Path) -> str:
@@ -119,7 +128,10 @@ def record(path: Path) -> None:
         except subprocess.TimeoutExpired:
             print(f"{name}: left out, it took more than {LIMIT_S} s", flush=True)
             continue
-        print(f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}", flush=True)
+        print(
+            f"{name}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}",
+            flush=True,
+        )
         if done.returncode == 0:
             outputs[name] = done.stdout
         result = {**described_by_driver(), "outputs": outputs}
@@ -134,15 +146,34 @@ def run_page(page: Path, sender: Connection) -> None:
         os.chdir(folder)
         for number, block in enumerate(on_a_gpu(text)):
             begin = time.monotonic()
-            missing = [module for module in block.needs if not is_installed(module)]
+            missing = [
+                module for module in block.needs if not is_installed(module)
+            ]
             if missing:
-                outcome, printed = f"left out: {', '.join(missing)} is not installed", ""
+                outcome, printed = (
+                    f"left out: {', '.join(missing)} is not installed",
+                    "",
+                )
             else:
                 outcome, printed = outcome_of(block, names)
-            if block.kind == "gpu" or (outcome != RAN and not (block.kind == "given" and "ImportError" in outcome)):
+            if block.kind == "gpu" or (
+                outcome != RAN
+                and not (block.kind == "given" and "ImportError" in outcome)
+            ):
                 # A block is known by its text and that of what is given.
-                row = {"page": name_of(page), "block": number, "of": digest(text, block), "outcome": outcome}
-                sender.send({**row, "seconds": round(time.monotonic() - begin, 2), "printed": printed})
+                row = {
+                    "page": name_of(page),
+                    "block": number,
+                    "of": digest(text, block),
+                    "outcome": outcome,
+                }
+                sender.send(
+                    {
+                        **row,
+                        "seconds": round(time.monotonic() - begin, 2),
+                        "printed": printed,
+                    }
+                )
     sender.close()
 
 
@@ -155,18 +186,31 @@ def outcome_of(block: Block, names: Row) -> tuple[str, str]:
     try:
         with contextlib.redirect_stdout(out):
             exec(compile(path.read_text(), path, "exec"), names)
-            if "torch" in sys.modules:  # so that an error of a kernel belongs to its block
+            if (
+                "torch" in sys.modules
+            ):  # so that an error of a kernel belongs to its block
                 sys.modules["torch"].cuda.synchronize()
     except Exception as error:
-        kind = "ImportError" if isinstance(error, ImportError) else type(error).__name__
+        kind = (
+            "ImportError"
+            if isinstance(error, ImportError)
+            else type(error).__name__
+        )
         lines = [
-            f"{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+            f"{frame.lineno}"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(path)
         ]
-        return f"{kind} in line {lines[-1] if lines else '?'}: {error}", out.getvalue()
+        return (
+            f"{kind} in line {lines[-1] if lines else '?'}: {error}",
+            out.getvalue(),
+        )
     return RAN, out.getvalue()
 
 
-def in_a_fork(work: Callable[..., None], *arguments: Any, limit_s: float) -> tuple[list[Any], str | None]:
+def in_a_fork(
+    work: Callable[..., None], *arguments: Any, limit_s: float
+) -> tuple[list[Any], str | None]:
     """What a child sends, and how it failed. It is killed at the end of its time, whatever it waits for."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -213,10 +257,15 @@ def record_pages(path: Path, pages: list[Path]) -> bool:
             continue
         found, problem = in_a_fork(run_page, page, limit_s=PAGE_LIMIT_S)
         for row in found:
-            print(f"{row['page']} {row['block']}: {row['outcome']}, {row['seconds']} s\n{row['printed']}", flush=True)
+            print(
+                f"{row['page']} {row['block']}: {row['outcome']}, {row['seconds']} s\n{row['printed']}",
+                flush=True,
+            )
         if problem:
             print(f"{name_of(page)}: {problem}", flush=True)
-        failed |= problem is not None or any(not row["outcome"].startswith((RAN, "left out")) for row in found)
+        failed |= problem is not None or any(
+            not row["outcome"].startswith((RAN, "left out")) for row in found
+        )
         rows += found
         write_result({**machine, "_what": "blocks of pages", "rows": rows}, path)
     return not failed
@@ -224,33 +273,67 @@ def record_pages(path: Path, pages: list[Path]) -> bool:
 
 def section(result: Row) -> str:
     card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}"
-    lines = [f"The outputs on an {card}, {result['date']}, as `docs/record_outputs.py` recorded them:", ""]
+    lines = [
+        f"The outputs on an {card}, {result['date']}, as `docs/record_outputs.py` recorded them:",
+        "",
+    ]
     for name, output in result["outputs"].items():
-        lines += [f"### {name}.py", "", "```text", *output.rstrip().splitlines(), "```", ""]
+        lines += [
+            f"### {name}.py",
+            "",
+            "```text",
+            *output.rstrip().splitlines(),
+            "```",
+            "",
+        ]
     return "\n".join(lines)
 
 
 def blocks_section(result: Row | None) -> str:
     """A row for each page: how many of its blocks need a GPU, and how many ran there as they stand."""
-    known = {row["of"]: row["outcome"].partition(":")[0] for row in result["rows"]} if result else {}
-    lines = ["| page | blocks that need a GPU | what is known |", "| --- | --- | --- |"]
+    known = (
+        {row["of"]: row["outcome"].partition(":")[0] for row in result["rows"]}
+        if result
+        else {}
+    )
+    lines = [
+        "| page | blocks that need a GPU | what is known |",
+        "| --- | --- | --- |",
+    ]
     for page in pages():
         text = page.read_text()
         states = Counter(
-            known.get(digest(text, block), "not run as written") for block in on_a_gpu(text) if block.kind == "gpu"
+            known.get(digest(text, block), "not run as written")
+            for block in on_a_gpu(text)
+            if block.kind == "gpu"
         )
         if states:
-            words = ", ".join(f"{number} {state}" for state, number in states.items())
+            words = ", ".join(
+                f"{number} {state}" for state, number in states.items()
+            )
             lines.append(f"| `{name_of(page)}` | {states.total()} | {words} |")
     if result is None:
-        return "\n".join(["The blocks of the pages that need a GPU:", "", *lines, ""])
+        return "\n".join(
+            ["The blocks of the pages that need a GPU:", "", *lines, ""]
+        )
     card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}, {result['date']}"
-    return "\n".join([f"The blocks of the pages that need a GPU, on an {card}:", "", *lines, ""])
+    return "\n".join(
+        [
+            f"The blocks of the pages that need a GPU, on an {card}:",
+            "",
+            *lines,
+            "",
+        ]
+    )
 
 
 def with_recorded(text: str, name: str, result: Row | None) -> str:
     """A page with what its blocks printed, where it shows that. What it shows has to be of these very blocks."""
-    known = {row["of"]: row for row in result["rows"] if row["outcome"] == RAN} if result else {}
+    known = (
+        {row["of"]: row for row in result["rows"] if row["outcome"] == RAN}
+        if result
+        else {}
+    )
     lines = text.splitlines(keepends=True)
     for block in reversed(blocks_of(text)):
         shown = block.below
@@ -261,20 +344,32 @@ def with_recorded(text: str, name: str, result: Row | None) -> str:
                     f"{name}:{shown.line}: the block above has not run on a GPU as it stands: leave its output out"
                 )
             first = shown.line  # the line after the fence, from 0
-            lines[first : first + len(shown.lines)] = [f"{line}\n" for line in row["printed"].rstrip().splitlines()]
+            lines[first : first + len(shown.lines)] = [
+                f"{line}\n" for line in row["printed"].rstrip().splitlines()
+            ]
     return "".join(lines)
 
 
 def written() -> dict[Path, str]:
     """Each page that shows recorded outputs, as it is to be."""
-    result = json.loads(PAGE_OUTPUTS.read_text()) if PAGE_OUTPUTS.exists() else None
-    found = {page: with_recorded(page.read_text(), name_of(page), result) for page in pages()}
+    result = (
+        json.loads(PAGE_OUTPUTS.read_text()) if PAGE_OUTPUTS.exists() else None
+    )
+    found = {
+        page: with_recorded(page.read_text(), name_of(page), result)
+        for page in pages()
+    }
     sections = {
         "outputs on a GPU": section(json.loads(OUTPUTS.read_text())),
         "blocks on a GPU": blocks_section(result),
     }
     for name, words in sections.items():
-        found[PAGE] = re.sub(SECTION.format(name), lambda _, words=words: f"\n{words}\n", found[PAGE], flags=re.DOTALL)
+        found[PAGE] = re.sub(
+            SECTION.format(name),
+            lambda _, words=words: f"\n{words}\n",
+            found[PAGE],
+            flags=re.DOTALL,
+        )
     return found
 
 
@@ -288,8 +383,14 @@ def main() -> None:
         record(options.record)
         return
     if options.pages is not None:
-        sys.exit(None if record_pages(options.pages, pages()) else "a block of a page failed")
-    changed = {page: text for page, text in written().items() if page.read_text() != text}
+        sys.exit(
+            None
+            if record_pages(options.pages, pages())
+            else "a block of a page failed"
+        )
+    changed = {
+        page: text for page, text in written().items() if page.read_text() != text
+    }
     if options.check and changed:
         names = ", ".join(map(name_of, changed))
         sys.exit(f"out of date: {names}; run python docs/record_outputs.py")

@@ -8,10 +8,14 @@ from typing import Any
 from sphinx.application import Sphinx
 
 
-def add_origin(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+def add_origin(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
     where = app.env.metadata.get(page, {}).get("measured")
     if where:
-        context["body"] += f'<p class="measured">Measured on {html.escape(where)}.</p>'
+        context["body"] += (
+            f'<p class="measured">Measured on {html.escape(where)}.</p>'
+        )
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

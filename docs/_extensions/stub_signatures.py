@@ -30,7 +30,11 @@ def stub(module: str) -> dict[str, ast.stmt]:
     found: dict[str, ast.stmt] = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{item.name}": item for item in node.body if isinstance(item, ast.FunctionDef)}
+            found |= {
+                f"{node.name}.{item.name}": item
+                for item in node.body
+                if isinstance(item, ast.FunctionDef)
+            }
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             found[node.name] = node
     return found
@@ -42,7 +46,9 @@ def declaration(name: str, thing: object) -> ast.stmt | None:
     module = getattr(owner, "__module__", None)
     if not isinstance(module, str) or not module.startswith("cuda_gctx."):
         return None
-    qualified = getattr(thing, "__qualname__", None) or ".".join(name.split(".")[-2:])
+    qualified = getattr(thing, "__qualname__", None) or ".".join(
+        name.split(".")[-2:]
+    )
     return stub(module).get(qualified)
 
 
@@ -51,7 +57,9 @@ def constructor(name: str, thing: object) -> ast.FunctionDef | None:
     found = stub(getattr(thing, "__module__", ""))
     for special in ("__new__", "__init__"):
         node = found.get(f"{getattr(thing, '__name__', '')}.{special}")
-        if isinstance(node, ast.FunctionDef) and "Never" not in ast.unparse(node.args):
+        if isinstance(node, ast.FunctionDef) and "Never" not in ast.unparse(
+            node.args
+        ):
             return node
     return None
 
@@ -66,18 +74,34 @@ def signature(node: ast.FunctionDef, *, bound: bool) -> tuple[str, str | None]:
 
 
 def is_static(node: ast.FunctionDef) -> bool:
-    return any(ast.unparse(decorator) == "staticmethod" for decorator in node.decorator_list)
+    return any(
+        ast.unparse(decorator) == "staticmethod"
+        for decorator in node.decorator_list
+    )
 
 
 def process_signature(
-    app: Sphinx, what: str, name: str, thing: object, options: Any, given: str | None, result: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    thing: object,
+    options: Any,
+    given: str | None,
+    result: str | None,
 ) -> tuple[str | None, str | None] | None:
     """Take the signature from the stub."""
     if inspect.isclass(thing) and stub(thing.__module__):
         node = constructor(name, thing)
-        return ("", None) if node is None else (signature(copied(node), bound=True)[0], None)
+        return (
+            ("", None)
+            if node is None
+            else (signature(copied(node), bound=True)[0], None)
+        )
     node = declaration(name, thing)
-    if not isinstance(node, ast.FunctionDef) or what not in ("function", "method"):
+    if not isinstance(node, ast.FunctionDef) or what not in (
+        "function",
+        "method",
+    ):
         return None
     return signature(copied(node), bound=what == "method" and not is_static(node))
 
@@ -90,16 +114,32 @@ def copied(node: ast.FunctionDef) -> ast.FunctionDef:
 
 def arguments_of(thing: object) -> set[str]:
     """The names of the arguments of a function, or of a class and its fields."""
-    node = declaration("", thing) if not inspect.isclass(thing) else constructor("", thing)
+    node = (
+        declaration("", thing)
+        if not inspect.isclass(thing)
+        else constructor("", thing)
+    )
     if isinstance(node, ast.FunctionDef):
         given = node.args
         rest = [one for one in (given.vararg, given.kwarg) if one is not None]
-        return {argument.arg for argument in [*given.posonlyargs, *given.args, *given.kwonlyargs, *rest]}
+        return {
+            argument.arg
+            for argument in [
+                *given.posonlyargs,
+                *given.args,
+                *given.kwonlyargs,
+                *rest,
+            ]
+        }
     try:
         found = set(inspect.signature(thing).parameters)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         found = set()
-    return found | (set(getattr(thing, "__annotations__", ())) if inspect.isclass(thing) else set())
+    return found | (
+        set(getattr(thing, "__annotations__", ()))
+        if inspect.isclass(thing)
+        else set()
+    )
 
 
 def fields(paragraph: list[str], names: set[str]) -> list[str]:
@@ -125,7 +165,12 @@ def with_fields(lines: list[str], names: set[str]) -> list[str]:
             written += fields(paragraph, names)
             paragraph = []
         if ARGUMENT.match(line) or paragraph:
-            if not paragraph and written and written[-1] and not written[-1].startswith(":param "):
+            if (
+                not paragraph
+                and written
+                and written[-1]
+                and not written[-1].startswith(":param ")
+            ):
                 written.append("")
             paragraph.append(line)
             inside = None
@@ -142,10 +187,19 @@ def with_fields(lines: list[str], names: set[str]) -> list[str]:
 def for_users(lines: list[str]) -> list[str]:
     """The docstring of a module without the paragraph for contributors."""
     paragraphs = "\n".join(lines).split("\n\n")
-    return "\n\n".join(text for text in paragraphs if not text.startswith(FOR_CONTRIBUTORS)).split("\n")
+    return "\n\n".join(
+        text for text in paragraphs if not text.startswith(FOR_CONTRIBUTORS)
+    ).split("\n")
 
 
-def process_docstring(app: Sphinx, what: str, name: str, thing: object, options: Any, lines: list[str]) -> None:
+def process_docstring(
+    app: Sphinx,
+    what: str,
+    name: str,
+    thing: object,
+    options: Any,
+    lines: list[str],
+) -> None:
     """Write the lines on arguments as fields, and add the type of a compiled property."""
     if what == "module":
         lines[:] = for_users(lines)
@@ -154,7 +208,11 @@ def process_docstring(app: Sphinx, what: str, name: str, thing: object, options:
     if lines[:1] == ["Structure/Union member"]:  # ctypes puts this on each field
         lines.clear()
     node = declaration(name, thing)
-    if what in ("attribute", "property") and isinstance(node, ast.FunctionDef) and node.returns is not None:
+    if (
+        what in ("attribute", "property")
+        and isinstance(node, ast.FunctionDef)
+        and node.returns is not None
+    ):
         lines += ["", f":type: {ast.unparse(node.returns)}"]
 
 
