@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from .common import CAPTURING, capture, case, inputs_of, modules
+from .common import CAPTURING, REPOSITORY, capture, case, inputs_of, modules
 
 SMS = 16
 SIZES = [1 << shift for shift in (10, 13, 15, 17)]
@@ -126,9 +126,11 @@ class Ranks:
 
 
 @case(is_timed=True)
-def guard_costs() -> list[dict[str, Any]]:
+def guard_costs() -> dict[str, Any]:
+    """What becomes benchmarks/results/CARD-driver-VERSION-guards.json."""
     _, comm = modules()
     from cuda_gctx import Device
+    from cuda_gctx.measure.machine import described
 
     rows = []
     for size in (2, 4):
@@ -139,4 +141,5 @@ def guard_costs() -> list[dict[str, Any]]:
             world.run(ranks.measure)
             ranks.close()
             rows += ranks.rows
-    return rows
+    what = "What the guards of ONE_EXCHANGE cost, by the case guard_costs of tests/comm/gpu_suite.py"
+    return described(Device(0), what, REPOSITORY) | {"sms": SMS, "calls": CALLS, "rounds": ROUNDS, "rows": rows}
