@@ -51,6 +51,10 @@ GEMM = 8192
 NODE_SMS = 16
 OVERLAP_SMS = (8, 16, 24, 32, 48)
 STEPS = 20
+# Of calls outside of graphs: fewer than the driver takes ahead.
+EAGER_BYTES = 64 << 10
+EAGER_CALLS = 50
+EAGER_TURNS = 20
 LIMIT_S = 60
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
@@ -530,6 +534,44 @@ def overlap(ranks: Ranks, keep: Keep) -> None:
             handler.shutdown()
 
 
+def eager(ranks: Ranks, keep: Keep) -> None:
+    """The host's time of an all-reduce outside of graphs: of calls in a row that the GPU is far behind."""
+    torch, size = ranks.torch, EAGER_BYTES
+    buffers = Buffers(torch)
+    shape = (1, size // 2)
+    staged_in, staged_out = buffers.of("in", shape), buffers.of("out", shape)
+    mapped_in, mapped_out = buffers.of("mapped in", shape), buffers.of("mapped out", shape)
+    op, [group, _] = MixedCommOp.ALLREDUCE, ranks.groups(1)
+    with ranks.device.partition(comm=8) as parts, parts.comm.torch():
+        handler = ranks.handler(parts.comm, 1)
+        map_tensors(ranks, keep, handler, mapped_in, mapped_out)
+        calls: dict[str, Work] = {
+            "ONE_EXCHANGE": lambda: run_mixed_comm(op, handler, staged_in, staged_out, ONE),
+            "ONE_EXCHANGE to a new output": lambda: run_mixed_comm(op, handler, staged_in, None, ONE),
+            "no mode": lambda: run_mixed_comm(op, handler, staged_in, staged_out),
+            "TWO_EXCHANGE, mapped": lambda: run_mixed_comm(op, handler, mapped_in, mapped_out, TWO),
+            "TWO_EXCHANGE, staged": lambda: run_mixed_comm(op, handler, staged_in, staged_out, TWO),
+            "torch, all_reduce": lambda: ranks.dist.all_reduce(staged_out, group=group),
+            "torch, add": lambda: torch.add(staged_in, staged_in, out=staged_out),
+        }
+        if "mapped" in ranks.skipped:
+            del calls["TWO_EXCHANGE, mapped"]
+        taken: dict[str, list[float]] = {name: [] for name in calls}
+        for turn, (name, call) in itertools.product(range(1 + EAGER_TURNS), calls.items()):
+            ranks.meet()
+            begin = time.perf_counter_ns()
+            for _ in range(EAGER_CALLS):
+                call()
+            each = (time.perf_counter_ns() - begin) / EAGER_CALLS / 1000
+            torch.cuda.current_stream().synchronize()
+            if turn:
+                taken[name].append(ranks.slowest(each))
+        for name, samples in taken.items():
+            keep({"op": op.name, "bytes": size, "SMs": 8, "variant": name} | summary(samples, 2))
+        handler.check()
+        handler.shutdown()
+
+
 def copies(ranks: Ranks, keep: Keep) -> None:
     """Copies within a GPU from a partition's stream: a copy engine takes as long there as elsewhere, SMs longer."""
     if ranks.rank:
@@ -603,6 +645,7 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "sweep": sweep,
     "autotune": autotune,
     "overlap": overlap,
+    "eager": eager,
     "copies": copies,
     "nodes": nodes,
 }

@@ -85,5 +85,6 @@ benchmark missing-ranks 60 --part missing-ranks
 benchmark overlap 60 --part overlap
 benchmark autotune 120 --part autotune
 benchmark nodes 40 --part nodes
+benchmark eager 30 --part eager
 rm -rf "${output:?}/site"
 exit $failed
