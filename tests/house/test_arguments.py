@@ -393,6 +393,7 @@ ELSEWHERE = {
     "partition": "Device.partition()",
     "nccl_options(ctas)": "needs NCCL: tests/interop/test_nccl.py",
     "new_group": "needs NCCL: tests/interop/test_nccl.py",
+    "launch_order(timeout)": "needs ranks: tests/interop/test_launch_order.py",
     "CommBackend.bcast(root)": "a protocol",
     "Decisions.measure(measured)": "a function",
     "ParallelInfo.output_shape(shape)": "the shape of a tensor",
