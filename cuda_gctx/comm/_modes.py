@@ -65,6 +65,8 @@ class Modes:
         self._modes = modes
         listed = [name for name, mode in modes.items() if mode.has_all_operations]
         self.valid = [*listed, MixedCommMode.AUTOTUNE] if modes else []
+        # What was chosen by this table.
+        self._chosen: tuple[TuningTable | None, dict[tuple[Sizes, bool], tuple[MixedCommMode, int]]] = None, {}
 
     def __getitem__(self, mode: MixedCommMode) -> Mode:
         return self._modes[mode]
@@ -88,6 +90,18 @@ class Modes:
 
     def choose(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
         """The mode of a call for which none is given, and how many SMs its kernels use; 0: all of them."""
+        of_table, known = self._chosen
+        if of_table is not table or len(known) >= MOST_KEPT:
+            # A new one: another thread may just note what it has chosen by the other table.
+            known = {}
+            self._chosen = table, known
+        key = sizes, is_reached
+        chosen = known.get(key)
+        if chosen is None:
+            chosen = known[key] = self._choice(sizes, table, is_reached=is_reached)
+        return chosen
+
+    def _choice(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
         if table is not None:
             possible = self.possible(sizes, is_reached=is_reached)
             choice = table.select(sizes.op, sizes.largest, is_reached, possible)

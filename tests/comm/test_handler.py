@@ -28,6 +28,7 @@ from cuda_gctx.comm import (
     MixedCommHandler,
     MixedCommMode,
     MixedCommOp,
+    TuningTable,
     _building,
     _driver_calls,
     _faults,
@@ -46,6 +47,7 @@ from cuda_gctx.comm._compile import KERNELS
 from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._record import Launches, Record
+from cuda_gctx.comm._tuning import Case, Choice
 from cuda_gctx.sim import library_folder, session
 
 # Stands in for torch, which is not loaded into the process of the tests.
@@ -396,6 +398,19 @@ def test_without_a_mode_the_size_decides(driver: Driver, size: int, reached: int
                 assert handler._modes.choose(sizes, None, is_reached=is_reached) == (mode, 0)
 
     on_ranks(driver, size, work)
+
+
+def test_a_table_that_is_replaced_decides_from_then_on(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        op, one, two = MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE
+        sizes = handler._messages.sizes(op, (16, 512), 2)
+        tables = [TuningTable((), ((Case(op, 1 << 14, True), (Choice(mode, 4, 1.0),)),)) for mode in (one, two)]
+        for _ in range(2):
+            for table, wanted in ((tables[0], (one, 4)), (tables[1], (two, 4)), (None, (one, 0))):
+                for _ in range(2):
+                    assert handler._modes.choose(sizes, table, is_reached=True) == wanted
+
+    on_ranks(driver, 2, work)
 
 
 def test_what_nodes_have_no_memory_for_at_once_goes_in_rounds(driver: Driver) -> None:
