@@ -16,6 +16,8 @@ from cuda_gctx.comm._memory import Identity, process_identity
 __all__ = ["MappedTensors", "span"]
 
 HANDLE_BYTES = 64
+# Of spans that were looked for.
+MOST_KEPT = 4096
 
 
 def span(tensor: Any) -> tuple[int, int]:
@@ -56,6 +58,8 @@ class MappedTensors:
         self._ranks = ranks
         self._rank = rank
         self._tensors: list[_Mapped] = []
+        # Of spans that were looked for, until other tensors are mapped; empty where none holds them.
+        self._found: dict[tuple[int, int], tuple[int, ...]] = {}
         self._count = 0
         self._opened: dict[tuple[int, bytes], int] = {}
 
@@ -74,6 +78,7 @@ class MappedTensors:
             theirs = tuple(of_owner[number] for of_owner in seen[self._rank])
             self._tensors.append(_Mapped(address, address + size, shifts, self._count + number, theirs, opened))
         self._count += len(spans)
+        self._found = {}
 
     def demand(self, addresses: Sequence[int]) -> None:
         """ValueError unless a tensor of this rank is mapped at each of them."""
@@ -88,6 +93,7 @@ class MappedTensors:
         self.demand([address])
         removed = next(one for one in self._tensors if one.begin == address)
         self._tensors.remove(removed)
+        self._found = {}
         kept = {key for one in self._tensors for key in one.opened}
         with suppress(CUDAError), self._device.context.current():
             for key in set(removed.opened) - kept:
@@ -99,10 +105,16 @@ class MappedTensors:
 
         For a rank of another host, it is that in no process.
         """
-        for tensor in self._tensors:
-            if tensor.begin <= address and address + size <= tensor.end:
-                return tuple(address + shift for shift in tensor.shifts)
-        return None
+        known = self._found
+        found = known.get((address, size))
+        if found is None:
+            holders = (one for one in self._tensors if one.begin <= address and address + size <= one.end)
+            holder = next(holders, None)
+            found = () if holder is None else tuple(address + shift for shift in holder.shifts)
+            if len(known) >= MOST_KEPT:
+                known.clear()
+            known[address, size] = found
+        return found or None
 
     def find_together(self, address: int, size: int) -> tuple[tuple[int, int], tuple[int, ...]] | None:
         """The same place of the tensors that all ranks mapped together, and where this rank reaches that of each rank.
@@ -165,6 +177,7 @@ class MappedTensors:
     def close(self) -> None:
         """Unmaps the tensors of the others. No kernel may be using them."""
         self._tensors.clear()
+        self._found = {}
         with suppress(CUDAError), self._device.context.current():
             while self._opened:
                 call("cuIpcCloseMemHandle", self._opened.popitem()[1])

@@ -59,6 +59,20 @@ def test_threads_reach_tensors_where_they_are() -> None:
     assert on_all(2, work) == [(4112, 4112), (8208, 8208)]
 
 
+def test_what_is_mapped_or_unmapped_later_is_found_or_not() -> None:
+    def work(rank: int, backend: LocalBackend) -> Any:
+        own, found = mapped(rank, [process_identity()] * 2), []
+        begin = 4096 * (rank + 1)
+        for _ in range(2):
+            found.append(own.find(begin, 16))
+            own.add(backend, [(begin, 512)])
+            found += [own.find(begin, 16), own.find(begin, 16), own.find(begin, 513)]
+            own.remove(begin)
+        return [*found, own.find(begin, 16)]
+
+    assert on_all(2, work) == [[None, (begin, begin), (begin, begin), None] * 2 + [None] for begin in (4096, 8192)]
+
+
 class Aliased:
     """Memory that is mapped twice, as by two processes."""
 
