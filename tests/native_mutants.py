@@ -120,7 +120,7 @@ MUTANTS = {
     ),
     # Captures.
     "a stream is closed while it captures": Mutant(
-        f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (false) {", MACHINE
+        f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (stream == nullptr) {", MACHINE
     ),
     "a stream that is dropped takes its capture along": Mutant(
         f"{HANDLES}/stream.cpp", "  if (is_needed_by_capture()) {\n    context()->keep();",
@@ -205,7 +205,8 @@ def killed_by(mutant: Mutant) -> str | None:
         ctest = mutant.tests.removeprefix("ctest ") if mutant.tests.startswith("ctest ") else None
         done = build(*([ctest] if ctest is not None else []))
         if done.returncode != 0:
-            raise SystemExit(f"the mutant does not compile:\n{done.stdout[-3000:]}")
+            print(f"it does not compile:\n{done.stdout[-1000:]}")
+            return None
         if ctest is not None:
             run = ["ctest", "--no-tests=error", "--test-dir", BUILD, "-R", f"^{ctest}$", "--timeout", str(LIMIT_S)]
             return None if subprocess.run(run, capture_output=True, check=False).returncode == 0 else mutant.tests

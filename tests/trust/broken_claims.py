@@ -51,7 +51,7 @@ BREAKS = {
     "`ClosedError`": ("_core/errors.pyx", "class ClosedError(RuntimeError):", "class ClosedError(Exception):"),
     "A block that another task": (f"{HANDLES}/current.cpp", "  if (!is_same_task) {", "  if (false) {"),
     "`close()` of a stream that is part of a capture": (
-        f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (false) {",
+        f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (stream == nullptr) {",
     ),
     "A plan that never comes within 15%": ("tune/_ranking.py", "HOPELESS = 1.15", "HOPELESS = 9.15"),
     "Input and output must be mapped": (
