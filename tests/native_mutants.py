@@ -123,8 +123,10 @@ MUTANTS = {
         f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (stream == nullptr) {", MACHINE
     ),
     "a stream that is dropped takes its capture along": Mutant(
-        f"{HANDLES}/stream.cpp", "  if (is_needed_by_capture()) {\n    context()->keep();",
-        "  if (false) {\n    context()->keep();", MACHINE,
+        f"{HANDLES}/stream.cpp",
+        "  if (is_needed_by_capture()) {\n    context()->keep();",
+        "  if (false) {\n    context()->keep();",
+        "tests/core/test_objects.py",
     ),
     # The ends of threads, failures of the driver, and resets.
     "what a thread made current outlives it": Mutant(

@@ -217,6 +217,12 @@ def test_a_split_without_a_number_takes_all(torch: Any, dev: Device) -> None:
     assert str(whole.sm_count) in repr(whole)
 
 
+def test_nothing_is_left_of_a_split_of_all(torch: Any, dev: Device) -> None:
+    whole = SMPartition.from_device()
+    _, rest = whole.split(num_sms=(8, whole.sm_count - 8), backfill=(False, True))
+    assert rest is None
+
+
 def test_contexts_come_out_of_one_split(torch: Any, fresh: Device) -> None:
     first, second = GreenContext.split(num_sms=(8, 16), device_id=0)
     assert (first.sm_count, second.sm_count) == (8, 16)

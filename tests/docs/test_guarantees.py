@@ -154,7 +154,10 @@ SHARING: Rows = {
     "an NCCL communicator": ("interop/test_sharing.py::test_one_communicator_in_two_partitions_is_found",),
     "a cuBLAS or cuDNN handle": ("interop/test_sharing.py::test_one_cublas_handle_in_two_partitions_is_found",),
     "a cuBLAS workspace": ("interop/test_sharing.py::test_two_handles_whose_workspaces_overlap_are_found",),
-    "locks and counters": ("interop/test_sharing.py::test_lock_arrays_are_found_and_weights_may_be_shared",),
+    "locks and counters": (
+        "interop/test_sharing.py::test_lock_arrays_are_found_and_weights_may_be_shared",
+        "interop/test_sharing.py::test_memory_that_kernels_write_to_is_known_by_its_name",
+    ),
     "a scratch buffer": ("interop/test_sharing.py::test_tensors_that_are_given_count_if_their_memory_overlaps",),
     "the memory pool of a CUDA graph": ("interop/test_sharing.py::test_graphs_with_one_pool_are_found",),
     "a CUDA graph that is being launched": (

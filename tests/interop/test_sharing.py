@@ -182,6 +182,13 @@ def test_buffers_of_a_module_have_the_names_of_attributes() -> None:
     assert found.places == ("decode.0.locks", "prefill.0.locks")
 
 
+@pytest.mark.parametrize("name", ["lock", "locks", "workspace", "semaphores", "barrier", "counters", "scratch"])
+def test_memory_that_kernels_write_to_is_known_by_its_name(name: str) -> None:
+    layer = SimpleNamespace(**{f"sm_{name}": Tensor(0x1000), f"{name}smith": Tensor(0x2000)})
+    [found] = check(decode=layer, prefill=layer).shared
+    assert found.places == (f"decode.sm_{name}", f"prefill.sm_{name}")
+
+
 def test_the_same_model_in_two_partitions_shares_its_workspaces() -> None:
     model = Model([Layer(Tensor(0x1000), Tensor(0x2000)), Layer(Tensor(0x4000), Tensor(0x5000))])
     assert kinds(decode=model, prefill=model) == ["scratch memory"] * 2

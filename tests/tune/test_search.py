@@ -130,6 +130,11 @@ def test_sizes_between_those_that_are_tried_first_are_found(dev: Device) -> None
     best = min(of_kind(report, "partitions"), key=lambda result: result.seconds.value)
     assert best.parts["decode"].sm_count == 24
     assert best.seconds.value == pytest.approx(report.result(report.choice).seconds.value, rel=0.01)
+    # What is not within 15% of the best is left out of later rounds.
+    behind = [one for one in report.results if one.plan.kind in ("partitions", "overlay")]
+    behind = [one for one in behind if one.seconds.value > 1.2 * best.seconds.value]
+    assert len(behind) > 5
+    assert max(one.seconds.samples for one in behind) <= 2
 
 
 def test_what_cannot_win_is_not_measured_again(dev: Device) -> None:
