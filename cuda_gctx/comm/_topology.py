@@ -15,7 +15,15 @@ from typing import Any
 
 from cuda_gctx._core.arguments import as_int
 
-__all__ = ["MixedCommMode", "MixedCommOp", "NodePlan", "ParallelInfo", "Plan", "on_hosts"]
+__all__ = [
+    "MixedCommMode",
+    "MixedCommOp",
+    "NodePlan",
+    "ParallelInfo",
+    "Plan",
+    "on_hosts",
+    "say_that_there_is_no_multicast",
+]
 
 
 class MixedCommOp(IntEnum):
@@ -46,7 +54,7 @@ class MixedCommOp(IntEnum):
 
 
 @cache
-def _say_that_there_is_no_multicast() -> None:
+def say_that_there_is_no_multicast() -> None:
     message = "modes with multicast are run by the same kernels as those without: this package uses no multicast"
     warnings.warn(message, UserWarning, stacklevel=4)
 
@@ -57,7 +65,7 @@ class _Modes(EnumMeta):
     def __getattr__(cls, name: str) -> Any:
         without = name.removesuffix("_MC") + "_UC"
         if name.startswith("FUSED_") and name.endswith("_MC") and without in cls.__members__:
-            _say_that_there_is_no_multicast()
+            say_that_there_is_no_multicast()
             return cls.__members__[without]
         if name in cls.__members__:
             return cls.__members__[name]
