@@ -323,7 +323,8 @@ class MixedCommHandler:
         """
         self._demand_open()
         demand_equal(self._groups.backend, "the tuning table", table)
-        table.demand_made_for(self._description())
+        description = self._description()
+        on_all_ranks(self._groups.backend, lambda: table.demand_made_for(description), "the tuning table is not used")
         self.tuning_table = table
 
     def _description(self) -> tuple[tuple[str, str], ...]:

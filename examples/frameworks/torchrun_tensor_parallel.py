@@ -43,13 +43,7 @@ def main() -> None:
     outs, sums = ([torch.empty(TOKENS, HIDDEN, **make) for _ in range(2)] for _ in range(2))
     with Device(rank).partition(comm=8, compute=None) as parts:
         with parts.comm.torch():
-            handler = MixedCommHandler(
-                *(rank, size, rank, size, 0, 1),  # world, local, inter: rank and size of each
-                *(size, 1, 1, 1),  # tp and dp, within a node and between nodes
-                torch.bfloat16,
-                device,
-                partition=parts.comm,
-            )
+            handler = MixedCommHandler.from_process_group(parts.comm, torch.bfloat16)
             handler.map_tensors(*outs, *sums)
         with parts.compute.torch(library_sms="on"):
             for _ in range(3):
