@@ -62,7 +62,7 @@ benchmark() { # NAME SECONDS OPTIONS...
 }
 
 gpus=$("$python" -c 'from cuda_gctx import Device; print(Device.count())') || exit 2
-cases="nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
+cases="copy_engines_on_two_gpus other_types nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
 if [ "$gpus" -ge 4 ]; then
   cases="staged_in_parts staged_in_rounds processes_on_four_gpus threads_on_four_gpus faults_on_four_gpus $cases"
 else
