@@ -117,13 +117,15 @@ def floors(result: Result) -> str:
 
 
 def missed_section(result: Result) -> str:
-    """The calls that miss a target, and which."""
-    rows = [["call", "median", "targets missed, with their limits"]]
+    """The calls that miss a target, which, and what the driver and Python take without this package."""
+    rows = [["call", "median", "driver and Python alone", "targets missed, with their limits"]]
     for call in result["calls"]:
         missed = [target for target in call["targets"] if not target["met"]]
         if missed:
             limits = "; ".join(f"{target['what']} ({duration(target['limit_ns'])})" for target in missed)
-            rows.append([call["title"], duration(call["contestants"]["cuda_gctx"]["ns"]["median"]), limits])
+            medians = {name: entry["ns"]["median"] for name, entry in call["contestants"].items() if "ns" in entry}
+            alone = duration(medians.get("raw", 0) + medians["python"]) if "python" in medians else ""
+            rows.append([call["title"], duration(medians["cuda_gctx"]), alone, limits])
     met = sum(all(target["met"] for target in call["targets"]) for call in result["calls"])
     return f"{machine(result)} {met} of {len(result['calls'])} calls meet all of theirs.\n\n{markdown(rows)}"
 

@@ -4,7 +4,8 @@ import warnings
 from collections.abc import Sequence
 
 cimport cython
-from libc.stdint cimport uintptr_t
+from cython.operator cimport dereference
+from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
 from libcpp.string cimport string
@@ -13,19 +14,30 @@ from libcpp.vector cimport vector
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.cpp cimport (
     Borrowed,
+    CClaim,
     ContextBox,
+    ContextCounts,
+    ContextHandle,
     ContextKind,
     CUcontext,
     CUdevResource,
+    Names,
     NewContext,
+    PinnedContexts,
+    PinnedCounts,
     Runtime,
     SmResourcePtr,
     adopt_context,
+    any_has_capture,
     claim_context,
     close_context,
     create_context,
     drop,
     live,
+    live_contexts,
+    merged,
+    pinned_contexts,
+    present,
     record_context_event,
     share_context,
     share_queues,
@@ -33,12 +45,18 @@ from cuda_gctx._core.cpp cimport (
     wait_context,
     wait_context_event,
 )
+from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
+from cuda_gctx._core.cpp cimport context_stream as c_context_stream
+from cuda_gctx._core.cpp cimport demand_not_current as c_demand_not_current
+from cuda_gctx._core.cpp cimport drop_pinned as c_drop_pinned
+from cuda_gctx._core.cpp cimport pin_context as c_pin_context
+from cuda_gctx._core.cpp cimport serve_as as c_serve_as
 from cuda_gctx._core.current cimport drop_kept_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport report_failures, warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event
 from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of
-from cuda_gctx._core.stream cimport Stream, StreamOptions, new_stream
+from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, new_stream, note_pinned
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import DataclassFields
@@ -346,3 +364,180 @@ cdef class Context:
 
 
 make_only_here(Context, "a Context comes from Device.create_context(), Device.context or Context.from_handle()")
+
+
+# ---- loans: contexts whose SMs are claimed for as long as somebody uses them
+
+
+cdef class Claim:
+    """The SMs that one user has of a device, for contexts made by create_unclaimed_context()."""
+
+    cdef unique_ptr[CClaim] _claim
+
+    @property
+    def overlap_report(self):
+        """The live contexts that shared its SMs or might, when it was made; empty if none did."""
+        return self._claim.get().overlap_report().decode()
+
+    def release(self):
+        """Ends the claim. Ending it twice does nothing."""
+        self._claim.get().release()
+
+    def __reduce__(self):
+        refuse_copy(self, "claim the SMs there")
+
+
+make_only_here(Claim, "a Claim comes from claim()")
+
+
+def claim(resources, names, bint exclusive, uint64_t group, str advice, *, bint only_free=False):
+    """Claim the SMs of resources of one device. Claims of one group (0: of none) may share SMs.
+
+    only_free: ResourceOverlapError if live contexts have them or may, as with `exclusive`. advice: the end of the
+    message about these.
+    """
+    cdef vector[SmResourcePtr] sms
+    cdef Names labels
+    cdef SMResource resource
+    cdef Claim made = Claim.__new__(Claim)
+    for resource in resources:
+        sms.push_back(resource._sm)
+    for name in names:
+        labels.emplace_back(name.encode())
+    resource = resources[0]
+    made._claim.reset(
+        new CClaim(
+            resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, only_free, group, advice.encode()
+        )
+    )
+    return made
+
+
+def are_free(resources):
+    """For each of some resources of one device whether no live context is known to have its SMs, or may have them."""
+    cdef vector[SmResourcePtr] sms
+    cdef SMResource resource
+    for resource in resources:
+        sms.push_back(resource._sm)
+    if sms.empty():
+        return []
+    resource = resources[0]
+    return [bool(answer) for answer in live_contexts(resource._runtime[0]).are_free(resource._sm.get().device, sms)]
+
+
+def create_unclaimed_context(int device_id, ContextOptions options not None):
+    """A green context whose SMs are not claimed: partitions claim them for as long as they use it."""
+    return new_green_context(device_id, options, False)
+
+
+def loaned(Context context not None, owner, name):
+    """The same context as another object with a name of its own, which keeps `owner` alive."""
+    cdef Context lent = Context.__new__(Context)
+    live(context._slot)
+    lent._slot.share(context._slot)
+    made_context(lent)
+    lent._owner = owner
+    lent._name = name
+    return lent
+
+
+def rename(Context context not None, str name not None):
+    """Give a context another name for messages."""
+    live(context._slot).get().rename(name.encode())
+
+
+def close_loaned(Context context not None):
+    """Close an object that loaned() made; the context itself stays open."""
+    let_go(context)
+
+
+def context_stream(Context context not None, size_t number=0, priority=None):
+    """A stream that belongs to the context: the same one for each call with this number and priority.
+
+    The driver's stream lives as long as the context (an adopted one: as long as this package refers to it): code that
+    has only its handle can go on using it.
+    """
+    cdef StreamOptions options = StreamOptions(priority=priority)
+    cdef Stream stream = Stream.__new__(Stream)
+    cdef optional[int] level
+    if options.priority is not None:
+        level = <int>options.priority
+    stream._context = context
+    c_context_stream(stream._slot, context._slot, level, number)
+    return made_stream(stream)
+
+
+def serve_as(Context context not None, resources):
+    """Record that a context has the SMs of these groups, which another split than its own can have made."""
+    cdef vector[SmResourcePtr] sms
+    cdef SMResource resource
+    for resource in resources:
+        sms.push_back(resource._sm)
+    c_serve_as(context._slot, dereference(merged(sms)))
+
+
+def any_keeps_capture(contexts):
+    """Whether one of the streams that this package made on these contexts is capturing a graph."""
+    cdef vector[ContextHandle] boxes
+    cdef Context context
+    for context in contexts:
+        present(context._slot)
+        boxes.push_back(context._slot.get())
+    return bool(any_has_capture(boxes))
+
+
+def pin_context(Context context not None):
+    """The same for a context of which one stream or another may be known outside."""
+    present(context._slot)
+    if c_pin_context(context._slot):
+        note_pinned(present(context._slot).get())
+
+
+def is_pinned(Context context not None):
+    """Whether a framework has seen one of its streams, so that it is never destroyed."""
+    cdef Borrowed[ContextBox] box = context._slot.borrow()
+    return box.get() != NULL and box.get().is_pinned()
+
+
+def pinned_counts(SMResource resource not None):
+    """Of the device of a resource: contexts that frameworks have seen, and those of them that are closed and wait."""
+    cdef PinnedCounts counts = pinned_contexts(resource._runtime[0]).counts(resource._sm.get().device)
+    return counts.pinned, counts.waiting
+
+
+def demand_not_current(contexts):
+    """Raise ContextCurrentError while an open one is current on this thread, or on another one through this package."""
+    cdef Context context
+    cdef Borrowed[ContextBox] box
+    for context in contexts:
+        box = context._slot.borrow()
+        if box.get() != NULL and not box.get().is_closed():
+            c_demand_not_current(context._slot)
+
+
+def capturing_stream(SMResource resource not None):
+    """The stream that is capturing on the device of a resource, as far as can be known; None if there is none."""
+    resource._runtime.demand_usable()
+    return c_capturing_stream(resource._runtime[0], resource._sm.get().device).decode() or None
+
+
+def context_counts(SMResource resource not None):
+    """The numbers of green contexts that this package has made and destroyed on the device of a resource."""
+    cdef ContextCounts counts = live_contexts(resource._runtime[0]).counts(resource._sm.get().device)
+    return counts.made, counts.destroyed
+
+
+def pinned_limit():
+    """How many contexts of a device frameworks may see."""
+    return PinnedContexts.limit()
+
+
+def set_pinned_limit(uint64_t limit):
+    """Set that limit, for all drivers."""
+    PinnedContexts.set_limit(limit)
+
+
+def drop_pinned():
+    """Destroy the contexts that frameworks have seen and that everybody here has closed, of the driver in use."""
+    if Runtime.is_any_open():
+        c_drop_pinned(Runtime.active())

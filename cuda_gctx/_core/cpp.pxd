@@ -301,9 +301,22 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
 # ---- contexts
 
+# Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversion is not.
+cdef extern from "<vector>" nogil:
+    cdef cppclass Names "std::vector<std::string>":
+        void emplace_back(const char*) except +raise_error
+
+
 cdef extern from "handles/claim.hpp" namespace "gctx":
     cdef cppclass NewContext:
         const char* overlap_report "overlap_report().c_str"() noexcept
+
+    cdef cppclass CClaim "gctx::Claim":
+        CClaim(
+            Runtime&, int, const vector[SmResourcePtr]&, const Names&, cbool, cbool, uint64_t, const char*
+        ) except +raise_error
+        const char* overlap_report "overlap_report().c_str"() noexcept
+        void release() noexcept
 
 
 cdef extern from "handles/current.hpp" namespace "gctx":
@@ -364,7 +377,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int stream_priority "gctx::call<&gctx::stream_priority>"(Slot[StreamBox]&) except? 0
     int stream_is_nonblocking "gctx::call<&gctx::stream_is_nonblocking>"(Slot[StreamBox]&) except -1
     int stream_is_capturing "gctx::call<&gctx::stream_is_capturing>"(Slot[StreamBox]&) except -1
-    uint64_t capture_of "gctx::call<&gctx::capture_of_stream>"(Slot[StreamBox]&) except? 0
+    uint64_t capture_of_stream "gctx::call<&gctx::capture_of_stream>"(Slot[StreamBox]&) except? 0
     int is_same_stream "gctx::call<&gctx::is_same_stream>"(Slot[StreamBox]&, Slot[StreamBox]&) except -1
     int pin_stream_and_context "gctx::call<&gctx::pin_stream>"(Slot[StreamBox]&) except -1
     int stream_is_done "gctx::call<&gctx::stream_is_done>"(Slot[StreamBox]&) except -1

@@ -73,7 +73,7 @@ cdef list kept_above = []
 
 
 def before_driver_closes(forget):
-    """Call `forget` with the number of a driver (see _core.loan.driver_key) before that driver is closed."""
+    """Call `forget` with the number of a driver (see _core.resources.driver_key) before that driver is closed."""
     kept_above.append(forget)
 
 

@@ -21,6 +21,7 @@ from cuda_gctx._core.cpp cimport (
     CU_WORKQUEUE_SCOPE_DEVICE_CTX,
     CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
     Borrowed,
+    DeviceMemory,
     SplitResult,
     context_sm,
     context_workqueue,
@@ -30,6 +31,8 @@ from cuda_gctx._core.cpp cimport (
     device_workqueue,
     drop,
     existing_workqueue,
+    merged,
+    none_of,
     overlaps,
     present,
     same_sms,
@@ -37,6 +40,7 @@ from cuda_gctx._core.cpp cimport (
     split_resource,
     strategy_name,
 )
+from cuda_gctx._core.cpp cimport device_memory as c_device_memory
 from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
 from cuda_gctx._core.cpp cimport split_contexts as c_split_contexts
 from cuda_gctx._core.errors cimport ANY_DOMAIN, report_failures
@@ -608,3 +612,32 @@ cdef class DeviceResources:
 
 
 make_only_here(DeviceResources, "DeviceResources come from a Device, a Context or a Stream")
+
+
+def together(SMResource whole not None, resources):
+    """Groups of one split as one resource; of no groups, one without SMs. whole: the device's own resource."""
+    cdef vector[SmResourcePtr] sms
+    cdef SMResource resource
+    cdef SmResourcePtr found
+    for resource in resources:
+        sms.push_back(resource._sm)
+    found = none_of(whole._sm.get()[0]) if sms.empty() else merged(sms)
+    return SMResource.taking(whole._runtime, found)
+
+
+def driver_key(SMResource resource not None):
+    """The number of the driver that a resource belongs to; no two drivers of a process have the same."""
+    return <uintptr_t>resource._runtime
+
+
+def sm_identity(SMResource resource not None):
+    """The bytes that identify the SMs: equal for two resources of one driver only if these have the same SMs."""
+    return (<const char*>resource._sm.get().units.data())[:resource._sm.get().units.size() * sizeof(CUdevResource)]
+
+
+def device_memory(SMResource resource not None):
+    """The free and the total memory of the device of a resource, in bytes."""
+    cdef DeviceMemory memory
+    resource._runtime.demand_usable()
+    memory = c_device_memory(resource._runtime[0], resource._sm.get().device)
+    return memory.free, memory.total

@@ -14,6 +14,7 @@ from cuda_gctx._core.cpp cimport (
     PinnedContexts,
     StreamKind,
     adopt_stream,
+    capture_of_stream,
     create_stream,
     demand_closable,
     drop,
@@ -24,6 +25,7 @@ from cuda_gctx._core.cpp cimport (
     present,
     record_event,
     show_stream,
+    stream_is_capturing,
     stream_is_done,
     stream_is_nonblocking,
     stream_priority,
@@ -322,3 +324,27 @@ cdef class Stream:
         kind = "" if box.get().is_made_here() else ", adopted"
         context = box.get().context().get().id()
         return f"<Stream {<uintptr_t>box.get().handle():#x} of context {context}{kind}>"
+
+
+def lent(Stream stream not None, owner):
+    """The same stream as another object, which keeps `owner` alive."""
+    cdef Stream found = Stream.__new__(Stream)
+    present(stream._slot)
+    found._slot.share(stream._slot)
+    found._owner = owner
+    return made_stream(found)
+
+
+def pin(Stream stream not None):
+    """Notes that a framework gets the handle of a stream: it and its context live until the driver is closed."""
+    pin_stream(stream)
+
+
+def capture_of(Stream stream not None):
+    """A number for the capture that a stream is part of, the same for all of its streams; 0 if it is in none."""
+    return capture_of_stream(stream._slot)
+
+
+def is_capturing(Stream stream not None):
+    """Whether a stream is recording a graph."""
+    return bool(stream_is_capturing(stream._slot))

@@ -1,8 +1,8 @@
 """What each call of the package costs, compared with raw driver calls, cuda.core and torch, in one process.
 
-A sample is one loop over one call. The samples of all calls and contestants are taken in rounds, in random order, so
-that disturbances affect all of them. The collector is off, and the empty loop is subtracted. A destroyed green context
-loses 4 MiB of device memory on real drivers, so few of them are created.
+A sample is one loop over one call. The samples are taken in rounds: the calls in random order, and the contestants of a
+call one after the other, in random order, so that disturbances affect all of them. The collector is off, and the empty
+loop is subtracted. A destroyed green context loses 4 MiB of device memory on real drivers, so few of them are created.
 """
 
 from __future__ import annotations
@@ -359,22 +359,23 @@ def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: RawCalls,
     """Fill the samples of every contestant; returns what one turn of the empty Python loop costs."""
     order = random.Random(effort.seed)
     nothing = Contestant("pass", statement_timer("pass", {}), count=10_000)
-    entries: list[tuple[Call | None, Contestant]] = [(None, nothing)]
+    rows: list[tuple[Call | None, list[Contestant]]] = [(None, [nothing])]
     for call in CALLS:
         for contestant in contestants[call.name].values():
             if contestant.refused is None:
                 contestant.prepare(call.most)
-            if contestant.refused is None:
-                entries.append((call, contestant))
+        rows.append((call, [one for one in contestants[call.name].values() if one.refused is None]))
     gc.collect()
     gc.disable()
     try:
-        for number, (entry, contestant) in in_rounds(entries, effort.rounds, order):
-            if entry is not None and entry.makes_contexts and number >= effort.context_pairs:
+        for number, (call_of_row, side_by_side) in in_rounds(rows, effort.rounds, order):
+            if call_of_row is not None and call_of_row.makes_contexts and number >= effort.context_pairs:
                 continue
-            contestant.sample()
-            if entry is not None and entry.settle:
-                raw.settle()
+            # One after the other: what they are compared by is as fast as the host was at that moment.
+            for contestant in order.sample(side_by_side, len(side_by_side)):
+                contestant.sample()
+                if call_of_row is not None and call_of_row.settle:
+                    raw.settle()
     finally:
         gc.enable()
     return median(nothing.samples)

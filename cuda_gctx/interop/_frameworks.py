@@ -7,9 +7,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from cuda_gctx._core.context import Context
-from cuda_gctx._core.loan import context_stream, lent, pin
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.context import Context, context_stream
+from cuda_gctx._core.stream import Stream, lent, pin
 from cuda_gctx.partitions import Partition
 
 __all__ = [

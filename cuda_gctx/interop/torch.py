@@ -10,8 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from cuda_gctx._core.graph import Graph
-from cuda_gctx._core.loan import pin
-from cuda_gctx._core.stream import Stream, show_to_device
+from cuda_gctx._core.stream import Stream, pin, show_to_device
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green

@@ -16,7 +16,7 @@ from typing import Any
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
-from cuda_gctx._core.loan import device_memory
+from cuda_gctx._core.resources import device_memory
 
 __all__ = ["ClockReading", "Conditions", "commit_of", "described", "is_simulated", "memory_of", "power_state"]
 

@@ -9,8 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from cuda_gctx._core.errors import CapturingError
-from cuda_gctx._core.loan import capture_of
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, capture_of
 from cuda_gctx._core.switching import Switching
 from cuda_gctx.partitions.partitions import Partition, Partitions, lent_streams, sms_of, with_background
 

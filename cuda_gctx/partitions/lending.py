@@ -8,8 +8,7 @@ from dataclasses import replace
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import ResourceOverlapError, SplitError
-from cuda_gctx._core.loan import together
-from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions, together
 from cuda_gctx.partitions.free import FreeSMs, open_free, order_among_free, pieces_of
 from cuda_gctx.partitions.layout import layout_of
 from cuda_gctx.partitions.opening import known_split, open_contexts

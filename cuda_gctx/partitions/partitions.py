@@ -10,11 +10,10 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import as_bool, as_int
-from cuda_gctx._core.context import Context
+from cuda_gctx._core.context import Context, capturing_stream, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import ClosedError
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.loan import capturing_stream, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
 from cuda_gctx._core.resources import SMResource, SMResourceOptions
 from cuda_gctx._core.stream import Stream, StreamOptions

@@ -9,9 +9,9 @@ from itertools import count
 from typing import Any, NoReturn, Protocol
 
 from cuda_gctx._core.arguments import as_int, spelling
+from cuda_gctx._core.context import demand_not_current
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CUDAWarning
-from cuda_gctx._core.loan import demand_not_current
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.partitions.arrangements import Arrangement, Arrangements, Place
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember

@@ -9,15 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from cuda_gctx._core.arguments import as_bool, as_int
-from cuda_gctx._core.context import Context
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.loan import (
+from cuda_gctx._core.context import (
     Claim,
+    Context,
     any_keeps_capture,
     context_counts,
-    device_memory,
     drop_pinned,
     is_pinned,
     pin_context,
@@ -25,7 +21,10 @@ from cuda_gctx._core.loan import (
     pinned_limit,
     set_pinned_limit,
 )
-from cuda_gctx._core.resources import drop_split_contexts, split_context_count
+from cuda_gctx._core.device import Device
+from cuda_gctx._core.driver import before_driver_closes
+from cuda_gctx._core.errors import FeatureNotSupported
+from cuda_gctx._core.resources import device_memory, drop_split_contexts, split_context_count
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
 __all__ = [

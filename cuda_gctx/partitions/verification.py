@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 from cuda_gctx._core.arguments import as_bool, as_seconds
-from cuda_gctx._core.context import Context
+from cuda_gctx._core.context import Context, capturing_stream
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.graph import GraphExec, probe_kernels
-from cuda_gctx._core.loan import capturing_stream
 from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream
 from cuda_gctx._core.text import ranges, table

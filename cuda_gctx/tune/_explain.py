@@ -8,9 +8,8 @@ from typing import Any
 
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.driver import system
-from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import run_probe, spin
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx.measure.loop import QUEUED
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import Partition

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError
-from cuda_gctx._core.loan import is_capturing
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import sharing

@@ -18,8 +18,7 @@ from typing import Any
 from cuda_gctx._core import clock
 from cuda_gctx._core.errors import CUDAError
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.loan import is_capturing
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.torch import graph_of_calls
 from cuda_gctx.measure.loop import AHEAD, QUEUED, Batch, timed_batch

@@ -15,9 +15,8 @@ from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import page, written

@@ -29,7 +29,7 @@ from cuda_gctx import (
     StreamOptions,
     system,
 )
-from cuda_gctx._core import loan, probe
+from cuda_gctx._core import context, probe, resources, stream
 from cuda_gctx._core.graph import probe_kernels
 from cuda_gctx._core.resources import DeviceResources, WorkqueueResource
 
@@ -105,9 +105,9 @@ MORE: dict[str, Callable[[Any], object]] = {
     "a graph is dropped": lambda w: captured(w.stream).instantiate(),
     "streams with priorities": lambda w: w.ctx.create_stream(StreamOptions(priority=-1)),
     "loan": lambda w: (
-        *(loan.context_stream(w.ctx), loan.any_keeps_capture([w.ctx]), loan.capturing_stream(w.whole)),
-        *(loan.capture_of(w.stream), loan.is_capturing(w.stream), loan.device_memory(w.whole)),
-        *(loan.demand_not_current([w.ctx]), loan.are_free([w.whole]), loan.context_counts(w.whole)),
+        *(context.context_stream(w.ctx), context.any_keeps_capture([w.ctx]), context.capturing_stream(w.whole)),
+        *(stream.capture_of(w.stream), stream.is_capturing(w.stream), resources.device_memory(w.whole)),
+        *(context.demand_not_current([w.ctx]), context.are_free([w.whole]), context.context_counts(w.whole)),
     ),
     "probe": lambda w: (
         *(probe.run_probe([w.stream], [8], 1000, 10**10), probe.spin(w.stream, 1, 0)),

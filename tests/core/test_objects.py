@@ -33,7 +33,7 @@ from cuda_gctx import (
     WorkqueueResource,
 )
 from cuda_gctx._core import errors as errors_of_core
-from cuda_gctx._core.loan import Claim, context_stream
+from cuda_gctx._core.context import Claim, context_stream
 from cuda_gctx._core.probe import Stamps, run_probe
 from cuda_gctx.partitions import store
 from cuda_gctx.sim import session

@@ -24,7 +24,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
-from cuda_gctx._core.loan import lent
+from cuda_gctx._core.stream import lent
 
 from ..common import DRIVERS, green, on_another_thread, small_contexts, split
 from ..raw import Raw
@@ -270,6 +270,20 @@ def test_a_stream_at_a_recycled_address_is_another_stream(dev: Device) -> None:
         stream.close()
     if len(set(addresses)) == len(addresses):
         pytest.skip("this driver did not use an address twice")
+
+
+def test_a_stream_that_other_code_made_in_a_context_of_ours_belongs_to_that(sim: Callable[..., Any]) -> None:
+    machine = sim("h200", driver="13.0")
+    raw = Raw()
+    (ctx,) = small_contexts(Device(0), 1)
+    handle = raw.create_stream(ctx.handle)
+    asked = machine.calls("cuCtxFromGreenCtx")
+    stream = Stream.from_handle(handle)
+    assert stream.context == ctx
+    assert machine.calls("cuCtxFromGreenCtx") == asked
+    stream.close()
+    raw.call("cuStreamDestroy_v2", ctypes.c_void_p(handle))
+    ctx.close()
 
 
 def test_adopting_a_stream_that_captures_leaves_the_capture_alone(dev: Device) -> None:

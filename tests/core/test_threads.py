@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextCurrentError, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
-from cuda_gctx._core.loan import context_stream
+from cuda_gctx._core.context import context_stream
 
 from ..common import green, small_contexts, split
 from ..raw import Raw

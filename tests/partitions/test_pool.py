@@ -24,8 +24,8 @@ from cuda_gctx import (
     SMResourceOptions,
     SplitError,
 )
-from cuda_gctx._core.loan import is_capturing
 from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.stream import is_capturing
 from cuda_gctx.partitions import Partitions, store
 from cuda_gctx.tune import spin
 

@@ -87,6 +87,7 @@ ContextHandle NewContext::create() {
   live_contexts(runtime_).count_made(device_);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
+  owned->green->take_context(handle);
   box->take(handle, raw);
   enter(box, *owned->green);
   return box;

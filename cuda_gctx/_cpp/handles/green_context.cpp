@@ -9,10 +9,16 @@ GreenCtxBox::~GreenCtxBox() {
     return;
   }
   enlist_as(0);
+  green_contexts_of(runtime_).drop(*this);  // before the driver can give the address to a new one
   if (runtime_.is_usable()) {
     runtime_.driver().note(runtime_.driver().cuGreenCtxDestroy(handle_), "cuGreenCtxDestroy");
     live_contexts(runtime_).count_destroyed(device_);
   }
+}
+
+void GreenCtxBox::take_context(CUcontext context) noexcept {
+  context_ = context;
+  green_contexts_of(runtime_).put(handle_, *this);
 }
 
 void GreenCtxBox::enlist_as(std::uint64_t live_entry) noexcept {

@@ -7,11 +7,13 @@
 #include <memory>
 #include <utility>
 
+#include "handles/registry.hpp"
 #include "handles/runtime.hpp"
+#include "handles/types.hpp"
 
 namespace gctx {
 
-class GreenCtxBox {
+class GreenCtxBox : public Registered<CUgreenCtx, GreenCtxBox> {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between. It keeps the
   // primary context.
@@ -23,6 +25,9 @@ class GreenCtxBox {
 
   void take(CUgreenCtx handle) noexcept { handle_ = handle; }
   CUgreenCtx handle() const noexcept { return handle_; }
+  // The same as an ordinary context; from then on it is found by its handle.
+  CUcontext context() const noexcept { return context_; }
+  void take_context(CUcontext context) noexcept;
 
   // Its place in the list of live contexts (0: not listed); gives up the one that it had.
   void enlist_as(std::uint64_t live_entry) noexcept;
@@ -32,7 +37,20 @@ class GreenCtxBox {
   int device_;
   std::shared_ptr<void> primary_;
   CUgreenCtx handle_ = nullptr;
+  CUcontext context_ = nullptr;
   std::uint64_t live_entry_ = 0;
 };
+
+// Those of a driver.
+class GreenContexts {
+ public:
+  static constexpr Runtime::Place place = Runtime::Place::green_contexts;
+  explicit GreenContexts(const Runtime& /*runtime*/) {}
+  Registry<CUgreenCtx, GreenCtxBox> registry;
+};
+
+inline Registry<CUgreenCtx, GreenCtxBox>& green_contexts_of(Runtime& runtime) {
+  return runtime.part<GreenContexts>().registry;
+}
 
 }  // namespace gctx

@@ -80,7 +80,8 @@ int checked_priority(const ContextHandle& context, std::optional<int> wanted) {
   return priority;
 }
 
-CUcontext context_of_foreign(const Driver& driver, CUstream handle) {
+CUcontext context_of_foreign(Runtime& runtime, CUstream handle) {
+  const Driver& driver = runtime.driver();
   CUcontext context = nullptr;
   CUgreenCtx green = nullptr;
   if (driver.cuStreamGetCtx_v2 != nullptr) {
@@ -92,6 +93,9 @@ CUcontext context_of_foreign(const Driver& driver, CUstream handle) {
     GCTX_CALL(driver, cuStreamGetCtx, handle, &context);
   }
   if (green != nullptr) {
+    if (const GreenCtxHandle ours = green_contexts_of(runtime).find(green, [](const GreenCtxBox&) { return true; })) {
+      return ours->context();
+    }
     GCTX_CALL(driver, cuCtxFromGreenCtx, &context, green);
   }
   return context;
@@ -210,7 +214,7 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
   if (auto known = streams_of(runtime).find(handle, is_same)) {
     return known;
   }
-  auto context = adopt_context(runtime, context_of_foreign(driver, handle));
+  auto context = adopt_context(runtime, context_of_foreign(runtime, handle));
   auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
   made->take(handle);
   made->id();
