@@ -17,6 +17,15 @@ u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 NUMBERS = {"u32": u32, "u64": u64}
 
 
+# Where a field is. NVRTC before 13.5 knows the offset of a field by another name than the compilers of C++.
+FIELD_AT = """#ifdef __CUDACC_RTC__
+#define FIELD_AT(type, field) __INTADDR__(&((type*)0)->field)
+#else
+#define FIELD_AT(type, field) __builtin_offsetof(type, field)
+#endif
+"""
+
+
 class Field(NamedTuple):
     """kind: a number, or the name of another struct; length: the define that is the number of elements of an array."""
 
@@ -40,7 +49,7 @@ class Struct:
         """The struct for the kernels. It does not compile unless every offset is that of the host."""
         host = self.host(**counts)
         fields = "".join(f"  {one.kind} {one.name}{f'[{one.length}]' if one.length else ''};\n" for one in self.fields)
-        places = {f"__builtin_offsetof({self.name}, {one.name})": getattr(host, one.name).offset for one in self.fields}
+        places = {f"FIELD_AT({self.name}, {one.name})": getattr(host, one.name).offset for one in self.fields}
         places[f"sizeof({self.name})"] = ctypes.sizeof(host)
         checks = "".join(f'static_assert({what} == {size}, "{self.name}");\n' for what, size in places.items())
         return f"struct {self.name} {{\n{fields}}};\n{checks}"
@@ -140,4 +149,4 @@ def declarations(defines: Mapping[str, str], files: tuple[str, ...]) -> str:
     """The structs of some files of kernels, for the numbers of ranks in their defines."""
     counts = {name: int(defines[name]) for name in ("WORLD", "SOURCES", "TARGETS", "NODES") if name in defines}
     structs = [CALL, *(one for file in files for one in STRUCTS_OF.get(file, ()))]
-    return "\n".join(one.declaration(counts) for one in structs)
+    return FIELD_AT + "\n".join(one.declaration(counts) for one in structs)
