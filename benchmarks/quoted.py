@@ -133,6 +133,20 @@ def of_worlds(worlds: Result) -> dict[str, str]:
     }
 
 
+def of_processes(processes: Result) -> dict[str, str]:
+    """What percentages of MPS do to GEMMs, and to the kernels of a partition."""
+    mps = processes["answers"]["mps"]
+    wrong = {name: sum(sum(map(bool, row[-1])) for row in run["wrong"]) for name, run in mps["products"].items()}
+    [limited] = (run["partition"] for name, run in mps.items() if name.startswith("a partition of 16 SMs at 50"))
+    return {
+        "gemms under mps": str(mps["products"]["75 % alone"]["products"]),
+        "gemms wrong at 75": str(wrong["75 % alone"]),
+        "gemms wrong at 88": str(wrong["88 % alone"]),
+        "gemms wrong in partitions": str(sum(number for name, number in wrong.items() if "partition" in name)),
+        "sms of a partition at 50": str(limited["SMs"]),
+    }
+
+
 def origin(results: Sequence[Result]) -> str:
     """Cards, driver and dates of results."""
     cards = " and ".join(dict.fromkeys(f"{result['card']}" for result in results))
@@ -152,6 +166,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         (of_partitions(partitions), origin([partitions])),
         (of_moved_graphs(instantiation), origin([instantiation])),
         (of_studies(studies), origin(studies)),
+        *((of_processes(one), origin([one])) for one in results_of("processes")),
         (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]

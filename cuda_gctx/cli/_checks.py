@@ -125,7 +125,9 @@ def _mps() -> Finding:
     subject, mps = "MPS", mps_settings()
     if mps.percentage is not None:
         setting = f"{PERCENTAGE}={mps.percentage}"
-        advice = "under MPS this limits the SMs of the process: unset it, or set it to 100"
+        advice = (
+            "under MPS this limits the SMs of partitions, and GEMMs were wrong on an H200: unset it, or set it to 100"
+        )
         if mps.daemon:
             return _problem(subject, setting, advice)
         return _warning(subject, f"{setting}, without a control pipe in {mps.folder}", advice)

@@ -1,8 +1,8 @@
 """What a process was granted of a device from outside, by MPS or MIG, and how to grant a layout to processes by MPS.
 
-A percentage of MPS limits how many SMs a process uses, and not which ones. A static partition of MPS (driver 13.1 and
-newer) is a set of whole chunks of SMs. Neither was run with partitions on a card: the texts here follow NVIDIA's
-documentation of MPS.
+A percentage of MPS limits how many SMs a process uses, and not which ones. On an H200 with driver 13.0, kernels then
+got fewer SMs than their partition reports, and GEMMs of cuBLAS were wrong (docs/appendix/asked.md). A static partition
+of MPS (driver 13.1 and newer) is a set of whole chunks of SMs, by NVIDIA's documentation; none was run on a card.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def granted(device: Device) -> Grant:
         return Grant(
             "MPS percentage",
             count,
-            "MPS limits the number of SMs after the split, so that a partition can get other SMs than its own",
+            "MPS limits the number of SMs after the split, so that a kernel gets fewer than its partition reports",
             f"{setting} overrides partitions: under MPS it limits the SMs of the process, whatever partition a kernel "
-            "is in. Set it to 100 and split, or keep it and do not partition in this process",
+            "is in, and GEMMs of cuBLAS were wrong under it on an H200. Unset it, or set it to 100, and split",
         )
     if mps.daemon and mps.partition is not None:
         return Grant("MPS static partition", count, f"a split divides the SMs of {STATIC}={mps.partition}")
@@ -188,7 +188,7 @@ class MPSPlan:
         ]
         return "\n".join(
             [
-                "# percentages: how many SMs, not which ones, and no partitions inside; any driver",
+                "# percentages, any driver: how many SMs, not which ones; no partitions inside; wrong GEMMs on an H200",
                 *environments,
                 "",
                 f"# static partitions in chunks of {self.chunk_sms} SMs, MPS v2, driver 13.1 and newer;",
