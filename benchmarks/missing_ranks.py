@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from cuda_gctx import Device
-from cuda_gctx.comm import CommFault, MixedCommHandler, MixedCommMode, MixedCommOp, _building, run_mixed_comm
+from cuda_gctx.comm import CommFault, MixedCommHandler, MixedCommMode, MixedCommOp, _arguments, run_mixed_comm
 
 RANKS = 3
 MISSING = 1
@@ -99,7 +99,7 @@ def work_of(ranks: Rank, world: str, partition: Any) -> dict[str, Any]:
     if what == "never makes its handler":
         if ranks.is_missing:
             stay_away()
-        _building.HOST_S = TIMEOUT_S  # the host waits longer by default
+        _arguments.HOST_S = TIMEOUT_S  # the host waits longer by default
         return error_of(lambda: ranks.handler(partition))
     handler = ranks.handler(partition)
     if what == NOBODY:
@@ -110,7 +110,7 @@ def work_of(ranks: Rank, world: str, partition: Any) -> dict[str, Any]:
     if what == "never shuts down":
         if ranks.is_missing:
             stay_away()
-        _building.HOST_S = TIMEOUT_S
+        _arguments.HOST_S = TIMEOUT_S
         begin = time.monotonic()
         handler.shutdown()
         return {"s": round(time.monotonic() - begin, 2), "error": "", "peer": None}

@@ -1,4 +1,4 @@
-"""How a handler is made: its arguments, checked and agreed upon, its groups, and what it holds on a GPU.
+"""How a handler is made: its arguments are agreed upon, its groups made, and what it holds on a GPU.
 
 Between the first and the last thing that the ranks say to each other, what fails on one of them fails on all.
 """
@@ -7,19 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cache
-from importlib import import_module
 from typing import Any
 
-from cuda_gctx import Context, CUDAError, Device, Partition, Stream
-from cuda_gctx._core.arguments import as_bool, as_int, as_seconds
+from cuda_gctx import Context, CUDAError, Device, Stream
+from cuda_gctx.comm._arguments import HOST_S, Arguments
 from cuda_gctx.comm._backends import (
     CommBackend,
     LocalBackend,
-    TorchBackend,
-    Within,
-    as_backend,
     demand_all_equal,
     gather_results,
     on_all_ranks,
@@ -27,7 +21,8 @@ from cuda_gctx.comm._backends import (
 from cuda_gctx.comm._compile import FLAT
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
-from cuda_gctx.comm._launch import WARP, Calls, Kernels
+from cuda_gctx.comm._groups import Groups, demand_place
+from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._memory import Workspaces
 from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import (
@@ -54,8 +49,6 @@ from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._packing import agreed_packing
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
-    ONE_EXCHANGE_THREADS,
-    Element,
     Fault,
     Geometry,
     Packing,
@@ -66,294 +59,17 @@ from cuda_gctx.comm._protocol import (
 from cuda_gctx.comm._record import Numbers, Prepared, Record
 from cuda_gctx.comm._staging import Staging
 from cuda_gctx.comm._tensors import MappedTensors
-from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 
-__all__ = [
-    "HOST_S",
-    "MOST_BYTES",
-    "Built",
-    "Groups",
-    "build",
-    "checked",
-    "demand_place",
-    "host_limit_s",
-    "is_supported",
-]
+__all__ = ["Built", "build"]
 
-# The kernels need bulk copies, which this architecture introduced.
-FIRST_CAPABILITY = 90
-# The number of threads that no block of a device exceeds.
-LARGEST_BLOCK = 1024
-# More than any message is divided into.
-MOST_STEPS = 1 << 16
-# More than any device has.
-MOST_BYTES = 1 << 40
-# What a call that cannot finish leaves.
-ON_FAULT = ("nan", "trap")
-# How nodes exchange.
-TRANSPORTS = ("nvshmem", "nccl", "peers")
 # How much can be staged by default, where other ranks cannot reach a tensor.
 STAGED_BYTES = 64 * 1024 * 1024
 # How long the kernels of all ranks have for their first meeting, and how often they try: another thread that loads a
 # module or allocates memory meanwhile can keep a rank from launching.
 MEETING_S = 5.0
 MEETINGS = 3
-# Kernels count nanoseconds in 64 bits.
-LONGEST_S = 1_000_000_000
 NOT_BUILT = "the handler could not be built"
-# How long ranks wait for each other on the host, at least: some may have more to load than others.
-HOST_S = 60.0
-
-
-@cache
-def _torch() -> Any:
-    return import_module("torch")
-
-
-@cache
-def _elements() -> dict[Any, Element]:
-    """By the types of torch, which may be older than the youngest of them."""
-    found = {getattr(_torch(), one.name.lower(), None): one for one in Element}
-    return {dtype: one for dtype, one in found.items() if dtype is not None}
-
-
-def is_supported(capability: int) -> bool:
-    """Whether there are kernels for a compute capability: 90 stands for 9.0."""
-    return capability >= FIRST_CAPABILITY
-
-
-def host_limit_s(timeout_s: float) -> float:
-    """How long ranks wait for each other on the host."""
-    return max(HOST_S, timeout_s)
-
-
-@dataclass(frozen=True)
-class Arguments:
-    """What a handler is made with, as far as a rank can check it by itself. `agreed` are those that all ranks share."""
-
-    info: ParallelInfo
-    dtype: Any
-    device: Any
-    partition: Partition | None
-    grid_size: int
-    block_sizes: tuple[int, int]
-    fewest_steps: int
-    enable_ibgda: bool
-    should_init_nvshmem: bool
-    transport: str
-    use_autotune: bool
-    timeout_s: float
-    max_message_bytes: int | None
-    programmatic_launch: bool
-    stops: bool
-
-    def agreed(self) -> dict[str, object]:
-        """By name, what must be the same on all ranks."""
-        info = self.info
-        return {
-            "local_size": info.local_size,
-            "local_tp_size": info.local_tp_size,
-            "inter_tp_size": info.inter_tp_size,
-            "dtype": str(self.dtype),
-            "device type": self.device.type,
-            "max_message_bytes": self.max_message_bytes,
-            "use_autotune": self.use_autotune,
-            "should_init_nvshmem": self.should_init_nvshmem,
-            "transport": self.transport,
-            "on_fault": self.stops,
-            "timeout_s": self.timeout_s,
-        }
-
-    @property
-    def is_on_gpu(self) -> bool:
-        return bool(self.device.type == "cuda")
-
-    @property
-    def host_limit_s(self) -> float:
-        return host_limit_s(self.timeout_s)
-
-
-def checked(
-    place: Sequence[int],
-    grids: Sequence[int | None],
-    dtype: Any,
-    device: Any,
-    grid_size: int | None,
-    block_sizes: tuple[int, int | None],
-    min_num_steps: int,
-    max_message_bytes: int | None,
-    timeout_s: float,
-    on_fault: str,
-    partition: Partition | None,
-    transport: str,
-    **switches: bool,
-) -> Arguments:
-    """The arguments of a handler, each of the type and in the range that it has to be; TypeError or ValueError."""
-    info = ParallelInfo.of(*place, *grids)
-    if dtype not in _elements():
-        raise ValueError(f"dtype must be one of {', '.join(map(str, _elements()))}, not {dtype}")
-    device = _torch().device(device)
-    if not info.valid_ops:
-        raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
-    timeout_s = as_seconds("timeout_s", timeout_s)
-    if timeout_s > LONGEST_S:
-        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {timeout_s}")
-    if on_fault not in ON_FAULT:
-        raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
-    if transport not in TRANSPORTS:
-        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    switches = {name: as_bool(name, value) for name, value in switches.items()}
-    if device.type == "cuda":
-        if device.index is None:
-            device = _torch().device("cuda", _torch().cuda.current_device())
-        grid_size = _grid_size(Device(device.index), partition, grid_size)
-    elif device.type != "cpu":
-        raise ValueError(f"device must be a CUDA device or the CPU, not {device}")
-    elif partition is not None or grid_size is not None:
-        raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
-    if max_message_bytes is not None:
-        max_message_bytes = as_int("max_message_bytes", max_message_bytes, ALIGNMENT * info.dp_size, MOST_BYTES)
-    return Arguments(
-        info=info,
-        dtype=dtype,
-        device=device,
-        partition=partition,
-        grid_size=grid_size or 0,
-        block_sizes=_block_sizes(*block_sizes),
-        fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
-        enable_ibgda=switches["ib_enable_ibgda"],
-        should_init_nvshmem=switches["should_init_nvshmem"],
-        transport=transport,
-        use_autotune=switches["use_autotune"],
-        timeout_s=timeout_s,
-        max_message_bytes=max_message_bytes,
-        programmatic_launch=switches["programmatic_launch"],
-        stops=on_fault == "trap",
-    )
-
-
-def _grid_size(device: Device, partition: Partition | None, grid_size: int | None) -> int:
-    if partition is not None and partition.context.device != device:
-        raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
-    major, minor = device.compute_capability
-    if not is_supported(major * 10 + minor):
-        raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
-    sms = device.sm_count if partition is None else partition.sm_count
-    return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms)
-
-
-def _block_sizes(smallest: int, largest: int | None) -> tuple[int, int]:
-    most = ONE_EXCHANGE_THREADS
-    if largest is not None:
-        most = min(most, as_int("max_block_size", largest, 32, LARGEST_BLOCK))
-    found = as_int("min_block_size", smallest, 32, most), most
-    for name, size in zip(("min_block_size", "max_block_size"), found, strict=True):
-        if size % WARP:
-            raise ValueError(f"{name} must be a multiple of {WARP}, not {size}")
-    return found
-
-
-def demand_place(backend: CommBackend, info: ParallelInfo) -> None:
-    place = backend.Get_rank(), backend.Get_size()
-    wanted = info.world_rank, info.world_size
-    if place != wanted:
-        raise ValueError(
-            f"the backend is rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
-        )
-
-
-class Groups:
-    """The groups of a rank: of torch.distributed, or backends of some of the ranks.
-
-    Without a group given, all processes of the job are the ranks, and make the groups of the topology together. For a
-    given group none are made, because its processes may be some of a larger job: it stands for each group that has all
-    ranks, and for smaller ones its collectives on the host do. (torch names a group that some processes make by
-    themselves after the number of groups that there are, and can give a name twice.)
-
-    backend: what connects all ranks of the handler on the host. world: a group of torch.distributed of all ranks; None
-    if there is none.
-    """
-
-    def __init__(self, given: Any, limit_s: float) -> None:
-        """given: a backend, or a process group; None: all processes of torch.distributed."""
-        self._made: dict[tuple[int, ...], Any] = {}  # groups of torch that were made here; () is that of the host
-        self.local: Any = None
-        self.tp: Any = None
-        self.dp: Any = None
-        self.world: Any = None
-        self.inter: Any = None  # of equal local ranks
-        if given is not None:
-            self.backend = as_backend(given)
-            self.world = self.backend.group if isinstance(self.backend, TorchBackend) else None
-            return
-        distributed: Any = import_module("torch.distributed")
-        if not (distributed.is_available() and distributed.is_initialized()):
-            raise RuntimeError(
-                "torch.distributed is not initialised: call torch.distributed.init_process_group() first, or pass a "
-                "comm_backend"
-            )
-        # Messages of the host stay on the host, and have a time limit of their own. NCCL would use a stream, and change
-        # the current context.
-        self._made[()] = distributed.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
-        self.backend = TorchBackend(self._made[()])
-
-    def make(self, arguments: Arguments) -> None:
-        """Makes the groups of the topology. Collective."""
-        info = arguments.info
-        every_rank = [info.at(rank) for rank in range(info.world_size)]
-
-        def group(groups: list[tuple[int, ...]]) -> Any:
-            ranks = groups[info.world_rank]
-            if self._made:
-                return self._torch_group(groups, arguments)
-            if isinstance(self.backend, LocalBackend):
-                return self.backend.subgroup(ranks)
-            if self.world is not None and len(ranks) == info.world_size:
-                return self.world
-            return Within(lambda: self.backend, ranks)
-
-        if self._made:
-            self.world = group([tuple(range(info.world_size))] * info.world_size)
-        self.local = group([one.local_ranks() for one in every_rank])
-        self.tp = group([one.tp_ranks() for one in every_rank])
-        self.dp = group([one.dp_ranks() for one in every_rank])
-        if info.use_inter:
-            self.inter = group([one.inter_ranks() for one in every_rank])
-
-    def _torch_group(self, groups: Sequence[tuple[int, ...]], arguments: Arguments) -> Any:
-        """The group that contains this rank. All ranks make all groups, in one order."""
-        distributed: Any = import_module("torch.distributed")
-        for ranks in sorted(set(groups) - self._made.keys()):
-            if arguments.partition is not None and self._is_nccl(None, arguments):
-                # With no more blocks than the partition has SMs.
-                group = import_module("cuda_gctx.interop.nccl").new_group(arguments.partition, list(ranks))
-            elif arguments.is_on_gpu:
-                group = distributed.new_group(list(ranks))
-            else:
-                group = distributed.new_group(list(ranks), timeout=timedelta(seconds=arguments.host_limit_s))
-            self._made[ranks] = group
-        return self._made[groups[arguments.info.world_rank]]
-
-    def _is_nccl(self, group: Any, arguments: Arguments) -> bool:
-        if not isinstance(self.backend, TorchBackend) or not arguments.is_on_gpu:
-            return False
-        return "nccl" in str(import_module("torch.distributed").get_backend_config(group))
-
-    def nccl_modes(self, arguments: Arguments) -> list[MixedCommMode]:
-        """Those that the groups can run. Not every NCCL sums numbers of eight bits."""
-        is_summed = _elements()[arguments.dtype] is not Element.FLOAT8_E4M3FN
-        if self.world is None or not is_summed or not self._is_nccl(self.world, arguments):
-            return []
-        both = arguments.info.use_mixed and not any(isinstance(one, Within) for one in (self.tp, self.dp))
-        return [MixedCommMode.NCCL_ONE, *([MixedCommMode.NCCL_TP_DP] if both else [])]
-
-    def destroy(self, rank: int) -> None:
-        """Those of torch that this rank is in, in one order on all ranks; that of the host is the last."""
-        distributed: Any = import_module("torch.distributed") if self._made else None
-        for ranks in sorted(self._made, reverse=True):
-            group = self._made.pop(ranks)
-            if not ranks or rank in ranks:
-                distributed.destroy_process_group(group)
 
 
 class OnGpu:
@@ -484,7 +200,7 @@ class OnGpu:
         assert self.workspaces is not None
         assert self.fault is not None
         arguments, addresses = self._arguments, self.workspaces.addresses
-        info, element = arguments.info, _elements()[arguments.dtype]
+        info, element = arguments.info, arguments.element
         if self.staged_bytes and self._is_alone():
             # Before and after the kernels. With ranks of one process on one device, more streams could share a hardware
             # queue with the kernel of a rank that waits.

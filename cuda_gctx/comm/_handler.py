@@ -14,6 +14,7 @@ from typing import Any
 from cuda_gctx import CUDAError, Device, Partition
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.progress import Progress
+from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, checked, is_supported
 from cuda_gctx.comm._backends import (
     CommBackend,
     as_backend,
@@ -23,18 +24,9 @@ from cuda_gctx.comm._backends import (
     gather,
     on_all_ranks,
 )
-from cuda_gctx.comm._building import (
-    HOST_S,
-    MOST_BYTES,
-    Built,
-    Groups,
-    OnGpu,
-    build,
-    checked,
-    demand_place,
-    is_supported,
-)
+from cuda_gctx.comm._building import Built, OnGpu, build
 from cuda_gctx.comm._driver_calls import call
+from cuda_gctx.comm._groups import Groups, demand_place
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import host_identity
 from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS

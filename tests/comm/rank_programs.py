@@ -449,7 +449,7 @@ def absences(rank: int, size: int, folder: Path) -> list[str]:
     """The last rank stays away from a shutdown, and then from a constructor: the others wait for a limited time."""
     import torch
 
-    from cuda_gctx.comm import MixedCommHandler, MixedCommOp, _building, run_mixed_comm
+    from cuda_gctx.comm import MixedCommHandler, MixedCommOp, _arguments, run_mixed_comm
 
     dist = initialise_gloo(rank, size, folder)
     place = rank, size, rank, size, 0, 1, None, None, None, None
@@ -461,7 +461,7 @@ def absences(rank: int, size: int, folder: Path) -> list[str]:
         while not others_are_done.exists():
             time.sleep(0.05)
         os._exit(0)
-    _building.HOST_S = 1.0
+    _arguments.HOST_S = 1.0
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         handler.shutdown()

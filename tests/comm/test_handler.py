@@ -29,9 +29,11 @@ from cuda_gctx.comm import (
     MixedCommMode,
     MixedCommOp,
     TuningTable,
+    _arguments,
     _building,
     _driver_calls,
     _faults,
+    _groups,
     _launch,
     _measured,
     _memory,
@@ -205,12 +207,12 @@ class Tensor:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_building, _order):
+    for module in (_arguments, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
     nodes = SimpleNamespace(is_compiling=lambda: False, call=None, number_of=lambda handler: 0)
     monkeypatch.setitem(sys.modules, "cuda_gctx.comm._torch_op", nodes)
     elements = {torch.float16: Element.FLOAT16, torch.bfloat16: Element.BFLOAT16}
-    monkeypatch.setattr(_building, "_elements", lambda: elements)
+    monkeypatch.setattr(_arguments, "_elements", lambda: elements)
 
 
 @pytest.fixture(autouse=True)
@@ -1003,7 +1005,7 @@ def test_blocks_that_the_kernels_do_not_take_go_to_nccl_where_it_is(
     done: list[Any] = []
     monkeypatch.setattr(_modes, "exchange_with_nccl", lambda info, op, mode, *tensors: done.append((op, mode)))
     kinds = [MixedCommMode.NCCL_ONE] if has_nccl else []
-    monkeypatch.setattr(_building.Groups, "nccl_modes", lambda groups, arguments: kinds)
+    monkeypatch.setattr(_groups.Groups, "nccl_modes", lambda groups, arguments: kinds)
 
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         x = Tensor(handler.device, torch.bfloat16, 3, 3)

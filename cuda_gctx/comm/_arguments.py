@@ -1,0 +1,187 @@
+"""The arguments of a handler, as far as a rank can check them by itself, and what of them the ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from cuda_gctx import Device, Partition
+from cuda_gctx._core.arguments import as_bool, as_int, as_seconds
+from cuda_gctx.comm._launch import WARP
+from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Element
+from cuda_gctx.comm._topology import ParallelInfo
+
+__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "checked", "is_supported"]
+
+# The kernels need bulk copies, which this architecture introduced.
+FIRST_CAPABILITY = 90
+# The number of threads that no block of a device exceeds.
+LARGEST_BLOCK = 1024
+# More than any message is divided into.
+MOST_STEPS = 1 << 16
+# More than any device has.
+MOST_BYTES = 1 << 40
+# What a call that cannot finish leaves.
+ON_FAULT = ("nan", "trap")
+# How nodes exchange.
+TRANSPORTS = ("nvshmem", "nccl", "peers")
+# Kernels count nanoseconds in 64 bits.
+LONGEST_S = 1_000_000_000
+# How long ranks wait for each other on the host, at least: some may have more to load than others.
+HOST_S = 60.0
+
+
+@cache
+def _torch() -> Any:
+    return import_module("torch")
+
+
+@cache
+def _elements() -> dict[Any, Element]:
+    """By the types of torch, which may be older than the youngest of them."""
+    found = {getattr(_torch(), one.name.lower(), None): one for one in Element}
+    return {dtype: one for dtype, one in found.items() if dtype is not None}
+
+
+def is_supported(capability: int) -> bool:
+    """Whether there are kernels for a compute capability: 90 stands for 9.0."""
+    return capability >= FIRST_CAPABILITY
+
+
+def host_limit_s(timeout_s: float) -> float:
+    """How long ranks wait for each other on the host."""
+    return max(HOST_S, timeout_s)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a handler is made with, as far as a rank can check it by itself. `agreed` are those that all ranks share."""
+
+    info: ParallelInfo
+    dtype: Any
+    device: Any
+    partition: Partition | None
+    grid_size: int
+    block_sizes: tuple[int, int]
+    fewest_steps: int
+    enable_ibgda: bool
+    should_init_nvshmem: bool
+    transport: str
+    use_autotune: bool
+    timeout_s: float
+    max_message_bytes: int | None
+    programmatic_launch: bool
+    stops: bool
+
+    @property
+    def element(self) -> Element:
+        """What kernels know of the data type."""
+        return _elements()[self.dtype]
+
+    def agreed(self) -> dict[str, object]:
+        """By name, what must be the same on all ranks."""
+        info = self.info
+        return {
+            "local_size": info.local_size,
+            "local_tp_size": info.local_tp_size,
+            "inter_tp_size": info.inter_tp_size,
+            "dtype": str(self.dtype),
+            "device type": self.device.type,
+            "max_message_bytes": self.max_message_bytes,
+            "use_autotune": self.use_autotune,
+            "should_init_nvshmem": self.should_init_nvshmem,
+            "transport": self.transport,
+            "on_fault": self.stops,
+            "timeout_s": self.timeout_s,
+        }
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return bool(self.device.type == "cuda")
+
+    @property
+    def host_limit_s(self) -> float:
+        return host_limit_s(self.timeout_s)
+
+
+def checked(
+    place: Sequence[int],
+    grids: Sequence[int | None],
+    dtype: Any,
+    device: Any,
+    grid_size: int | None,
+    block_sizes: tuple[int, int | None],
+    min_num_steps: int,
+    max_message_bytes: int | None,
+    timeout_s: float,
+    on_fault: str,
+    partition: Partition | None,
+    transport: str,
+    **switches: bool,
+) -> Arguments:
+    """The arguments of a handler, each of the type and in the range that it has to be; TypeError or ValueError."""
+    info = ParallelInfo.of(*place, *grids)
+    if dtype not in _elements():
+        raise ValueError(f"dtype must be one of {', '.join(map(str, _elements()))}, not {dtype}")
+    device = _torch().device(device)
+    if not info.valid_ops:
+        raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
+    timeout_s = as_seconds("timeout_s", timeout_s)
+    if timeout_s > LONGEST_S:
+        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {timeout_s}")
+    if on_fault not in ON_FAULT:
+        raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
+    switches = {name: as_bool(name, value) for name, value in switches.items()}
+    if device.type == "cuda":
+        if device.index is None:
+            device = _torch().device("cuda", _torch().cuda.current_device())
+        grid_size = _grid_size(Device(device.index), partition, grid_size)
+    elif device.type != "cpu":
+        raise ValueError(f"device must be a CUDA device or the CPU, not {device}")
+    elif partition is not None or grid_size is not None:
+        raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
+    if max_message_bytes is not None:
+        max_message_bytes = as_int("max_message_bytes", max_message_bytes, ALIGNMENT * info.dp_size, MOST_BYTES)
+    return Arguments(
+        info=info,
+        dtype=dtype,
+        device=device,
+        partition=partition,
+        grid_size=grid_size or 0,
+        block_sizes=_block_sizes(*block_sizes),
+        fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
+        enable_ibgda=switches["ib_enable_ibgda"],
+        should_init_nvshmem=switches["should_init_nvshmem"],
+        transport=transport,
+        use_autotune=switches["use_autotune"],
+        timeout_s=timeout_s,
+        max_message_bytes=max_message_bytes,
+        programmatic_launch=switches["programmatic_launch"],
+        stops=on_fault == "trap",
+    )
+
+
+def _grid_size(device: Device, partition: Partition | None, grid_size: int | None) -> int:
+    if partition is not None and partition.context.device != device:
+        raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
+    major, minor = device.compute_capability
+    if not is_supported(major * 10 + minor):
+        raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
+    sms = device.sm_count if partition is None else partition.sm_count
+    return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms)
+
+
+def _block_sizes(smallest: int, largest: int | None) -> tuple[int, int]:
+    most = ONE_EXCHANGE_THREADS
+    if largest is not None:
+        most = min(most, as_int("max_block_size", largest, 32, LARGEST_BLOCK))
+    found = as_int("min_block_size", smallest, 32, most), most
+    for name, size in zip(("min_block_size", "max_block_size"), found, strict=True):
+        if size % WARP:
+            raise ValueError(f"{name} must be a multiple of {WARP}, not {size}")
+    return found
