@@ -135,8 +135,8 @@ def _mps() -> Finding:
         return _warning(
             subject,
             f"control pipe of a daemon in {mps.folder}",
-            "if the daemon runs, other processes can use the SMs of your partitions at the same time: open one layout in "
-            "all processes, and use a partition in each, or stop the daemon: echo quit | nvidia-cuda-mps-control",
+            "if the daemon runs, other processes can use the SMs of your partitions at the same time: open one layout "
+            "in all processes, and use a partition in each, or stop the daemon: echo quit | nvidia-cuda-mps-control",
         )
     if mps.daemon:
         return _ok(subject, f"control pipe of a daemon in {mps.folder}, with a partition for this process")
