@@ -362,6 +362,25 @@ def test_what_is_prepared_once_has_the_arguments_of_every_call(driver: Driver, h
     assert min(compared) > 2 * 3 * len(shapes)
 
 
+def test_a_call_of_a_known_size_fills_nothing(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        calls = list(itertools.product(handler.valid_op_list, [*handler._modes.valid, None]))
+        for turn in range(2):
+            rank.backend.barrier()
+            if turn and rank.rank == 0:
+                patch.setattr(Record, "kernel", None)
+                patch.setattr(type(handler.para_info), "plan", None)
+            rank.backend.barrier()
+            for op, mode in calls:
+                x = Tensor(handler.device, torch.bfloat16, 16, 64)
+                run_mixed_comm(op, handler, x, None, mode)
+            rank.backend.barrier()
+
+    options: dict[str, Any] = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2, "max_message_bytes": 1 << 18}
+    with pytest.MonkeyPatch.context() as patch:
+        on_ranks(driver, 4, work, **options)
+
+
 def test_what_packets_cannot_carry_at_once_goes_in_pieces(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         x = Tensor(handler.device, torch.bfloat16, 2 * packet_bytes(2) // 2048 + 1, 1024)
