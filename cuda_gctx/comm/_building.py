@@ -114,7 +114,8 @@ class OnGpu:
     def init_nvshmem(self) -> None:
         """Initialises NVSHMEM, once. Collective."""
         if not self._has_nvshmem:
-            initialise(self._backend, self._device, enable_ibgda=self._arguments.enable_ibgda)
+            given = self._arguments
+            initialise(self._backend, self._device, enable_ibgda=given.enable_ibgda, blocks=given.grid_size)
             self._has_nvshmem = True
 
     def _make_memory(self, equal_local_ranks: Any) -> None:

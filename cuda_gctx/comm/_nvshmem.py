@@ -16,6 +16,8 @@ __all__ = ["demand_initialised", "initialise"]
 # Multicast over NVLink can put the GPUs of a whole server out of service.
 NO_MULTICAST = "NVSHMEM_DISABLE_NVLS"
 IBGDA = "NVSHMEM_IB_ENABLE_IBGDA"
+# How many connections a GPU drives to each other rank.
+CONNECTIONS = "NVSHMEM_IBGDA_NUM_RC_PER_PE"
 # Of nvshmemx_init_status().
 IS_INITIALISED = 2
 
@@ -40,9 +42,10 @@ def demand_initialised(backend: CommBackend) -> None:
     gather_results(backend, look, (Exception,), "NVSHMEM cannot be used")
 
 
-def initialise(backend: CommBackend, device: Device, *, enable_ibgda: bool) -> None:
+def initialise(backend: CommBackend, device: Device, *, enable_ibgda: bool, blocks: int = 1) -> None:
     """Initialises NVSHMEM with the ranks of a backend, once for a process. Collective.
 
+    blocks: how many of a kernel send at a time, each over a connection of its own where GPUs drive adapters.
     RuntimeError on all ranks, with the reasons, if it cannot be done on one.
     """
     place = backend.Get_rank(), backend.Get_size()
@@ -53,6 +56,8 @@ def initialise(backend: CommBackend, device: Device, *, enable_ibgda: bool) -> N
         return
     os.environ[NO_MULTICAST] = "1"
     os.environ.setdefault(IBGDA, "1" if enable_ibgda else "0")
+    if enable_ibgda:
+        os.environ.setdefault(CONNECTIONS, str(blocks))
     rank = place[0]
     identifier: list[Any] = []  # the identifier, which other ranks cannot be sent
 

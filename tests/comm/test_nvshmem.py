@@ -93,7 +93,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     cuda = SimpleNamespace(Device=lambda number: SimpleNamespace(set_current=lambda: None))
     monkeypatch.setitem(sys.modules, "cuda.core", cuda)
     monkeypatch.setattr(nvshmem, "_initialised", [])
-    for name in (nvshmem.NO_MULTICAST, nvshmem.IBGDA):
+    for name in (nvshmem.NO_MULTICAST, nvshmem.IBGDA, nvshmem.CONNECTIONS):
         monkeypatch.delenv(name, raising=False)
         # So that what the code under test sets is taken back.
         monkeypatch.setenv(name, "1")
@@ -140,7 +140,8 @@ def test_it_is_initialised_once_and_for_one_world_only(library: Library) -> None
 
 
 def test_the_identifier_reaches_every_rank(library: Library) -> None:
-    assert on_all(3, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True)) == [""] * 3
+    assert on_all(3, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True, blocks=16)) == [""] * 3
+    assert os.environ[nvshmem.CONNECTIONS] == "16"
     assert {one["uid"] for one in library.inits} == {bytes(range(128))}
     assert sorted(one["rank"] for one in library.inits) == [0, 1, 2]
 
