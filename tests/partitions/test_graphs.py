@@ -216,6 +216,27 @@ def test_a_function_is_captured_once_in_each_partition(parts: Partitions) -> Non
     assert len(graphs) == 0
 
 
+@pytest.mark.parametrize("captures", ["each", "once"])
+def test_memory_that_is_allocated_during_a_capture_is_counted(parts: Partitions, captures: Any) -> None:
+    raw, made = Raw(), ctypes.c_uint64()
+    size = 64 << 20
+
+    def allocate() -> None:
+        with Device(0).context.current():
+            raw.call("cuMemAlloc_v2", ctypes.byref(made), ctypes.c_size_t(size))
+
+    def work(part: Partition) -> None:
+        if not made.value:
+            on_another_thread(allocate)
+        spin(part.stream, 1, 1000)
+
+    with GraphSet(captures=captures) as graphs:
+        graphs.capture(parts.a, 1, work)
+        assert graphs.memory_bytes >= size
+    with Device(0).context.current():
+        raw.call("cuMemFree_v2", made)
+
+
 def test_a_graph_of_another_partition_is_refused(parts: Partitions) -> None:
     with GraphSet() as graphs:
         graphs.capture(parts.a, "step", lambda part: spin(part.stream, 1, 10_000))
