@@ -357,6 +357,7 @@ cdef class SMResource:
         answer = overlaps(dereference(self._sm), dereference(other._sm))
         return answer.value() if answer.has_value() else None
 
+    @cython.binding(False)
     def split(self, options, *, dry_run=False):
         """Split groups off. Returns ``(groups, remainder)``, which are disjoint and complete.
 
@@ -368,8 +369,8 @@ cdef class SMResource:
 
         Raises SplitError, with a request that fits in its `suggestion`.
         """
-        cdef SMResourceOptions asked = sm_options(options)
-        cdef bint only_compute = as_bool("dry_run", dry_run)
+        cdef SMResourceOptions asked = options if type(options) is SMResourceOptions else sm_options(options)
+        cdef bint only_compute = dry_run is not False and as_bool("dry_run", dry_run)
         cdef SplitResult result
         cdef size_t position
         cdef list groups = []

@@ -40,6 +40,12 @@ class InlineVector {
   }
   ~InlineVector() = default;
 
+  void reserve(std::size_t size) {
+    if (size > N) {
+      more_.reserve(size);
+    }
+  }
+
   void push_back(const T& value) {
     if (size_ < N && more_.empty()) {
       std::memcpy(few_ + size_ * sizeof(T), &value, sizeof(T));

@@ -50,12 +50,12 @@ class Splitter::Pieces {
  public:
   Pieces(const Splitter& splitter, std::size_t groups, Strategy strategy)
       : splitter_(splitter), groups_(groups), block_(std::make_shared<SmResource[]>(groups + 1)) {
-    const auto call = std::make_shared<const SplitCall>(SplitCall{*splitter.input_});
+    auto call = std::make_shared<const SplitCall>(SplitCall{*splitter.input_});
     for (std::size_t i = 0; i <= groups; ++i) {
       SmResource& piece = block_[static_cast<std::ptrdiff_t>(i)];
       piece.driver = splitter.input().driver;
       piece.device = splitter.input().device;
-      piece.origin = call;
+      piece.origin = i != groups ? call : std::move(call);
       piece.strategy = splitter.label_.value_or(strategy);
       piece.dry_run = splitter.dry_run_;
     }
@@ -496,6 +496,7 @@ SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy str
     const bool takes_units = need.count || finite_total(needs) == 0;
     if (takes_units) {
       const unsigned count = need.count.value_or(cut.unit_size);
+      piece.units.reserve(count / cut.unit_size);
       for (unsigned given = 0; given < count; given += cut.unit_size, ++next) {
         Pieces::add(piece, cut.units[next], next);
       }
