@@ -180,6 +180,20 @@ def test_a_measurement_that_breaks_off_is_a_failure(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.sim_only
+def test_calls_are_compared_in_the_same_rounds() -> None:
+    """On a host with two speeds, of which ours met the slow one once more often."""
+    call = next(call for call in CALLS if call.name == "is_current")
+    fast, slow = (100.0, 160.0), (200.0, 300.0)  # the raw call, and ours: the limits are 180 and 310
+    rounds = [fast, fast, slow, slow, slow]
+    samples = {"raw": [raw for raw, _ in rounds], "cuda_gctx": [ours for _, ours in rounds], "cuda.core": [170.0] * 5}
+    to_raw, to_core = call_costs.targets(call, samples)
+    assert (to_raw["met"], to_raw["over_ns"]) == (True, -10)
+    assert (to_core["met"], to_core["over_ns"]) == (False, 130)
+    assert call_costs.ratios(samples) == {"raw": 1.5, "cuda.core": round(300 / 170, 3)}
+    assert call_costs.targets(call, {"raw": [1.0]}) == [{"what": "runs", "met": False}]
+    assert call_costs.ratios({"raw": [1.0]}) == {}
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_measuring_leaves_nothing_behind(sim: Callable[..., Any], driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(number: int) -> dict[str, object]:
