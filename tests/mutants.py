@@ -295,7 +295,7 @@ MUTANTS = {
         "partitions/arrangements.py",
         "or parts[source] & new.parts_at(at)",
         "",
-        "tests/partitions/test_order.py",
+        "tests/partitions/test_switching.py",
     ),
     "a switch back joins nothing that is left": Mutant(
         "partitions/arrangements.py",

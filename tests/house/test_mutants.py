@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from .. import mutants, native_mutants
+from ..conftest import REPOSITORY
 from ..trust import broken_claims
 
 
@@ -16,3 +19,14 @@ def test_every_mutant_applies() -> None:
 def test_every_mutant_of_the_core_and_of_the_claims_applies() -> None:
     assert native_mutants.misfits(native_mutants.MUTANTS) == []
     assert native_mutants.misfits(broken_claims.mutants()) == []
+
+
+def test_what_random_mutants_left_alive_has_a_reason_or_a_test() -> None:
+    survivors: dict[str, str | list[str]] = json.loads((REPOSITORY / "tests" / "survivors.json").read_text())
+    tests = [name for value in survivors.values() if not isinstance(value, str) for name in value]
+    assert all(survivors.values())
+    assert [name for name in tests if f"def {name.split('::')[1]}(" not in text_of(name)] == []
+
+
+def text_of(name: str) -> str:
+    return (REPOSITORY / "tests" / name.split("::")[0]).read_text()

@@ -218,6 +218,14 @@ def test_a_negative_target_is_refused() -> None:
         pass
 
 
+def test_a_target_that_the_int_of_cublas_does_not_hold_is_refused() -> None:
+    def enter() -> None:
+        with cublas_sms(1, 2**31, ctypes.CDLL(None)):
+            raise AssertionError("the block is not entered")
+
+    assert "2147483648" in str(refusal(ValueError, enter))
+
+
 # ---- "on" and "off"
 
 

@@ -150,6 +150,27 @@ def test_a_step_that_moves_in_a_capture_is_a_later_node_of_the_graph(dev: Device
             assert end - begin >= 10
 
 
+def test_a_step_that_moves_in_a_capture_is_behind_its_own_and_not_only_behind_the_first_stream(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        for plan in (APART, SWAPPED, APART):
+            streams = plan.switch(pool)
+            for stream in streams.values():
+                spin(stream, 1, 0)
+        dev.sync()
+        first, of_decode = streams["prefill"], streams["decode"]
+        with first.capture() as capture:
+            of_decode.wait(first)
+            spin(of_decode, 1, 5 * MS)
+            spin(SWAPPED.switch(pool)["decode"], 1, 5 * MS)
+            APART.switch(pool)
+        with capture.graph as graph, graph.instantiate() as executable:
+            begin = first.record(options={"timing_enabled": True})
+            executable.launch(first)
+            end = first.record(options={"timing_enabled": True})
+            dev.sync()
+            assert end - begin >= 10
+
+
 def test_a_part_that_waits_for_nothing_is_in_the_graph_and_joined_on_the_way_back(dev: Device) -> None:
     one, other = (Plan("partitions", (part,), BESIDE, {part: part}) for part in PARTS)
     with PartitionPool(dev) as pool:
