@@ -58,7 +58,7 @@ wait:
   st.global.u64 [%d5+16], %d3;
   st.global.u64 [%d5+24], %d8;
 done:
-  bar.sync 0;
+  barrier.sync 0;  // not aligned: thread 0 comes later than the others of its warp
   ret;
 }
 )";
