@@ -46,7 +46,8 @@ ROUND_LIMIT_S = 120
 ROW_S = 60.0
 CHAIN_MODULUS = 65521
 MOST_WRONG = 20
-# What may be in use more at the end than after the first quarter. A leaked context is about 4 MiB, a stream or an event
+# What may be in use more at the end than after the first half: libraries make workspaces for streams and handles for a
+# while (a minute, on an H200). A leaked context is about 4 MiB, a stream or an event
 # a few KiB: a soak of minutes sees leaks of contexts and of tensors, one of hours the others too.
 DEVICE_MIB, HOST_MIB = 16, 48
 
@@ -375,7 +376,7 @@ class Soak:
         while (passed := time.monotonic() - self.begin) < seconds and len(self.wrong) < MOST_WRONG:
             self.round(rounds)
             rounds += 1
-            if warm is None and passed > seconds / 4 and rounds > 16:
+            if warm is None and passed > seconds / 2 and rounds > 16:
                 warm = self.row(rounds)
             elif passed > next_row:
                 next_row = passed + ROW_S
@@ -391,7 +392,7 @@ class Soak:
         faulthandler.cancel_dump_traceback_later()
         return {
             "wrong": self.wrong,
-            "grown_mib": grown if warm is not None else "not measured: fewer than 17 rounds before a quarter",
+            "grown_mib": grown if warm is not None else "not measured: fewer than 17 rounds before the half",
             "is_flat": is_flat,
             "simulated": self.work.is_simulated,
         }
