@@ -186,10 +186,10 @@ def outcome_of(block: Block, names: Row) -> tuple[str, str]:
     try:
         with contextlib.redirect_stdout(out):
             exec(compile(path.read_text(), path, "exec"), names)
-            if (
-                "torch" in sys.modules
-            ):  # so that an error of a kernel belongs to its block
-                sys.modules["torch"].cuda.synchronize()
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_available():
+                # So that an error of a kernel belongs to its block.
+                torch.cuda.synchronize()
     except Exception as error:
         kind = (
             "ImportError"
