@@ -44,6 +44,14 @@ print(ctypes.CDLL("libcuda.so.1")._handle == driver._handle)
     assert run_program(code).stdout.split() == ["0", "0", "13000", "True"]
 
 
+def test_an_error_inside_is_caught_where_a_program_opens_it_by_the_drivers_name() -> None:
+    """The loader hides the library from the unwinder there: exceptions ended such programs."""
+    code = 'import ctypes; print(ctypes.CDLL("libcuda.so.1").cuInit(0))'
+    found = run_program(code, "nonsense")
+    assert found.stdout == "100\n"
+    assert "no card 'nonsense' is modelled" in found.stderr
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_a_program_is_linked_with_it(tmp_path: Path) -> None:
     source = tmp_path / "program.c"

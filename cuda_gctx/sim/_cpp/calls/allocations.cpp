@@ -108,49 +108,39 @@ CUdeviceptr add(Call& c, Allocation made, Storage storage, Pool* pool) {
 
 }  // namespace
 
-CUresult allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (size == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (!has_room(device, size)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+void allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
+  refuse_if(size == 0, CUDA_ERROR_INVALID_VALUE);
+  refuse_if(!has_room(device, size), CUDA_ERROR_OUT_OF_MEMORY);
   Allocation made;
   made.size = size;
   made.device = device.ordinal;
   const CUdeviceptr address = add(c, std::move(made), device.take(size), pool);
   device.allocated += size;
-  return give(out, address);
+  give(out, address);
 }
 
-CUresult allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  if (size == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUdeviceptr* out) {
+  refuse_if(size == 0, CUDA_ERROR_INVALID_VALUE);
   Allocation made;
   made.size = size;
   made.device = device;
   made.managed = true;
-  return give(out, add(c, std::move(made), take_from_host(size), pool));
+  give(out, add(c, std::move(made), take_from_host(size), pool));
 }
 
-CUresult allocate_host(Call& c, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out) {
-  if (size == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void allocate_host(Call& c, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out) {
+  refuse_if(size == 0, CUDA_ERROR_INVALID_VALUE);
   Allocation made;
   made.size = size;
   made.device = device;
   made.type = CU_MEMORYTYPE_HOST;
   made.flags = flags;
-  return give(out, add(c, std::move(made), take_from_host(size), pool));
+  give(out, add(c, std::move(made), take_from_host(size), pool));
 }
 
-CUresult place_variable(Call& c, const Module& module, const Variable& variable, std::uint64_t& place) {
+void place_variable(Call& c, const Module& module, const Variable& variable, std::uint64_t& place) {
   Device& device = c.machine.devices[static_cast<std::size_t>(module.device)];
-  if (!has_room(device, variable.size)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(!has_room(device, variable.size), CUDA_ERROR_OUT_OF_MEMORY);
   Allocation made;
   made.size = variable.size;
   made.device = module.device;
@@ -164,7 +154,6 @@ CUresult place_variable(Call& c, const Module& module, const Variable& variable,
   if (!variable.is_constant && !module.written_by.empty()) {
     c.machine.unknown.mark(place, variable.size, module.written_by);
   }
-  return CUDA_SUCCESS;
 }
 
 bool may_be_freed(const Allocation& allocation) {

@@ -13,10 +13,10 @@ Bytes bytes_at(Machine& machine, std::uint64_t address, std::uint64_t size);
 bool is_of_a_device(const Machine& machine, std::uint64_t address);
 // Keeps room in the host's memory for `bytes`, which are about to be written; null where there is none.
 std::shared_ptr<void> promise_pages(Machine& machine, const Bytes& bytes);
-CUresult allocate(Call& call, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out);
-CUresult allocate_managed(Call& call, int device, std::size_t size, Pool* pool, CUdeviceptr* out);
-CUresult allocate_host(Call& call, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out);
-CUresult place_variable(Call& call, const Module& module, const Variable& variable, std::uint64_t& place);
+void allocate(Call& call, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out);
+void allocate_managed(Call& call, int device, std::size_t size, Pool* pool, CUdeviceptr* out);
+void allocate_host(Call& call, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out);
+void place_variable(Call& call, const Module& module, const Variable& variable, std::uint64_t& place);
 void release(Machine& machine, std::uint64_t address);
 void release(Machine& machine, const Array& array);
 bool may_be_freed(const Allocation& allocation);

@@ -52,13 +52,9 @@ bool is_valid(const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
   return !(cubemap && !layered && wanted.Depth != 6);
 }
 
-CUresult create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidden, Array*& out) {
-  if (!is_valid(wanted)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (format_bytes(wanted.Format) == 0) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+Array& create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidden) {
+  refuse_if(!is_valid(wanted), CUDA_ERROR_INVALID_VALUE);
+  refuse_if(format_bytes(wanted.Format) == 0, CUDA_ERROR_NOT_SUPPORTED);
   auto array = std::make_unique<Array>();
   c.made(*array);
   array->hidden = hidden;
@@ -67,36 +63,30 @@ CUresult create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidde
   array->device = c.current->device;
   Device& device = c.device();
   const std::size_t bytes = array->bytes();
-  if (!has_room(device, bytes)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(!has_room(device, bytes), CUDA_ERROR_OUT_OF_MEMORY);
   array->storage = device.take(bytes);
   c.machine.unknown.clear(array->storage.address, bytes);
   device.allocated += bytes;
-  out = &c.machine.arrays.add(std::move(array));
-  return CUDA_SUCCESS;
+  return c.machine.arrays.add(std::move(array));
 }
 
 // What a texture or a surface is made of must be there.
-CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
-  if (resource.flags != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  CUresult result = CUDA_SUCCESS;
+void check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
+  refuse_if(resource.flags != 0, CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t alignment = 512;
   constexpr std::size_t pitch_alignment = 32;
   switch (resource.resType) {
     case CU_RESOURCE_TYPE_ARRAY:
-      find(c, resource.res.array.hArray, result, static_cast<Array*>(nullptr));
-      return result;
+      find<Array>(c, resource.res.array.hArray);
+      return;
     case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
-      find(c, resource.res.mipmap.hMipmappedArray, result, static_cast<MipmappedArray*>(nullptr));
-      return result;
+      find<MipmappedArray>(c, resource.res.mipmap.hMipmappedArray);
+      return;
     case CU_RESOURCE_TYPE_LINEAR: {
       const auto& linear = resource.res.linear;
       const bool there = linear.sizeInBytes > 0 && linear.devPtr % alignment == 0 &&
                          find_allocation(c.machine, linear.devPtr, linear.sizeInBytes) != nullptr;
-      return there && format_bytes(linear.format) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      return refuse_if(!there || format_bytes(linear.format) == 0, CUDA_ERROR_INVALID_VALUE);
     }
     case CU_RESOURCE_TYPE_PITCH2D: {
       const auto& rows = resource.res.pitch2D;
@@ -107,10 +97,10 @@ CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
                         rows.devPtr % alignment == 0;
       const bool there =
           sane && find_allocation(c.machine, rows.devPtr, rows.pitchInBytes * (rows.height - 1) + width) != nullptr;
-      return there ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      return refuse_if(!there, CUDA_ERROR_INVALID_VALUE);
     }
     default:
-      return CUDA_ERROR_INVALID_VALUE;
+      refuse(CUDA_ERROR_INVALID_VALUE);
   }
 }
 
@@ -120,40 +110,33 @@ CUresult check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuArray3DCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
-  Array* array = nullptr;
-  const CUresult result = create_array(c, *wanted, false, array);
-  return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
+  *out = as_handle<CUarray>(create_array(c, *wanted, false));
 }
 
 GCTX_SIM_CALL(cuArrayCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
-  Array* array = nullptr;
-  const CUresult result =
-      create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}, false, array);
-  return result == CUDA_SUCCESS ? give(out, as_handle<CUarray>(*array)) : result;
+  const CUDA_ARRAY3D_DESCRIPTOR flat{wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0};
+  *out = as_handle<CUarray>(create_array(c, flat, false));
 }
 
 GCTX_SIM_CALL(cuArray3DGetDescriptor_v2, Call&, CUDA_ARRAY3D_DESCRIPTOR* out, const Array& array) {
-  return give(out, array.descriptor);
+  give(out, array.descriptor);
 }
 
 GCTX_SIM_CALL(cuArrayGetDescriptor_v2, Call&, CUDA_ARRAY_DESCRIPTOR* out, const Array& array) {
   const CUDA_ARRAY3D_DESCRIPTOR& all = array.descriptor;
-  return give(out, CUDA_ARRAY_DESCRIPTOR{all.Width, all.Height, all.Format, all.NumChannels});
+  give(out, CUDA_ARRAY_DESCRIPTOR{all.Width, all.Height, all.Format, all.NumChannels});
 }
 
 GCTX_SIM_CALL(cuArrayDestroy, Call& c, const Array& array) {
   if (array.hidden) {
-    return CUDA_ERROR_INVALID_VALUE;  // a level of a mipmapped array
+    refuse(CUDA_ERROR_INVALID_VALUE);  // a level of a mipmapped array
   }
   release(c.machine, array);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
               unsigned levels) {
-  if (!is_valid(*wanted)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(!is_valid(*wanted), CUDA_ERROR_INVALID_VALUE);
   const bool layered = (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
   const std::size_t longest = std::max({wanted->Width, wanted->Height, layered ? 1 : wanted->Depth});
   // Documented: the number is clamped to what the extent has.
@@ -162,14 +145,14 @@ GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA
   made->descriptor = *wanted;
   CUDA_ARRAY3D_DESCRIPTOR level = *wanted;
   for (unsigned i = 0; i < levels; ++i) {
-    Array* array = nullptr;
-    if (const CUresult result = create_array(c, level, true, array); result != CUDA_SUCCESS) {
+    try {
+      made->levels.push_back(&create_array(c, level, true));
+    } catch (...) {
       for (const Array* other : made->levels) {
         release(c.machine, *other);
       }
-      return result;
+      throw;
     }
-    made->levels.push_back(array);
     level.Width = std::max<std::size_t>(level.Width / 2, 1);
     if (level.Height > 0) {
       level.Height = std::max<std::size_t>(level.Height / 2, 1);
@@ -179,11 +162,12 @@ GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA
     }
   }
   c.made(*made);
-  return give(out, as_handle<CUmipmappedArray>(c.machine.mipmapped_arrays.add(std::move(made))));
+  give(out, as_handle<CUmipmappedArray>(c.machine.mipmapped_arrays.add(std::move(made))));
 }
 
 GCTX_SIM_CALL(cuMipmappedArrayGetLevel, Call&, CUarray* out, const MipmappedArray& array, unsigned level) {
-  return level < array.levels.size() ? give(out, as_handle<CUarray>(*array.levels[level])) : CUDA_ERROR_INVALID_VALUE;
+  return level < array.levels.size() ? give(out, as_handle<CUarray>(*array.levels[level]))
+                                     : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
 GCTX_SIM_CALL(cuMipmappedArrayDestroy, Call& c, const MipmappedArray& array) {
@@ -191,27 +175,18 @@ GCTX_SIM_CALL(cuMipmappedArrayDestroy, Call& c, const MipmappedArray& array) {
     release(c.machine, *level);
   }
   c.machine.mipmapped_arrays.remove(array);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
               const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
   constexpr unsigned known = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
                              CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
-  if ((texture->flags & ~known) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (const CUresult result = check_resource(c, *resource); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if((texture->flags & ~known) != 0, CUDA_ERROR_INVALID_VALUE);
+  check_resource(c, *resource);
   const bool mipmapped = resource->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY;
-  if (mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0, CUDA_ERROR_INVALID_VALUE);
   const bool in_array = mipmapped || resource->resType == CU_RESOURCE_TYPE_ARRAY;
-  if (view != nullptr && !in_array) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(view != nullptr && !in_array, CUDA_ERROR_INVALID_VALUE);
   auto made = std::make_unique<Texture>();
   c.made(*made);
   made->resource = *resource;
@@ -220,48 +195,36 @@ GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_
   if (view != nullptr) {
     made->view = *view;
   }
-  return give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
+  give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
 }
 
-GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, const Texture& texture) {
-  c.machine.textures.remove(texture);
-  return CUDA_SUCCESS;
-}
+GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, const Texture& texture) { c.machine.textures.remove(texture); }
 
 GCTX_SIM_CALL(cuTexObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Texture& texture) {
-  return give(out, texture.resource);
+  give(out, texture.resource);
 }
 
 GCTX_SIM_CALL(cuTexObjectGetTextureDesc, Call&, CUDA_TEXTURE_DESC* out, const Texture& texture) {
-  return give(out, texture.texture);
+  give(out, texture.texture);
 }
 
 GCTX_SIM_CALL(cuTexObjectGetResourceViewDesc, Call&, CUDA_RESOURCE_VIEW_DESC* out, const Texture& texture) {
-  return texture.has_view ? give(out, texture.view) : CUDA_ERROR_INVALID_VALUE;
+  return texture.has_view ? give(out, texture.view) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
 GCTX_SIM_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
-  if (resource->resType != CU_RESOURCE_TYPE_ARRAY) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (const CUresult result = check_resource(c, *resource); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if(resource->resType != CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE);
+  check_resource(c, *resource);
   const Array* array = c.machine.arrays.find(resource->res.array.hArray);
-  if ((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0, CUDA_ERROR_INVALID_VALUE);
   auto made = std::make_unique<Surface>();
   c.made(*made);
   made->resource = *resource;
-  return give(out, static_cast<CUsurfObject>(c.machine.surfaces.add(std::move(made)).handle));
+  give(out, static_cast<CUsurfObject>(c.machine.surfaces.add(std::move(made)).handle));
 }
 
-GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, const Surface& surface) {
-  c.machine.surfaces.remove(surface);
-  return CUDA_SUCCESS;
-}
+GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, const Surface& surface) { c.machine.surfaces.remove(surface); }
 
 GCTX_SIM_CALL(cuSurfObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Surface& surface) {
-  return give(out, surface.resource);
+  give(out, surface.resource);
 }

@@ -15,7 +15,7 @@ struct CaptureInfoOut {
   std::size_t* count;
 };
 
-CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
+void tell_capture(const Stream& stream, const CaptureInfoOut& out) {
   // The arrays that the caller reads live until the next call of the thread, as the header allows.
   thread_local std::vector<CUgraphNode> dependencies;
   thread_local std::vector<CUgraphEdgeData> edges;
@@ -24,7 +24,7 @@ CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
                 : capture->is_active() ? CU_STREAM_CAPTURE_STATUS_ACTIVE
                                        : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
   if (*out.status != CU_STREAM_CAPTURE_STATUS_ACTIVE) {
-    return CUDA_SUCCESS;
+    return;
   }
   if (out.id != nullptr) {
     *out.id = capture->id();
@@ -48,7 +48,6 @@ CUresult tell_capture(const Stream& stream, const CaptureInfoOut& out) {
   if (out.count != nullptr) {
     *out.count = dependencies.size();
   }
-  return CUDA_SUCCESS;
 }
 
 // Every node that was captured must be reachable from where the origin stream ends: other streams have to be joined.
@@ -67,13 +66,9 @@ bool is_joined(const Capture& capture) {
                      [&](const GraphNode* node) { return node->capture != capture.id() || reached.contains(node); });
 }
 
-CUresult begin(Call& c, Stream& stream, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
-  if (&stream == stream.context->default_stream.get()) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
-  if (stream.capture) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
+void begin(Call& c, Stream& stream, CUstreamCaptureMode mode, Graph* given, std::vector<Edge> tail) {
+  refuse_if(&stream == stream.context->default_stream.get(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  refuse_if(stream.capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
   const auto into = given != nullptr ? Capture::Into::given_graph : Capture::Into::own_graph;
   Graph& graph = given != nullptr ? *given : add_graph(c.machine);
   if (given == nullptr) {
@@ -81,22 +76,14 @@ CUresult begin(Call& c, Stream& stream, CUstreamCaptureMode mode, Graph* given, 
   }
   Capture::join(std::make_shared<Capture>(graph, into, stream, mode, c.thread.serial), stream);
   stream.capture_tail = std::move(tail);
-  return CUDA_SUCCESS;
 }
 
-CUresult update_dependencies(Call& c, Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data,
-                             std::size_t count, unsigned flags) {
-  if (!stream.capture) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
-  if (!stream.capture->is_active()) {
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  }
+void update_dependencies(Call& c, Stream& stream, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+                         std::size_t count, unsigned flags) {
+  refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);
+  refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   std::vector<Edge> edges;
-  if (const CUresult result = read_edges(c, stream.capture->graph(), nodes, data, count, edges);
-      result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_edges(c, stream.capture->graph(), nodes, data, count, edges);
   std::vector<Edge>& tail = stream.capture_tail;
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
     // What is taken away need not be joined.
@@ -110,7 +97,6 @@ CUresult update_dependencies(Call& c, Stream& stream, const CUgraphNode* nodes, 
       tail.push_back(edge);
     }
   }
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -124,12 +110,10 @@ GCTX_SIM_CALL(cuStreamBeginCapture_v2, Call& c, Stream& stream, CUstreamCaptureM
 
 GCTX_SIM_CALL(cuStreamBeginCaptureToGraph, Call& c, Stream& stream, Graph& graph, const CUgraphNode* nodes,
               const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
-  if (graph.capture != nullptr) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
+  refuse_if(graph.capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
   std::vector<Edge> tail;
-  const CUresult result = read_edges(c, graph, nodes, data, count, tail);
-  return result == CUDA_SUCCESS ? begin(c, stream, mode, &graph, std::move(tail)) : result;
+  read_edges(c, graph, nodes, data, count, tail);
+  return begin(c, stream, mode, &graph, std::move(tail));
 }
 
 GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies, Call& c, Stream& stream, CUgraphNode* nodes, std::size_t count,
@@ -142,17 +126,12 @@ GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies_v2, Call& c, Stream& stream, CUg
   return update_dependencies(c, stream, nodes, data, count, flags);
 }
 
-GCTX_SIM_CALL(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
-  if (!stream.capture) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
+GCTX_SIM_QUERY(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
+  refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);
   const std::shared_ptr<Capture> capture = stream.capture;
-  if (&capture->origin() != &stream) {
-    return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  }
-  if (capture->mode() != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread() != c.thread.serial) {
-    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
-  }
+  refuse_if(&capture->origin() != &stream, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+  refuse_if(capture->mode() != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread() != c.thread.serial,
+            CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
   const CUresult result = !capture->is_active()  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
                           : !is_joined(*capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
                           : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
@@ -179,9 +158,6 @@ GCTX_SIM_CALL(cuStreamGetCaptureInfo_v3, Call&, const Stream& stream, CUstreamCa
 }
 
 GCTX_SIM_CALL(cuThreadExchangeStreamCaptureMode, Call& c, CUstreamCaptureMode* mode) {
-  if (*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
   std::swap(*mode, c.thread.capture_mode);
-  return CUDA_SUCCESS;
 }

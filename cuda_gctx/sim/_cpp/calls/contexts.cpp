@@ -11,7 +11,7 @@
 namespace gctx::sim {
 namespace {
 
-CUresult create(Call& c, CUcontext* out, unsigned flags, const Device& device) {
+void create(Call& c, CUcontext* out, unsigned flags, const Device& device) {
   auto made = std::make_unique<Context>();
   c.made(*made);
   made->kind = ContextKind::created;
@@ -25,22 +25,21 @@ CUresult create(Call& c, CUcontext* out, unsigned flags, const Device& device) {
   Context& context = c.machine.contexts.add(std::move(made));
   add_default_streams(c.machine, context);
   c.thread.stack.push_back({context.handle, context.id, device.ordinal, flags});
-  return give(out, as_handle<CUcontext>(context));
+  give(out, as_handle<CUcontext>(context));
 }
 
 // A destroyed context can be pushed and set (recorded); only one that never was cannot.
-CUresult entry_for(Call& c, CUcontext handle, CurrentContext& entry) {
+void entry_for(Call& c, CUcontext handle, CurrentContext& entry) {
   if (const Context* context = c.machine.contexts.find(handle)) {
     entry = {context->handle, context->id, context->device, context->flags};
-    return CUDA_SUCCESS;
+    return;
   }
   if (!c.machine.contexts.is_stale(handle)) {
     c.note(Misuse::unknown_handle, handle, "no context of this machine");
-    return CUDA_ERROR_INVALID_CONTEXT;
+    refuse(CUDA_ERROR_INVALID_CONTEXT);
   }
   c.note(Misuse::use_after_destroy, handle, "a destroyed context is made current");
   entry = {reinterpret_cast<std::uint64_t>(handle), 0, 0, 0};
-  return CUDA_SUCCESS;
 }
 
 constexpr CUlimit known_limits[] = {CU_LIMIT_STACK_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE,
@@ -63,21 +62,16 @@ std::size_t default_limit(CUlimit limit) {
 
 // Recorded: the device and the flags of the current context are reported even if it was destroyed meanwhile, and the
 // flags contain MAP_HOST whether it was requested or not.
-template <class Body>
-CUresult with_current_entry(Call& c, Body&& body) {
-  CUresult result = CUDA_SUCCESS;
-  const Context* context = current_context(c, result);
-  if (c.thread.stack.empty()) {
-    return result;
-  }
+const CurrentContext& current_entry(Call& c) {
+  refuse_if(c.thread.stack.empty() || c.thread.stack.back().id == 0, CUDA_ERROR_INVALID_CONTEXT);
   CurrentContext& top = c.thread.stack.back();
-  if (context == nullptr && (top.handle == 0 || top.id == 0)) {
-    return result;
-  }
-  if (context != nullptr) {
+  const Context* context = c.machine.contexts.find(top.handle);
+  if (context != nullptr && context->id == top.id) {
     top.flags = context->flags;
+  } else {
+    c.note(Misuse::use_after_destroy, top.handle, "the current context is destroyed");
   }
-  return body(top);
+  return top;
 }
 
 template <class T>
@@ -166,12 +160,14 @@ GCTX_SIM_CALL(cuCtxCreate_v2, Call& c, CUcontext* out, unsigned flags, const Dev
 // Execution affinity and graphics-shared contexts are not modelled.
 GCTX_SIM_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam* affinity, int count, unsigned flags,
               const Device& device) {
-  return affinity != nullptr || count != 0 ? CUDA_ERROR_NOT_SUPPORTED : create(c, out, flags, device);
+  refuse_if(affinity != nullptr || count != 0, CUDA_ERROR_NOT_SUPPORTED);
+  return create(c, out, flags, device);
 }
 
 GCTX_SIM_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams* params, unsigned flags,
               const Device& device) {
-  return params != nullptr ? CUDA_ERROR_NOT_SUPPORTED : create(c, out, flags, device);
+  refuse_if(params != nullptr, CUDA_ERROR_NOT_SUPPORTED);
+  return create(c, out, flags, device);
 }
 
 GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
@@ -179,52 +175,40 @@ GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
   if (context == nullptr) {
     const bool stale = c.machine.contexts.is_stale(handle);
     c.note(stale ? Misuse::double_destroy : Misuse::unknown_handle, handle, "no context that is alive");
-    return stale ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
+    refuse_if(stale, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    refuse(CUDA_ERROR_INVALID_CONTEXT);
   }
   if (context->kind != ContextKind::created) {
     // The header calls it undefined behaviour for the face of a green context.
     c.note(Misuse::wrong_order, handle, "cuCtxDestroy on a context that cuCtxCreate did not make");
-    return CUDA_ERROR_INVALID_CONTEXT;
+    refuse(CUDA_ERROR_INVALID_CONTEXT);
   }
   if (!c.thread.stack.empty() && c.thread.stack.back().id == context->id) {
     c.thread.stack.pop_back();
   }
   // What its kernels work on is freed, so they come to their end first. Another thread may destroy it meanwhile.
   const std::uint64_t id = context->id;
-  if (const CUresult result = wait_for(c, outstanding_of(c.machine, *context)); result != CUDA_SUCCESS) {
-    return result;
-  }
+  wait_for(c, outstanding_of(c.machine, *context));
   context = c.machine.contexts.find(handle);
-  if (context == nullptr || context->id != id) {
-    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  }
+  refuse_if(context == nullptr || context->id != id, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   detach_children(c, *context);
   destroy_owned(c.machine, id);
   c.machine.contexts.remove(*context);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuCtxPushCurrent_v2, Call& c, CUcontext handle) {
   CurrentContext entry;
-  if (handle == nullptr) {
-    return CUDA_ERROR_INVALID_CONTEXT;
-  }
-  const CUresult result = entry_for(c, handle, entry);
-  if (result == CUDA_SUCCESS) {
-    c.thread.stack.push_back(entry);
-  }
-  return result;
+  refuse_if(handle == nullptr, CUDA_ERROR_INVALID_CONTEXT);
+  entry_for(c, handle, entry);
+  c.thread.stack.push_back(entry);
 }
 
 GCTX_SIM_CALL(cuCtxPopCurrent_v2, Call& c, CUcontext* out) {
-  if (c.thread.stack.empty()) {
-    return CUDA_ERROR_INVALID_CONTEXT;
-  }
+  refuse_if(c.thread.stack.empty(), CUDA_ERROR_INVALID_CONTEXT);
   if (out != nullptr) {
     *out = reinterpret_cast<CUcontext>(c.thread.stack.back().handle);
   }
   c.thread.stack.pop_back();
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuCtxSetCurrent, Call& c, CUcontext handle) {
@@ -232,47 +216,33 @@ GCTX_SIM_CALL(cuCtxSetCurrent, Call& c, CUcontext handle) {
     if (!c.thread.stack.empty()) {
       c.thread.stack.pop_back();
     }
-    return CUDA_SUCCESS;
+    return;
   }
   CurrentContext entry;
-  if (const CUresult result = entry_for(c, handle, entry); result != CUDA_SUCCESS) {
-    return result;
-  }
+  entry_for(c, handle, entry);
   if (!c.thread.stack.empty()) {
     c.thread.stack.pop_back();
   }
   c.thread.stack.push_back(entry);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuCtxGetCurrent, Call& c, CUcontext* out) {
   const std::uint64_t handle = c.thread.stack.empty() ? 0 : c.thread.stack.back().handle;
-  return give(out, reinterpret_cast<CUcontext>(handle));
+  give(out, reinterpret_cast<CUcontext>(handle));
 }
 
-GCTX_SIM_CALL(cuCtxGetDevice, Call& c, CUdevice* out) {
-  return with_current_entry(c, [&](const CurrentContext& entry) { return give(out, entry.device); });
-}
+GCTX_SIM_CALL(cuCtxGetDevice, Call& c, CUdevice* out) { give(out, current_entry(c).device); }
 
-GCTX_SIM_CALL(cuCtxGetDevice_v2, Call&, CUdevice* out, const Context& context) { return give(out, context.device); }
+GCTX_SIM_CALL(cuCtxGetDevice_v2, Call&, CUdevice* out, const Context& context) { give(out, context.device); }
 
-GCTX_SIM_CALL(cuCtxGetFlags, Call& c, unsigned* flags) {
-  return with_current_entry(c, [&](const CurrentContext& entry) { return give(flags, entry.flags | CU_CTX_MAP_HOST); });
-}
+GCTX_SIM_CALL(cuCtxGetFlags, Call& c, unsigned* flags) { give(flags, current_entry(c).flags | CU_CTX_MAP_HOST); }
 
-GCTX_SIM_CALL(cuCtxSetFlags, Call& c, unsigned flags) {
-  c.current->flags = flags;
-  return CUDA_SUCCESS;
-}
+GCTX_SIM_CALL(cuCtxSetFlags, Call& c, unsigned flags) { c.current->flags = flags; }
 
 GCTX_SIM_CALL(cuCtxGetId, Call& c, CUcontext handle, unsigned long long* id) {
   // The one question that a dead context may be asked (seen on an H100, driver 13.0, after a reset and a destroy).
-  if (c.machine.contexts.is_stale(handle)) {
-    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  }
-  CUresult result = CUDA_SUCCESS;
-  const Context* context = find_context(c, handle, result, true);
-  return context == nullptr ? result : give(id, static_cast<unsigned long long>(context->id));
+  refuse_if(c.machine.contexts.is_stale(handle), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  *id = find_context(c, handle, true).id;
 }
 
 GCTX_SIM_CALL(cuCtxSynchronize, Call& c) { return wait_for(c, outstanding_of(c.machine, *c.current)); }
@@ -282,46 +252,35 @@ GCTX_SIM_CALL(cuCtxSynchronize_v2, Call& c, Context& context) {
 }
 
 GCTX_SIM_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
-  if (std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits)) {
-    return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  }
+  refuse_if(std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits),
+            CUDA_ERROR_UNSUPPORTED_LIMIT);
   // Assumed: more local memory than a thread can have is refused; the others are clamped to what the card has.
-  if (limit == CU_LIMIT_STACK_SIZE && value > (std::size_t{512} << 10)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > c.device().memory) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(limit == CU_LIMIT_STACK_SIZE && value > (std::size_t{512} << 10), CUDA_ERROR_INVALID_VALUE);
+  refuse_if(limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > c.device().memory, CUDA_ERROR_OUT_OF_MEMORY);
   c.current->limits[limit] = limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE   ? 0
                              : limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY ? std::min<std::size_t>(value, 128)
                                                                           : value;
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuCtxGetLimit, Call& c, std::size_t* value, CUlimit limit) {
   const Context& context = *c.current;
-  if (std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits)) {
-    return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  }
+  refuse_if(std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits),
+            CUDA_ERROR_UNSUPPORTED_LIMIT);
   const auto found = context.limits.find(limit);
-  return give(value, found == context.limits.end() ? default_limit(limit) : found->second);
+  give(value, found == context.limits.end() ? default_limit(limit) : found->second);
 }
 
-GCTX_SIM_CALL(cuCtxGetCacheConfig, Call& c, CUfunc_cache* config) { return give(config, c.current->cache); }
+GCTX_SIM_CALL(cuCtxGetCacheConfig, Call& c, CUfunc_cache* config) { give(config, c.current->cache); }
 
-GCTX_SIM_CALL(cuCtxSetCacheConfig, Call& c, CUfunc_cache config) {
-  c.current->cache = config;
-  return CUDA_SUCCESS;
-}
+GCTX_SIM_CALL(cuCtxSetCacheConfig, Call& c, CUfunc_cache config) { c.current->cache = config; }
 
 GCTX_SIM_CALL(cuCtxGetApiVersion, Call& c, CUcontext handle, unsigned* version) {
-  CUresult result = CUDA_SUCCESS;
-  const Context* context = find_context(c, handle, result, true);
   // Recorded: of a destroyed context this call alone says that it is none.
-  if (context == nullptr) {
-    return handle == nullptr ? result : CUDA_ERROR_INVALID_CONTEXT;
+  if (c.machine.contexts.is_stale(handle)) {
+    c.note(Misuse::use_after_destroy, handle, "the context is destroyed");
+    refuse(CUDA_ERROR_INVALID_CONTEXT);
   }
-  return give(version, context->api_version);
+  *version = find_context(c, handle, true).api_version;
 }
 
 GCTX_SIM_CALL(cuCtxGetStreamPriorityRange, Call&, int* least, int* greatest) {
@@ -331,18 +290,15 @@ GCTX_SIM_CALL(cuCtxGetStreamPriorityRange, Call&, int* least, int* greatest) {
   if (greatest != nullptr) {
     *greatest = -5;
   }
-  return CUDA_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuCtxResetPersistingL2Cache, Call&) { return CUDA_SUCCESS; }
+GCTX_SIM_CALL(cuCtxResetPersistingL2Cache, Call&) {}
 
 GCTX_SIM_CALL(cuCtxEnablePeerAccess, Call& c, const Context& peer, unsigned) {
-  if (peer.device == c.current->device) {
-    return CUDA_ERROR_INVALID_DEVICE;
-  }
-  return c.current->peers.insert(peer.device).second ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+  refuse_if(peer.device == c.current->device, CUDA_ERROR_INVALID_DEVICE);
+  refuse_if(!c.current->peers.insert(peer.device).second, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 }
 
 GCTX_SIM_CALL(cuCtxDisablePeerAccess, Call& c, const Context& peer) {
-  return c.current->peers.erase(peer.device) > 0 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+  refuse_if(c.current->peers.erase(peer.device) == 0, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
 }

@@ -211,17 +211,17 @@ struct Located {
   Side from;
 };
 
-CUresult locate_both(Call& c, const CUDA_MEMCPY3D& copy, Located& found) {
+void locate_both(Call& c, const CUDA_MEMCPY3D& copy, Located& found) {
   found.extent = {copy.WidthInBytes, copy.Height, copy.Depth};
   if (found.extent.is_empty()) {
-    return CUDA_SUCCESS;
+    return;
   }
   const bool both = locate(c, target_of(copy), found.extent, true, found.to) &&
                     locate(c, source_of(copy), found.extent, false, found.from);
-  return both ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  refuse_if(!both, CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, GraphNode& node) {
+void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, GraphNode& node) {
   const Side& to = found.to;
   const Side& from = found.from;
   const Extent& extent = found.extent;
@@ -240,9 +240,7 @@ CUresult describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, Grap
   node.shows = to.shows;
   node.marks = [&machine = c.machine, to, from, extent] { carry_marks(machine, extent, to, &from); };
   const auto pages = promise(c, extent, to);
-  if (!pages) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(!pages, CUDA_ERROR_OUT_OF_MEMORY);
   node.effect = [&machine = c.machine, to, from, extent, pages]() -> Rest {
     const Bytes target = bytes_of(machine, to);
     const Bytes source = bytes_of(machine, from);
@@ -255,7 +253,6 @@ CUresult describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, Grap
       });
     });
   };
-  return CUDA_SUCCESS;
 }
 
 // The bytes as they are now, one row behind the other, in place of where they come from.
@@ -278,18 +275,12 @@ void stage(Call& c, const Extent& extent, Side& from) {
   from = packed;
 }
 
-CUresult copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
-  CUresult result = CUDA_SUCCESS;
-  Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) {
-    return result;
-  }
+void copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
+  Stream* stream = &find_stream(c, handle);
   Located found;
-  if (result = locate_both(c, what, found); result != CUDA_SUCCESS) {
-    return result;
-  }
+  locate_both(c, what, found);
   if (found.extent.is_empty()) {
-    return CUDA_SUCCESS;
+    return;
   }
   // Pageable host memory is read before the call returns, and written before it returns, as on hardware.
   const bool pageable_source = !found.from.known && !stream->capture;
@@ -297,16 +288,13 @@ CUresult copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
   GraphNode node;
   if (pageable_source && !wait) {
     stage(c, found.extent, found.from);
-    stream = find_stream(c, handle, result);  // looked up again: the lock was open
-    if (stream == nullptr) {
-      return result;
-    }
+    stream = &find_stream(c, handle);  // looked up again: the lock was open
   }
-  result = describe(c, what, found, node);
-  if (result == CUDA_SUCCESS) {
-    result = enqueue(c, *stream, std::move(node));
+  describe(c, what, found, node);
+  enqueue(c, *stream, std::move(node));
+  if (wait || pageable_target) {
+    wait_for(c, stream->last);
   }
-  return result == CUDA_SUCCESS && (wait || pageable_target) ? wait_for(c, stream->last) : result;
 }
 
 CUDA_MEMCPY3D linear(CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
@@ -359,38 +347,32 @@ CUDA_MEMCPY3D in_three_dimensions(const CUDA_MEMCPY2D& flat) {
   return copy;
 }
 
-CUresult copy_linear(Call& c, CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
-                     std::size_t size, CUstream stream, bool wait) {
+void copy_linear(Call& c, CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
+                 std::size_t size, CUstream stream, bool wait) {
   return copy(c, linear(to_type, to, from_type, from, size), stream, wait);
 }
 
-CUresult fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, bool wait) {
-  CUresult result = CUDA_SUCCESS;
-  Stream* stream = find_stream(c, handle, result);
-  if (stream == nullptr) {
-    return result;
-  }
-  if (what.dst % what.elementSize != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, bool wait) {
+  Stream& stream = find_stream(c, handle);
+  refuse_if(what.dst % what.elementSize != 0, CUDA_ERROR_INVALID_VALUE);
   if (what.width == 0 || what.height == 0) {
-    return CUDA_SUCCESS;
+    return;
   }
   GraphNode node;
-  if (result = plan_fill(c, what, node); result != CUDA_SUCCESS) {
-    return result;
+  plan_fill(c, what, node);
+  enqueue(c, stream, std::move(node));
+  if (wait) {
+    wait_for(c, stream.last);
   }
-  result = enqueue(c, *stream, std::move(node));
-  return result == CUDA_SUCCESS && wait ? wait_for(c, stream->last) : result;
 }
 
-CUresult fill_row(Call& c, CUdeviceptr address, unsigned value, unsigned size, std::size_t count, CUstream stream,
-                  bool wait) {
+void fill_row(Call& c, CUdeviceptr address, unsigned value, unsigned size, std::size_t count, CUstream stream,
+              bool wait) {
   return fill(c, {address, 0, value, size, count, 1}, stream, wait);
 }
 
-CUresult fill_rows(Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, unsigned size, std::size_t width,
-                   std::size_t height, CUstream stream, bool wait) {
+void fill_rows(Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, unsigned size, std::size_t width,
+               std::size_t height, CUstream stream, bool wait) {
   return fill(c, {address, pitch, value, size, width, height}, stream, wait);
 }
 
@@ -402,26 +384,21 @@ constexpr CUmemorytype anywhere = CU_MEMORYTYPE_UNIFIED;
 
 }  // namespace
 
-CUresult plan_copy(Call& c, const CUDA_MEMCPY3D& copy, GraphNode& node) {
+void plan_copy(Call& c, const CUDA_MEMCPY3D& copy, GraphNode& node) {
   Located found;
-  if (const CUresult result = locate_both(c, copy, found); result != CUDA_SUCCESS) {
-    return result;
-  }
+  locate_both(c, copy, found);
   return describe(c, copy, found, node);
 }
 
-CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node) {
+void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node) {
   const std::size_t size = what.elementSize;
-  if ((size != 1 && size != 2 && size != 4) || what.width == 0 || what.height == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if((size != 1 && size != 2 && size != 4) || what.width == 0 || what.height == 0, CUDA_ERROR_INVALID_VALUE);
   const Extent extent{what.width * size, what.height, 1};
   Side side;
   const Place place{on_device, what.dst, nullptr, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0};
   const bool aligned = what.dst % size == 0 && (what.height == 1 || what.pitch % size == 0);
-  if (!aligned || what.width > (std::size_t{1} << 40) || !locate(c, place, extent, true, side)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(!aligned || what.width > (std::size_t{1} << 40) || !locate(c, place, extent, true, side),
+            CUDA_ERROR_INVALID_VALUE);
   node.type = CU_GRAPH_NODE_TYPE_MEMSET;
   node.parameters = what;
   node.duration = start_ns;
@@ -429,9 +406,7 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
   node.shows = side.shows;
   node.marks = [&machine = c.machine, side, extent] { carry_marks(machine, extent, side, nullptr); };
   const auto pages = promise(c, what.value == 0 ? Extent{} : extent, side);
-  if (!pages) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(!pages, CUDA_ERROR_OUT_OF_MEMORY);
   node.effect = [&machine = c.machine, side, extent, value = what.value, size, pages]() -> Rest {
     const Bytes target = bytes_of(machine, side);
     if (target.is_empty()) {
@@ -442,7 +417,6 @@ CUresult plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node
                [&](std::size_t at, std::size_t, std::size_t width) { fill_bytes(target, at, width, value, size); });
     });
   };
-  return CUDA_SUCCESS;
 }
 
 }  // namespace gctx::sim

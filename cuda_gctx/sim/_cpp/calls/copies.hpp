@@ -6,8 +6,8 @@
 namespace gctx::sim {
 
 // A copy in up to three dimensions, as all the calls that copy describe it.
-CUresult plan_copy(Call& call, const CUDA_MEMCPY3D& copy, GraphNode& node);
+void plan_copy(Call& call, const CUDA_MEMCPY3D& copy, GraphNode& node);
 // A fill of rows of elements.
-CUresult plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS& fill, GraphNode& node);
+void plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS& fill, GraphNode& node);
 
 }  // namespace gctx::sim

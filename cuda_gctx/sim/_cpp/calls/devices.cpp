@@ -186,48 +186,41 @@ int attribute(const Device& device, CUdevice_attribute which) {
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuDeviceGet, Call&, CUdevice* out, const Device& device) { return give(out, device.ordinal); }
+GCTX_SIM_CALL(cuDeviceGet, Call&, CUdevice* out, const Device& device) { give(out, device.ordinal); }
 
-GCTX_SIM_CALL(cuDeviceGetCount, Call& c, int* count) { return give(count, static_cast<int>(c.machine.devices.size())); }
+GCTX_SIM_CALL(cuDeviceGetCount, Call& c, int* count) { give(count, static_cast<int>(c.machine.devices.size())); }
 
 GCTX_SIM_CALL(cuDeviceGetName, Call&, char* name, int length, const Device& device) {
   std::snprintf(name, static_cast<std::size_t>(length), "%s", device.chip->profile().name.c_str());
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuDeviceGetUuid, Call&, CUuuid* out, const Device& device) {
-  return give(out, uuid(device.chip->profile(), device.card));
+  give(out, uuid(device.chip->profile(), device.card));
 }
 
 GCTX_SIM_SAME(cuDeviceGetUuid_v2, cuDeviceGetUuid)
 
 // Only Windows has them.
-GCTX_SIM_CALL(cuDeviceGetLuid, Call&, char*, unsigned*, CUdevice) { return CUDA_ERROR_NOT_SUPPORTED; }
+GCTX_SIM_CALL(cuDeviceGetLuid, Call&, char*, unsigned*, CUdevice) { refuse(CUDA_ERROR_NOT_SUPPORTED); }
 
 GCTX_SIM_CALL(cuDeviceTotalMem_v2, Call&, std::size_t* bytes, const Device& device) {
-  return give(bytes, static_cast<std::size_t>(device.memory));
+  give(bytes, static_cast<std::size_t>(device.memory));
 }
 
 GCTX_SIM_CALL(cuDeviceGetAttribute, Call& c, int* value, CUdevice_attribute which, const Device& device) {
-  if (which < 1 || which > newest_attribute(c.version())) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return give(value, attribute(device, which));
+  refuse_if(which < 1 || which > newest_attribute(c.version()), CUDA_ERROR_INVALID_VALUE);
+  give(value, attribute(device, which));
 }
 
 GCTX_SIM_CALL(cuDeviceComputeCapability, Call&, int* major, int* minor, const Device& device) {
   *major = device.chip->profile().cc_major;
   *minor = device.chip->profile().cc_minor;
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuDeviceGetPCIBusId, Call&, char* text, int length, const Device& device) {
   const std::string id = pci_bus_id(device.card);
-  if (length <= static_cast<int>(id.size())) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(length <= static_cast<int>(id.size()), CUDA_ERROR_INVALID_VALUE);
   std::memcpy(text, id.c_str(), id.size() + 1);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
@@ -236,23 +229,19 @@ GCTX_SIM_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
       return give(out, device.ordinal);
     }
   }
-  return CUDA_ERROR_INVALID_DEVICE;
+  refuse(CUDA_ERROR_INVALID_DEVICE);
 }
 
-GCTX_SIM_CALL(cuDeviceGetExecAffinitySupport, Call&, int* value, CUexecAffinityType, const Device&) {
-  return give(value, 0);
-}
+GCTX_SIM_CALL(cuDeviceGetExecAffinitySupport, Call&, int* value, CUexecAffinityType, const Device&) { give(value, 0); }
 
 GCTX_SIM_CALL(cuDeviceCanAccessPeer, Call&, int* value, const Device& device, const Device& peer) {
-  return give(value, device.ordinal == peer.ordinal ? 0 : 1);
+  give(value, device.ordinal == peer.ordinal ? 0 : 1);
 }
 
 GCTX_SIM_CALL(cuDeviceGetP2PAttribute, Call&, int* value, CUdevice_P2PAttribute which, const Device& device,
               const Device& peer) {
-  if (device.ordinal == peer.ordinal) {
-    return CUDA_ERROR_INVALID_DEVICE;
-  }
+  refuse_if(device.ordinal == peer.ordinal, CUDA_ERROR_INVALID_DEVICE);
   const bool offered =
       which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-  return give(value, offered ? 1 : 0);
+  give(value, offered ? 1 : 0);
 }

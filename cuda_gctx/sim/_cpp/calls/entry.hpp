@@ -34,72 +34,86 @@ struct Call {
   }
 };
 
-// Look-ups. On failure they note the misuse, set `result` and return null.
-Device* find_device(Call& call, CUdevice device, CUresult& result);
+// Ends the call with this code. What the call has changed until then stays, so it looks before it changes anything.
+struct Refused {
+  CUresult code;
+};
+[[noreturn]] void refuse(CUresult code);
+inline void refuse_if(bool condition, CUresult code) {
+  if (condition) {
+    refuse(code);
+  }
+}
+
+// Look-ups, which refuse what they do not find, and note the misuse.
+Device& find_device(Call& call, CUdevice device);
 // The context that is current to the calling thread.
-Context* current_context(Call& call, CUresult& result);
+Context& current_context(Call& call);
 // A context handle; null means the current one only where `null_is_current`.
-Context* find_context(Call& call, CUcontext handle, CUresult& result, bool null_is_current = false);
-Context* find_green(Call& call, CUgreenCtx handle, CUresult& result);
+Context& find_context(Call& call, CUcontext handle, bool null_is_current = false);
+Context& find_green(Call& call, CUgreenCtx handle);
 // A stream handle, the special ones included, of a context that is alive.
-Stream* find_stream(Call& call, CUstream handle, CUresult& result);
-Event* find_event(Call& call, CUevent handle, CUresult& result);
-Graph* find_graph(Call& call, CUgraph handle, CUresult& result);
-GraphNode* find_node(Call& call, CUgraphNode handle, CUresult& result);
-GraphExec* find_exec(Call& call, CUgraphExec handle, CUresult& result);
+Stream& find_stream(Call& call, CUstream handle);
+Event& find_event(Call& call, CUevent handle);
+MemoryHandle& find_memory(Call& call, CUmemGenericAllocationHandle handle);
 // The code of a function, or of a kernel of a library.
-std::shared_ptr<KernelCode> find_code(Call& call, CUfunction handle, CUresult& result);
-// An object of a table. `refusal` is the result of any other handle, `gone` what is noted of one whose object is gone.
+std::shared_ptr<KernelCode> find_code(Call& call, CUfunction handle);
+// An object of a table. `code` is the answer to any other handle, `gone` what is noted of one whose object is gone.
 template <class Object, class Handle>
-Object* find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUresult refusal, const char* gone,
-                CUresult& result) {
+Object& find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUresult code, const char* gone) {
   if (Object* object = table.find(handle)) {
-    return object;
+    return *object;
   }
   if (table.is_stale(handle)) {
     call.note(Misuse::use_after_destroy, handle, gone);
   }
-  result = refusal;
-  return nullptr;
+  refuse(code);
 }
 
-// What the frame looks up for a body that takes an object where the function takes a handle.
-Device* find(Call& call, CUdevice handle, CUresult& result, Device*);
-Context* find(Call& call, CUcontext handle, CUresult& result, Context*);
-Context* find(Call& call, CUgreenCtx handle, CUresult& result, Context*);
-Stream* find(Call& call, CUstream handle, CUresult& result, Stream*);
-Event* find(Call& call, CUevent handle, CUresult& result, Event*);
-Graph* find(Call& call, CUgraph handle, CUresult& result, Graph*);
-GraphNode* find(Call& call, CUgraphNode handle, CUresult& result, GraphNode*);
-GraphExec* find(Call& call, CUgraphExec handle, CUresult& result, GraphExec*);
-UserObject* find(Call& call, CUuserObject handle, CUresult& result, UserObject*);
-Pool* find(Call& call, CUmemoryPool handle, CUresult& result, Pool*);
-Module* find(Call& call, CUmodule handle, CUresult& result, Module*);
-Library* find(Call& call, CUlibrary handle, CUresult& result, Library*);
-Kernel* find(Call& call, CUkernel handle, CUresult& result, Kernel*);
-Function* find(Call& call, CUfunction handle, CUresult& result, Function*);
-KernelCode* find(Call& call, CUfunction handle, CUresult& result, KernelCode*);
-KernelCode* find(Call& call, CUkernel handle, CUresult& result, KernelCode*);
-Array* find(Call& call, CUarray handle, CUresult& result, Array*);
-MipmappedArray* find(Call& call, CUmipmappedArray handle, CUresult& result, MipmappedArray*);
-Texture* find(Call& call, CUtexObject handle, CUresult& result, Texture*);
-Surface* find(Call& call, CUsurfObject handle, CUresult& result, Surface*);
-MemoryHandle* find(Call& call, CUmemGenericAllocationHandle handle, CUresult& result, MemoryHandle*);
+// What a handle names, of each kind of object: the frame looks it up for a body that takes the object.
+template <class Object, class Handle>
+Object& find(Call& c, Handle handle);
+#define GCTX_SIM_FIND(object, handle_type, expression)                     \
+  template <>                                                              \
+  inline object& find<object, handle_type>(Call & c, handle_type handle) { \
+    return expression;                                                     \
+  }
+GCTX_SIM_FIND(Device, CUdevice, find_device(c, handle))
+GCTX_SIM_FIND(Context, CUcontext, find_context(c, handle, contract(c.function).takes_current))
+GCTX_SIM_FIND(Context, CUgreenCtx, find_green(c, handle))
+GCTX_SIM_FIND(Stream, CUstream, find_stream(c, handle))
+GCTX_SIM_FIND(Event, CUevent, find_event(c, handle))
+GCTX_SIM_FIND(MemoryHandle, CUmemGenericAllocationHandle, find_memory(c, handle))
+GCTX_SIM_FIND(KernelCode, CUfunction, *find_code(c, handle))
+GCTX_SIM_FIND(KernelCode, CUkernel, *find_code(c, reinterpret_cast<CUfunction>(handle)))
+#define GCTX_SIM_TABLE(object, handle_type, table, code, gone) \
+  GCTX_SIM_FIND(object, handle_type, find_in(c, c.machine.table, handle, CUDA_ERROR_INVALID_##code, gone))
+GCTX_SIM_TABLE(Graph, CUgraph, graphs, VALUE, "the graph is destroyed")
+GCTX_SIM_TABLE(GraphNode, CUgraphNode, graph_nodes, VALUE, "the node is destroyed")
+GCTX_SIM_TABLE(GraphExec, CUgraphExec, graph_execs, VALUE, "the executable graph is destroyed")
+GCTX_SIM_TABLE(UserObject, CUuserObject, user_objects, VALUE, "the last reference to the user object is gone")
+GCTX_SIM_TABLE(Pool, CUmemoryPool, pools, VALUE, "the memory pool is destroyed")
+GCTX_SIM_TABLE(Texture, CUtexObject, textures, VALUE, "the texture is destroyed")
+GCTX_SIM_TABLE(Surface, CUsurfObject, surfaces, VALUE, "the surface is destroyed")
+GCTX_SIM_TABLE(Module, CUmodule, modules, HANDLE, "the module is unloaded")
+GCTX_SIM_TABLE(Library, CUlibrary, libraries, HANDLE, "the library is unloaded")
+GCTX_SIM_TABLE(Kernel, CUkernel, kernels, HANDLE, "the library of the kernel is unloaded")
+GCTX_SIM_TABLE(Function, CUfunction, functions, HANDLE, "the module of the function is unloaded")
+GCTX_SIM_TABLE(Array, CUarray, arrays, HANDLE, "the array is destroyed")
+GCTX_SIM_TABLE(MipmappedArray, CUmipmappedArray, mipmapped_arrays, HANDLE, "the mipmapped array is destroyed")
 
 // An argument as the body of a function takes it: as it is, or the object that a handle names.
 template <class Parameter, class Argument>
 struct Taken {
-  Taken(Call&, CUresult&, Argument given) : argument(given) {}
+  Taken(Call&, Argument given) : argument(given) {}
   Parameter get() const { return argument; }
   Argument argument;
 };
 template <class Object, class Argument>
 struct Taken<Object&, Argument> {
-  Taken(Call& call, CUresult& result, Argument given)
-      : object(result == CUDA_SUCCESS ? find(call, given, result, static_cast<std::remove_const_t<Object>*>(nullptr))
-                                      : nullptr) {}
-  Object& get() const { return *object; }
-  Object* object;
+  Taken(Call& call, Argument given) : object(find<std::remove_const_t<Object>>(call, given)) {}
+  Object& get() const { return object; }
+  Object& object;
 };
 
 // What a call is about, of the objects that it names.
@@ -115,7 +129,7 @@ struct Subjects {
   void take(const Other&) {}
 };
 // What the contract says of captures that are under way.
-CUresult spare_captures(Call& call, const Subjects& subjects);
+void spare_captures(Call& call, const Subjects& subjects);
 
 // Whether an argument of a function may have a value that a caller gave in a structure instead.
 bool allows(Fn function, std::size_t index, std::uint64_t value);
@@ -127,27 +141,26 @@ CUresult carry_out(Fn function, const Arguments& arguments, const void* body,
 template <Fn function, auto body, class Signature, class Body = decltype(body)>
 struct Entry;
 
-template <Fn function, auto body, class... Given, class... Parameters>
-struct Entry<function, body, CUresult(Given...), CUresult (*)(Call&, Parameters...)> {
+template <Fn function, auto body, class Answer, class... Given, class... Parameters>
+struct Entry<function, body, CUresult(Given...), Answer (*)(Call&, Parameters...)> {
   static CUresult CUDAAPI call(Given... given) noexcept {
     static_assert(sizeof...(Given) == sizeof...(Parameters));
     const std::array<std::uint64_t, sizeof...(Given) + 1> numbers{number_of_argument(given)...};
     const auto run = [&](Call& call) {
-      CUresult result = CUDA_SUCCESS;
-      const std::tuple<Taken<Parameters, Given>...> taken{Taken<Parameters, Given>(call, result, given)...};
-      if (result != CUDA_SUCCESS) {
-        return result;
-      }
+      const std::tuple<Taken<Parameters, Given>...> taken{Taken<Parameters, Given>(call, given)...};
       return std::apply(
           [&](const auto&... one) {
             if constexpr (contract(function).in_capture != InCapture::safe) {
               Subjects subjects;
               (subjects.take(one.get()), ...);
-              if (result = spare_captures(call, subjects); result != CUDA_SUCCESS) {
-                return result;
-              }
+              spare_captures(call, subjects);
             }
-            return body(call, one.get()...);
+            if constexpr (std::is_void_v<Answer>) {
+              body(call, one.get()...);
+              return CUDA_SUCCESS;
+            } else {
+              return body(call, one.get()...);
+            }
           },
           taken);
     };
@@ -157,11 +170,14 @@ struct Entry<function, body, CUresult(Given...), CUresult (*)(Call&, Parameters.
 };
 
 // Defines a function of the driver: GCTX_SIM_CALL(cuStreamGetId, Call&, Stream& stream, unsigned long long* id) { ... }
-// The header says what callers pass, and the contract what of it arrives. GCTX_SIM_SAME: another version of it.
-#define GCTX_SIM_CALL(symbol, ...)               \
-  static CUresult body_of_##symbol(__VA_ARGS__); \
-  GCTX_SIM_SAME(symbol, symbol)                  \
-  static CUresult body_of_##symbol(__VA_ARGS__)
+// The header says what callers pass, and the contract what of it arrives. A body that comes to its end has succeeded.
+// GCTX_SIM_QUERY: one that answers a code, as those do that are asked again and again. GCTX_SIM_SAME: another version.
+#define GCTX_SIM_CALL(symbol, ...) GCTX_SIM_BODY(void, symbol, __VA_ARGS__)
+#define GCTX_SIM_QUERY(symbol, ...) GCTX_SIM_BODY(CUresult, symbol, __VA_ARGS__)
+#define GCTX_SIM_BODY(answer, symbol, ...)     \
+  static answer body_of_##symbol(__VA_ARGS__); \
+  GCTX_SIM_SAME(symbol, symbol)                \
+  static answer body_of_##symbol(__VA_ARGS__)
 // The loader asks which address the exported name stands for before anything is initialised, a sanitizer's own state
 // included.
 #define GCTX_SIM_SAME(symbol, other)                                                                                   \
@@ -173,9 +189,8 @@ struct Entry<function, body, CUresult(Given...), CUresult (*)(Call&, Parameters.
   }
 
 template <class T>
-CUresult give(T* out, T value) {
+void give(T* out, T value) {
   *out = value;
-  return CUDA_SUCCESS;
 }
 
 }  // namespace gctx::sim

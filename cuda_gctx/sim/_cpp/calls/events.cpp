@@ -14,45 +14,32 @@ void forget_record(Event& event) {
   event.captured.clear();
 }
 
-CUresult record(Call& c, Event& event, Stream& stream) {
-  if (event.root_id != stream.context->root_id) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
-  if (const CUresult result = may_queue(stream); result != CUDA_SUCCESS) {
-    return result;
-  }
+void record(Call& c, Event& event, Stream& stream) {
+  refuse_if(event.root_id != stream.context->root_id, CUDA_ERROR_INVALID_HANDLE);
+  may_queue(stream);
   forget_record(event);
   if (stream.capture) {
-    if (!stream.capture->is_active()) {
-      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    }
+    refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     event.capture = stream.capture;
     event.captured = stream.capture_tail;
-    return CUDA_SUCCESS;
+    return;
   }
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
   node.effect = mark_recorded(event);
   event.record = submit(c, stream, node, is_silent(event));
-  return CUDA_SUCCESS;
 }
 
-CUresult wait(Call& c, Stream& stream, Event& event) {
+void wait(Call& c, Stream& stream, Event& event) {
   if (event.capture) {
     // Waiting for an event of a capture draws the stream into it. Recorded: when the capture is over, the event is an
     // invalid value. What follows for a default stream, which cannot be captured, is assumed.
-    if (event.capture->state() == Capture::State::over) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (!event.capture->is_active()) {
-      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    }
-    if (stream.capture && stream.capture != event.capture) {
-      return CUDA_ERROR_STREAM_CAPTURE_MERGE;
-    }
+    refuse_if(event.capture->state() == Capture::State::over, CUDA_ERROR_INVALID_VALUE);
+    refuse_if(!event.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    refuse_if(stream.capture && stream.capture != event.capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
     if (&stream == stream.context->default_stream.get()) {
       event.capture->invalidate();
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+      refuse(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     }
     Capture::join(event.capture, stream);
     for (const Edge& edge : event.captured) {
@@ -61,27 +48,24 @@ CUresult wait(Call& c, Stream& stream, Event& event) {
         tail.push_back(edge);
       }
     }
-    return CUDA_SUCCESS;
+    return;
   }
   if (stream.capture) {
     stream.capture->invalidate();
-    return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    refuse(CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   }
   const WorkPtr record = awaited(c, event);
   if (!record || record->done) {
-    return CUDA_SUCCESS;
+    return;
   }
   auto work = std::make_shared<Work>();
   work->after = {stream.last, stream.context->gate, record};
   put(c, stream, work);
-  return CUDA_SUCCESS;
 }
 
 // A node of the graph that the stream is capturing: of an event that others record, or wait for.
-CUresult capture_external(Call& c, const Event& event, Stream& stream, CUgraphNodeType type) {
-  if (!stream.capture) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void capture_external(Call& c, const Event& event, Stream& stream, CUgraphNodeType type) {
+  refuse_if(!stream.capture, CUDA_ERROR_INVALID_VALUE);
   GraphNode node;
   node.type = type;
   node.parameters = EventNode{as_handle<CUevent>(event)};
@@ -101,10 +85,8 @@ std::vector<Context*> with_green_contexts(Machine& machine, Context& context) {
   return all;
 }
 
-CUresult record_context(Call& c, Context& context, Event& event) {
-  if (event.root_id != context.root_id) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
+void record_context(Call& c, Context& context, Event& event) {
+  refuse_if(event.root_id != context.root_id, CUDA_ERROR_INVALID_HANDLE);
   auto work = std::make_shared<Work>();
   work->device = context.device;
   work->owner = {context.id, context.root_id, false};
@@ -115,17 +97,16 @@ CUresult record_context(Call& c, Context& context, Event& event) {
   c.machine.clock.submit(work);
   forget_record(event);
   event.record = work;
-  return CUDA_SUCCESS;
 }
 
-CUresult wait_context(Call& c, Context& context, Event& event) {
+void wait_context(Call& c, Context& context, Event& event) {
   if (event.capture) {
     event.capture->invalidate();
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
   const WorkPtr record = awaited(c, event);
   if (!record || record->done) {
-    return CUDA_SUCCESS;
+    return;
   }
   for (Context* one : with_green_contexts(c.machine, context)) {
     auto gate = std::make_shared<Work>();
@@ -135,45 +116,27 @@ CUresult wait_context(Call& c, Context& context, Event& event) {
     c.machine.clock.submit(gate);
     one->gate = gate;
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
-  CUresult result = CUDA_SUCCESS;
-  const Event* start = find_event(c, first, result);
-  const Event* end = start == nullptr ? nullptr : find_event(c, last, result);
-  if (end == nullptr) {
-    return result;
-  }
-  if (((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
-  if (start->device != end->device || !start->record || !end->record) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
+void elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
+  const Event* start = &find_event(c, first);
+  const Event* end = &find_event(c, last);
+  refuse_if(((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_HANDLE);
+  refuse_if(start->device != end->device || !start->record || !end->record, CUDA_ERROR_INVALID_HANDLE);
   if (!start->record->done || !end->record->done) {
     c.machine.clock.pass(polling_step_ns);
     c.machine.clock.catch_up(c.lock);
     // Looked up again: the lock may have been open meanwhile.
-    start = find_event(c, first, result);
-    end = start == nullptr ? nullptr : find_event(c, last, result);
-    if (end == nullptr) {
-      return result;
-    }
-    if (!start->record || !end->record) {
-      return CUDA_ERROR_INVALID_HANDLE;
-    }
-    if (!start->record->done || !end->record->done) {
-      return CUDA_ERROR_NOT_READY;
-    }
+    start = &find_event(c, first);
+    end = &find_event(c, last);
+    refuse_if(!start->record || !end->record, CUDA_ERROR_INVALID_HANDLE);
+    refuse_if(!start->record->done || !end->record->done, CUDA_ERROR_NOT_READY);
   }
-  if (c.machine.counts_guess(start->record->guesses, end->record->guesses) && c.machine.spec.refuses_unknown) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  refuse_if(c.machine.counts_guess(start->record->guesses, end->record->guesses) && c.machine.spec.refuses_unknown,
+            CUDA_ERROR_NOT_SUPPORTED);
   const auto from = static_cast<double>(start->record->ended);
   const auto to = static_cast<double>(end->record->ended);
   *milliseconds = static_cast<float>((to - from) / 1e6);
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -230,7 +193,7 @@ GCTX_SIM_CALL(cuEventCreate, Call& c, CUevent* out, unsigned flags) {
   if (shared) {
     event.shared = std::make_shared<SharedRecord>(std::make_shared<File>(page_bytes));
   }
-  return give(out, as_handle<CUevent>(event));
+  give(out, as_handle<CUevent>(event));
 }
 
 GCTX_SIM_CALL(cuEventDestroy_v2, Call& c, Event& event) {
@@ -238,7 +201,6 @@ GCTX_SIM_CALL(cuEventDestroy_v2, Call& c, Event& event) {
     event.context->events.erase(&event);
   }
   c.machine.events.remove(event);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuEventRecord, Call& c, Event& event, Stream& stream) { return record(c, event, stream); }
@@ -248,7 +210,7 @@ GCTX_SIM_CALL(cuEventRecordWithFlags, Call& c, Event& event, Stream& stream, uns
                                            : record(c, event, stream);
 }
 
-GCTX_SIM_CALL(cuEventQuery, Call& c, Event& event) {
+GCTX_SIM_QUERY(cuEventQuery, Call& c, Event& event) {
   const WorkPtr work = event.record;
   const auto shared = event.shared;
   const auto is_done = [&] { return shared ? shared->is_done(shared->counts->recorded) : !work || work->done; };

@@ -17,20 +17,16 @@ struct FullEdge {
 bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
 
 // Lists as the calls return them: the number alone, or as many as there is room for, and nulls in places beyond them.
-CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
-              std::size_t* count) {
+void list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+          std::size_t* count) {
   if (from == nullptr && to == nullptr) {
-    if (data != nullptr) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(data != nullptr, CUDA_ERROR_INVALID_VALUE);
     *count = edges.size();
-    return CUDA_SUCCESS;
+    return;
   }
   const bool lossy = data == nullptr &&
                      !std::all_of(edges.begin(), edges.end(), [](const FullEdge& edge) { return is_plain(edge.data); });
-  if (lossy) {
-    return CUDA_ERROR_LOSSY_QUERY;
-  }
+  refuse_if(lossy, CUDA_ERROR_LOSSY_QUERY);
   for (std::size_t i = 0; i < *count; ++i) {
     const FullEdge edge = i < edges.size() ? edges[i] : FullEdge{};
     if (from != nullptr) {
@@ -44,7 +40,6 @@ CUresult list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode
     }
   }
   *count = std::min(*count, edges.size());
-  return CUDA_SUCCESS;
 }
 
 std::vector<FullEdge> edges_of(const Graph& graph) {
@@ -68,14 +63,12 @@ std::vector<FullEdge> nodes_of(const Graph& graph, Test&& test) {
   return found;
 }
 
-CUresult get_edges(const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
-  if ((from == nullptr) != (to == nullptr)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void get_edges(const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
+  refuse_if((from == nullptr) != (to == nullptr), CUDA_ERROR_INVALID_VALUE);
   return list(edges_of(graph), from, to, data, count);
 }
 
-CUresult get_dependencies(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
+void get_dependencies(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
   std::vector<FullEdge> edges;
   for (const Edge& edge : node.after) {
     edges.push_back({edge.from, &node, edge.data});
@@ -83,76 +76,55 @@ CUresult get_dependencies(const GraphNode& node, CUgraphNode* out, CUgraphEdgeDa
   return list(edges, out, nullptr, data, count);
 }
 
-CUresult get_dependents(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
+void get_dependents(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
   std::vector<FullEdge> edges = edges_of(*node.graph);
   std::erase_if(edges, [&](const FullEdge& edge) { return edge.from != &node; });
   return list(edges, nullptr, out, data, count);
 }
 
-CUresult read(Call& c, const Graph& graph, CUgraphNode from, CUgraphNode to, const CUgraphEdgeData* data, Edge& edge,
-              GraphNode*& target) {
-  CUresult result = CUDA_SUCCESS;
+void read(Call& c, const Graph& graph, CUgraphNode from, CUgraphNode to, const CUgraphEdgeData* data, Edge& edge,
+          GraphNode*& target) {
   std::vector<Edge> edges;
-  if (result = read_edges(c, graph, &from, data, 1, edges); result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_edges(c, graph, &from, data, 1, edges);
   edge = edges[0];
-  target = find_node(c, to, result);
-  if (target == nullptr) {
-    return result;
-  }
-  return target->graph != &graph || target == edge.from ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  target = &find<GraphNode>(c, to);
+  refuse_if(target->graph != &graph || target == edge.from, CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult add_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
-                   std::size_t count) {
-  if (count > 0 && (from == nullptr || to == nullptr)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void add_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
+               std::size_t count) {
+  refuse_if(count > 0 && (from == nullptr || to == nullptr), CUDA_ERROR_INVALID_VALUE);
   std::vector<std::pair<GraphNode*, Edge>> added;
   for (std::size_t i = 0; i < count; ++i) {
     Edge edge;
     GraphNode* target = nullptr;
-    const CUresult result = read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
+    read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
     const std::pair<GraphNode*, Edge> whole{target, edge};
     const bool there = std::find(target->after.begin(), target->after.end(), edge) != target->after.end() ||
                        std::find(added.begin(), added.end(), whole) != added.end();
-    if (there) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(there, CUDA_ERROR_INVALID_VALUE);
     added.push_back(whole);
   }
   for (const auto& [target, edge] : added) {
     target->after.push_back(edge);
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult remove_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
-                      const CUgraphEdgeData* data, std::size_t count) {
-  if (count > 0 && (from == nullptr || to == nullptr || graph.has_memory)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void remove_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
+                  std::size_t count) {
+  refuse_if(count > 0 && (from == nullptr || to == nullptr || graph.has_memory), CUDA_ERROR_INVALID_VALUE);
   std::vector<std::pair<GraphNode*, Edge>> removed;
   for (std::size_t i = 0; i < count; ++i) {
     Edge edge;
     GraphNode* target = nullptr;
-    const CUresult result = read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
-    if (std::find(target->after.begin(), target->after.end(), edge) == target->after.end()) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
+    refuse_if(std::find(target->after.begin(), target->after.end(), edge) == target->after.end(),
+              CUDA_ERROR_INVALID_VALUE);
     removed.emplace_back(target, edge);
   }
   for (const auto& [target, edge] : removed) {
     std::erase(target->after, edge);
   }
-  return CUDA_SUCCESS;
 }
 
 const char* type_name(CUgraphNodeType type) {
@@ -253,49 +225,37 @@ GCTX_SIM_CALL(cuGraphRemoveDependencies_v2, Call& c, Graph& graph, const CUgraph
   return remove_edges(c, graph, from, to, data, count);
 }
 
-GCTX_SIM_CALL(cuGraphNodeGetType, Call&, const GraphNode& node, CUgraphNodeType* type) { return give(type, node.type); }
+GCTX_SIM_CALL(cuGraphNodeGetType, Call&, const GraphNode& node, CUgraphNodeType* type) { give(type, node.type); }
 GCTX_SIM_CALL(cuGraphNodeGetContainingGraph, Call&, const GraphNode& node, CUgraph* out) {
-  return give(out, as_handle<CUgraph>(*node.graph));
+  give(out, as_handle<CUgraph>(*node.graph));
 }
-GCTX_SIM_CALL(cuGraphNodeGetLocalId, Call&, const GraphNode& node, unsigned* id) { return give(id, node.number); }
+GCTX_SIM_CALL(cuGraphNodeGetLocalId, Call&, const GraphNode& node, unsigned* id) { give(id, node.number); }
 GCTX_SIM_CALL(cuGraphNodeGetToolsId, Call&, const GraphNode& node, unsigned long long* id) {
-  return give(id, static_cast<unsigned long long>(node.id));
+  give(id, static_cast<unsigned long long>(node.id));
 }
-GCTX_SIM_CALL(cuGraphGetId, Call&, const Graph& graph, unsigned* id) {
-  return give(id, static_cast<unsigned>(graph.id));
-}
+GCTX_SIM_CALL(cuGraphGetId, Call&, const Graph& graph, unsigned* id) { give(id, static_cast<unsigned>(graph.id)); }
 
 GCTX_SIM_CALL(cuGraphDestroyNode, Call& c, GraphNode& node) {
-  if (node.graph->has_memory) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(node.graph->has_memory, CUDA_ERROR_INVALID_VALUE);
   const bool captured_into =
       node.graph->capture != nullptr ||
       std::any_of(node.bodies.begin(), node.bodies.end(), [](const Graph* body) { return is_being_captured(*body); });
-  if (captured_into) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
+  refuse_if(captured_into, CUDA_ERROR_ILLEGAL_STATE);
   remove_node(c.machine, node);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuGraphClone, Call& c, CUgraph* out, const Graph& graph) {
-  if (is_being_captured(graph)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (has_memory_nodes(graph) || has_conditions(graph)) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (!has_room_for_copy(c, graph)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  return give(out, as_handle<CUgraph>(clone(c.machine, graph)));
+  refuse_if(is_being_captured(graph), CUDA_ERROR_INVALID_VALUE);
+  refuse_if(has_memory_nodes(graph) || has_conditions(graph), CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(!has_room_for_copy(c, graph), CUDA_ERROR_OUT_OF_MEMORY);
+  give(out, as_handle<CUgraph>(clone(c.machine, graph)));
 }
 
 GCTX_SIM_CALL(cuGraphNodeFindInClone, Call&, CUgraphNode* out, const GraphNode& node, const Graph& graph) {
   const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(),
                                   [&](const GraphNode* copy) { return copy->copied_from == node.id; });
-  return found == graph.nodes.end() ? CUDA_ERROR_INVALID_VALUE : give(out, as_handle<CUgraphNode>(**found));
+  refuse_if(found == graph.nodes.end(), CUDA_ERROR_INVALID_VALUE);
+  give(out, as_handle<CUgraphNode>(**found));
 }
 
 GCTX_SIM_CALL(cuGraphDebugDotPrint, Call&, const Graph& graph, const char* path, unsigned) {
@@ -303,9 +263,7 @@ GCTX_SIM_CALL(cuGraphDebugDotPrint, Call&, const Graph& graph, const char* path,
   draw(graph, text);
   text += "}\n";
   std::FILE* file = std::fopen(path, "w");
-  if (file == nullptr) {
-    return CUDA_ERROR_OPERATING_SYSTEM;
-  }
+  refuse_if(file == nullptr, CUDA_ERROR_OPERATING_SYSTEM);
   const bool is_written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  return std::fclose(file) == 0 && is_written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+  refuse_if(std::fclose(file) != 0 || !is_written, CUDA_ERROR_OPERATING_SYSTEM);
 }

@@ -51,76 +51,52 @@ std::uint64_t* value_of(GraphMemory& memory, CUgraphMem_attribute which) {
 
 }  // namespace
 
-CUresult make_graph_memory(Call& c, AllocNode& node) {
+void make_graph_memory(Call& c, AllocNode& node) {
   CUDA_MEM_ALLOC_NODE_PARAMS_v2& wanted = node.parameters;
-  CUresult result = CUDA_SUCCESS;
   // Memory of the host is not modelled here, and sharing with other processes is not possible.
-  if (wanted.poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE || wanted.bytesize == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(wanted.poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE || wanted.bytesize == 0, CUDA_ERROR_INVALID_VALUE);
   const CUmemLocation& where = wanted.poolProps.location;
   const bool managed = wanted.poolProps.allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
-  if (where.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-      (!managed && wanted.poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED)) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  Device* device = find_device(c, where.id, result);
-  if (device == nullptr) {
-    return result;
-  }
-  if (wanted.accessDescs == nullptr && wanted.accessDescCount > 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (!has_room(*device, wanted.bytesize)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(where.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                (!managed && wanted.poolProps.allocType != CU_MEM_ALLOCATION_TYPE_PINNED),
+            CUDA_ERROR_NOT_SUPPORTED);
+  Device& device = find_device(c, where.id);
+  refuse_if(wanted.accessDescs == nullptr && wanted.accessDescCount > 0, CUDA_ERROR_INVALID_VALUE);
+  refuse_if(!has_room(device, wanted.bytesize), CUDA_ERROR_OUT_OF_MEMORY);
   for (std::size_t i = 0; i < wanted.accessDescCount; ++i) {
-    if (find_device(c, wanted.accessDescs[i].location.id, result) == nullptr) {
-      return result;
-    }
+    find_device(c, wanted.accessDescs[i].location.id);
     node.access.push_back(wanted.accessDescs[i]);
   }
   Allocation made;
-  made.storage = managed ? take_from_host(wanted.bytesize) : device->take(wanted.bytesize);
+  made.storage = managed ? take_from_host(wanted.bytesize) : device.take(wanted.bytesize);
   c.made(made);
   made.hidden = true;
   made.size = wanted.bytesize;
-  made.device = device->ordinal;
+  made.device = device.ordinal;
   made.managed = managed;
   made.live = false;
   made.handle = made.storage.address;
   wanted.dptr = made.handle;
   c.machine.freed.erase(made.handle);
   c.machine.allocations.emplace(made.handle, std::move(made));
-  return CUDA_SUCCESS;
 }
 
-CUresult allocate_at_launch(Call& c, const GraphExec& exec, CUdeviceptr address) {
+void allocate_at_launch(Call& c, const GraphExec& exec, CUdeviceptr address) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end()) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == c.machine.allocations.end(), CUDA_ERROR_INVALID_VALUE);
   Allocation& allocation = found->second;
   if (allocation.live) {
-    if ((exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if((exec.flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) == 0, CUDA_ERROR_INVALID_VALUE);
     free_graph_memory(c.machine, allocation);
   }
-  if (!has_room(device_of(c.machine, allocation), allocation.size)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(!has_room(device_of(c.machine, allocation), allocation.size), CUDA_ERROR_OUT_OF_MEMORY);
   begin_use(c.machine, allocation);
-  return CUDA_SUCCESS;
 }
 
-CUresult free_at_launch(Call& c, CUdeviceptr address) {
+void free_at_launch(Call& c, CUdeviceptr address) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || !found->second.live) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == c.machine.allocations.end() || !found->second.live, CUDA_ERROR_INVALID_VALUE);
   free_graph_memory(c.machine, found->second);
-  return CUDA_SUCCESS;
 }
 
 void free_graph_memory(Machine& machine, Allocation& allocation) {
@@ -136,30 +112,21 @@ GCTX_SIM_CALL(cuDeviceGraphMemTrim, Call&, Device& device) {
   GraphMemory& memory = device.graph_memory;
   memory.used -= std::exchange(memory.freed, 0);
   memory.reserved = memory.used;
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuDeviceGetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* out) {
   const std::uint64_t* value = value_of(device.graph_memory, which);
-  if (value == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(value == nullptr, CUDA_ERROR_INVALID_VALUE);
   std::memcpy(out, value, sizeof *value);
-  return CUDA_SUCCESS;
 }
 
 // Only the highest values can be set, to zero: they begin anew.
 GCTX_SIM_CALL(cuDeviceSetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* in) {
   const bool high = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || which == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
   std::uint64_t wanted = 0;
-  if (!high) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(!high, CUDA_ERROR_INVALID_VALUE);
   std::memcpy(&wanted, in, sizeof wanted);
-  if (wanted != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(wanted != 0, CUDA_ERROR_INVALID_VALUE);
   GraphMemory& memory = device.graph_memory;
   *value_of(memory, which) = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? memory.used : memory.reserved;
-  return CUDA_SUCCESS;
 }

@@ -6,10 +6,10 @@
 namespace gctx::sim {
 
 // Makes the memory of an allocation node, which has its address from then on.
-CUresult make_graph_memory(Call& call, AllocNode& node);
+void make_graph_memory(Call& call, AllocNode& node);
 // At the call that launches a graph.
-CUresult allocate_at_launch(Call& call, const GraphExec& exec, CUdeviceptr address);
-CUresult free_at_launch(Call& call, CUdeviceptr address);
+void allocate_at_launch(Call& call, const GraphExec& exec, CUdeviceptr address);
+void free_at_launch(Call& call, CUdeviceptr address);
 // The program frees memory that a graph allocated.
 void free_graph_memory(Machine& machine, Allocation& allocation);
 

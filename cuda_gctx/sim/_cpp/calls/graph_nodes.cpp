@@ -13,106 +13,68 @@ namespace gctx::sim {
 namespace {
 
 // Where a node runs: in the context that is named, or in the current one.
-Context* context_for(Call& c, CUcontext handle, GraphNode& node, CUresult& result) {
-  Context* context = find_context(c, handle, result, true);
-  if (context != nullptr) {
-    node.context_handle = context->handle;
-    node.context_id = context->id;
-  }
+Context& context_for(Call& c, CUcontext handle, GraphNode& node) {
+  Context& context = find_context(c, handle, true);
+  node.context_handle = context.handle;
+  node.context_id = context.id;
   return context;
 }
 
-CUresult plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNode& node) {
-  CUresult result = CUDA_SUCCESS;
+void plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNode& node) {
   // Recorded: beside a function, the context that is named is ignored.
-  const Context* context = context_for(c, kernel.func == nullptr ? kernel.ctx : nullptr, node, result);
-  if (context == nullptr) {
-    return result;
-  }
+  const Context& context = context_for(c, kernel.func == nullptr ? kernel.ctx : nullptr, node);
   LaunchPlan& plan = node.launch;
   plan.grid = {kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ};
   plan.threads = {kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ};
   plan.shared_bytes = kernel.sharedMemBytes;
   const CUfunction function = kernel.func != nullptr ? kernel.func : reinterpret_cast<CUfunction>(kernel.kern);
-  if (function == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return plan_launch(c, *context, function, plan, kernel.kernelParams, kernel.extra);
+  refuse_if(function == nullptr, CUDA_ERROR_INVALID_VALUE);
+  return plan_launch(c, context, function, plan, kernel.kernelParams, kernel.extra);
 }
 
-CUresult plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, GraphNode& node) {
-  if (host.fn == nullptr || host.syncMode > CU_HOST_TASK_SPINWAIT) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, GraphNode& node) {
+  refuse_if(host.fn == nullptr || host.syncMode > CU_HOST_TASK_SPINWAIT, CUDA_ERROR_INVALID_VALUE);
   node.parameters = host;
   node.host = [function = host.fn, user = host.userData] { function(user); };
-  return CUDA_SUCCESS;
 }
 
-CUresult plan_event_node(Call& c, CUevent event, GraphNode& node) {
-  CUresult result = CUDA_SUCCESS;
-  if (find_event(c, event, result) != nullptr) {
-    node.parameters = EventNode{event};
-  }
-  return result;
+void plan_event_node(Call& c, CUevent event, GraphNode& node) {
+  find_event(c, event);
+  node.parameters = EventNode{event};
 }
 
-CUresult plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NODE_PARAMS& child, GraphNode& node) {
-  CUresult result = CUDA_SUCCESS;
-  Graph* graph = find_graph(c, child.graph, result);
-  if (graph == nullptr) {
-    return result;
-  }
+void plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NODE_PARAMS& child, GraphNode& node) {
+  Graph& graph = find<Graph>(c, child.graph);
   const bool moved = child.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-  if (!moved && child.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (is_being_captured(*graph) || has_conditions(*graph)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(!moved && child.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE, CUDA_ERROR_INVALID_VALUE);
+  refuse_if(is_being_captured(graph) || has_conditions(graph), CUDA_ERROR_INVALID_VALUE);
   if (!moved) {
-    if (has_memory_nodes(*graph)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (!has_room_for_copy(c, *graph)) {
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    node.bodies = {&clone(c.machine, *graph)};
-    return CUDA_SUCCESS;
+    refuse_if(has_memory_nodes(graph), CUDA_ERROR_INVALID_VALUE);
+    refuse_if(!has_room_for_copy(c, graph), CUDA_ERROR_OUT_OF_MEMORY);
+    node.bodies = {&clone(c.machine, graph)};
+    return;
   }
   // A graph has one owner, and is not inside itself.
-  if (graph->owner != nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(graph.owner != nullptr, CUDA_ERROR_INVALID_VALUE);
   for (const Graph* one = &parent; one != nullptr; one = one->owner == nullptr ? nullptr : one->owner->graph) {
-    if (one == graph) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(one == &graph, CUDA_ERROR_INVALID_VALUE);
   }
-  node.bodies = {graph};
-  return CUDA_SUCCESS;
+  node.bodies = {&graph};
 }
 
-CUresult plan_free_node(Call& c, const Graph& graph, CUdeviceptr address, GraphNode& node) {
+void plan_free_node(Call& c, const Graph& graph, CUdeviceptr address, GraphNode& node) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || found->second.graphs == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == c.machine.allocations.end() || found->second.graphs == 0, CUDA_ERROR_INVALID_VALUE);
   bool own = false;
   for (const GraphNode* other : graph.nodes) {
     const auto* freed = std::get_if<FreeNode>(&other->parameters);
     const auto* allocated = std::get_if<AllocNode>(&other->parameters);
-    if (freed != nullptr && freed->address == address) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(freed != nullptr && freed->address == address, CUDA_ERROR_INVALID_VALUE);
     own = own || (allocated != nullptr && allocated->parameters.dptr == address);
   }
-  if (found->second.freed_in_graph) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found->second.freed_in_graph, CUDA_ERROR_INVALID_VALUE);
   found->second.freed_in_graph = own;
   node.parameters = FreeNode{address};
-  return CUDA_SUCCESS;
 }
 
 bool fits(CUgraphConditionalNodeType type, unsigned size, int version) {
@@ -129,24 +91,17 @@ bool fits(CUgraphConditionalNodeType type, unsigned size, int version) {
   }
 }
 
-CUresult plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NODE_PARAMS& conditional,
-                               GraphNode& node) {
-  CUresult result = CUDA_SUCCESS;
-  if (context_for(c, conditional.ctx, node, result) == nullptr) {
-    return result;
-  }
+void plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NODE_PARAMS& conditional, GraphNode& node) {
+  context_for(c, conditional.ctx, node);
   Condition* condition = c.machine.conditions.find(conditional.handle);
-  if (condition == nullptr || condition->used || !fits(conditional.type, conditional.size, c.version())) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(condition == nullptr || condition->used || !fits(conditional.type, conditional.size, c.version()),
+            CUDA_ERROR_INVALID_VALUE);
   // Of this graph, or of one that this is inside of.
   const Graph* one = &graph;
   while (one != condition->graph && one->owner != nullptr) {
     one = one->owner->graph;
   }
-  if (one != condition->graph) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(one != condition->graph, CUDA_ERROR_INVALID_VALUE);
   condition->used = true;
   ConditionalNode made{conditional.handle, conditional.type, {}};
   for (unsigned i = 0; i < conditional.size; ++i) {
@@ -154,20 +109,14 @@ CUresult plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NOD
     made.bodies.push_back(as_handle<CUgraph>(*node.bodies.back()));
   }
   node.parameters = std::move(made);
-  return CUDA_SUCCESS;
 }
 
-CUresult add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
-             std::size_t count, CUgraphNodeParams& parameters) {
+void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+         std::size_t count, CUgraphNodeParams& parameters) {
   std::vector<Edge> after;
-  CUresult result = read_edges(c, graph, dependencies, data, count, after);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_edges(c, graph, dependencies, data, count, after);
   GraphNode node;
-  if (result = plan_node(c, graph, parameters, node); result != CUDA_SUCCESS) {
-    return result;
-  }
+  plan_node(c, graph, parameters, node);
   node.after = std::move(after);
   GraphNode& added = add_node(c.machine, graph, std::move(node));
   if (auto* conditional = std::get_if<ConditionalNode>(&added.parameters)) {
@@ -176,12 +125,12 @@ CUresult add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* depende
   if (added.type == CU_GRAPH_NODE_TYPE_GRAPH) {
     parameters.graph.graph = as_handle<CUgraph>(*added.bodies[0]);
   }
-  return give(out, as_handle<CUgraphNode>(added));
+  give(out, as_handle<CUgraphNode>(added));
 }
 
 // The calls that add one type of node are the same call with other parameters.
-CUresult add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
-             CUgraphNodeParams parameters) {
+void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
+         CUgraphNodeParams parameters) {
   return add(c, out, graph, dependencies, nullptr, count, parameters);
 }
 
@@ -196,10 +145,8 @@ CUDA_MEMSET_NODE_PARAMS_v2 newest(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext
 }
 
 // Nodes of memory and of conditions stay as they are. Where no context is named, a node keeps its own.
-CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode& planned) {
-  if (parameters.type != node.type) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode& planned) {
+  refuse_if(parameters.type != node.type, CUDA_ERROR_INVALID_VALUE);
   const auto or_own = [&](CUcontext& context) {
     if (context == nullptr) {
       context = reinterpret_cast<CUcontext>(node.context_handle);
@@ -225,38 +172,29 @@ CUresult set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode&
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       return plan_node(c, *node.graph, parameters, planned);
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
-CUresult set_in_graph(Call& c, GraphNode& node, CUgraphNodeParams parameters) {
+void set_in_graph(Call& c, GraphNode& node, CUgraphNodeParams parameters) {
   GraphNode planned;
-  const CUresult result = set(c, node, parameters, planned);
-  if (result == CUDA_SUCCESS) {
-    adopt(node, std::move(planned));
-  }
-  return result;
+  set(c, node, parameters, planned);
+  adopt(node, std::move(planned));
 }
 
-CUresult set_in_exec(Call& c, GraphExec& exec, GraphNode& node, CUgraphNodeParams parameters) {
+void set_in_exec(Call& c, GraphExec& exec, GraphNode& node, CUgraphNodeParams parameters) {
   ExecNode* copy = find_copy(exec.nodes, node);
-  if (copy == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(copy == nullptr, CUDA_ERROR_INVALID_VALUE);
   GraphNode planned;
-  const CUresult result = set(c, node, parameters, planned);
+  set(c, node, parameters, planned);
   // Recorded: what is executable stays in its context.
-  if (result == CUDA_SUCCESS && node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy->node.context_id) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (result == CUDA_SUCCESS) {
-    adopt(copy->node, std::move(planned));
-  }
-  return result;
+  refuse_if(node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy->node.context_id,
+            CUDA_ERROR_INVALID_VALUE);
+  adopt(copy->node, std::move(planned));
 }
 
 // The parameters that describe a node.
-CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
+void describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
   parameters.type = node.type;
   const auto context = reinterpret_cast<CUcontext>(node.context_handle);
   switch (node.type) {
@@ -281,55 +219,53 @@ CUresult describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
                            nullptr,
                            kernel == nullptr ? nullptr : reinterpret_cast<CUkernel>(plan.function),
                            context};
-      return CUDA_SUCCESS;
+      return;
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       parameters.memcpy.copyCtx = context;
       parameters.memcpy.copyParams = std::get<CUDA_MEMCPY3D>(node.parameters);
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_MEMSET:
       parameters.memset = newest(std::get<CUDA_MEMSET_NODE_PARAMS>(node.parameters), context);
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_HOST:
       parameters.host = std::get<CUDA_HOST_NODE_PARAMS_v2>(node.parameters);
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_GRAPH:
       parameters.graph.graph = as_handle<CUgraph>(*node.bodies[0]);
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       parameters.eventWait.event = std::get<EventNode>(node.parameters).event;
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       parameters.eventRecord.event = std::get<EventNode>(node.parameters).event;
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
       const auto& made = std::get<AllocNode>(node.parameters);
       parameters.alloc = made.parameters;
       parameters.alloc.accessDescs = made.access.empty() ? nullptr : made.access.data();
-      return CUDA_SUCCESS;
+      return;
     }
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       parameters.free.dptr = std::get<FreeNode>(node.parameters).address;
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
       auto& conditional = std::get<ConditionalNode>(node.parameters);
       parameters.conditional = {conditional.condition, conditional.type,
                                 static_cast<unsigned>(conditional.bodies.size()), conditional.bodies.data(), context};
-      return CUDA_SUCCESS;
+      return;
     }
     default:
-      return CUDA_SUCCESS;
+      return;
   }
 }
 
 template <class Take>
-CUresult get_typed(Call& c, GraphNode& node, CUgraphNodeType type, Take&& take) {
+void get_typed(Call& c, GraphNode& node, CUgraphNodeType type, Take&& take) {
   CUgraphNodeParams parameters{};
-  if (node.type != type) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  const CUresult result = describe(c, node, parameters);
-  return result == CUDA_SUCCESS ? take(parameters) : result;
+  refuse_if(node.type != type, CUDA_ERROR_INVALID_VALUE);
+  describe(c, node, parameters);
+  return take(parameters);
 }
 
 CUgraphNodeParams of_type(CUgraphNodeType type) {
@@ -371,53 +307,48 @@ CUgraphNodeParams of_wait(CUevent event) {
 }
 
 // Attributes that change nothing here read as zeros.
-CUresult read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchAttributeValue& value) {
+void read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchAttributeValue& value) {
   switch (which) {
     case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
       value.cooperative = plan.cooperative ? 1 : 0;
-      return CUDA_SUCCESS;
+      return;
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:
       value.priority = plan.priority;
-      return CUDA_SUCCESS;
+      return;
     case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
       value.deviceUpdatableKernelNode.deviceUpdatable = plan.updatable ? 1 : 0;
-      return CUDA_SUCCESS;
+      return;
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
       if (plan.cluster > 1) {
         value.clusterDim.x = plan.clusters[0];
         value.clusterDim.y = plan.clusters[1];
         value.clusterDim.z = plan.clusters[2];
       }
-      return CUDA_SUCCESS;
+      return;
     case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
     case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-      return CUDA_SUCCESS;
+      return;
     default:
-      return CUDA_ERROR_INVALID_VALUE;
+      refuse(CUDA_ERROR_INVALID_VALUE);
   }
 }
 
 }  // namespace
 
-CUresult plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& node) {
-  CUresult result = CUDA_SUCCESS;
+void plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& node) {
   node.type = parameters.type;
   switch (parameters.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
       return plan_kernel_node(c, parameters.kernel, node);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      if (context_for(c, parameters.memcpy.copyCtx, node, result) == nullptr) {
-        return result;
-      }
+      context_for(c, parameters.memcpy.copyCtx, node);
       return plan_copy(c, parameters.memcpy.copyParams, node);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
-      if (context_for(c, fill.ctx, node, result) == nullptr) {
-        return result;
-      }
+      context_for(c, fill.ctx, node);
       return plan_fill(c, {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height}, node);
     }
     case CU_GRAPH_NODE_TYPE_HOST:
@@ -425,24 +356,24 @@ CUresult plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNo
     case CU_GRAPH_NODE_TYPE_GRAPH:
       return plan_child_node(c, graph, parameters.graph, node);
     case CU_GRAPH_NODE_TYPE_EMPTY:
-      return CUDA_SUCCESS;
+      return;
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
       return plan_event_node(c, parameters.eventWait.event, node);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return plan_event_node(c, parameters.eventRecord.event, node);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
       AllocNode made{parameters.alloc, {}};
-      result = make_graph_memory(c, made);
+      make_graph_memory(c, made);
       parameters.alloc.dptr = made.parameters.dptr;
       node.parameters = std::move(made);
-      return result;
+      return;
     }
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       return plan_free_node(c, graph, parameters.free.dptr, node);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL:
       return plan_conditional_node(c, graph, parameters.conditional, node);
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
@@ -461,28 +392,17 @@ void adopt(GraphNode& node, GraphNode planned) {
   node.bytes = planned.bytes;
 }
 
-CUresult read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
-                    std::size_t count, std::vector<Edge>& edges) {
-  if (nodes == nullptr && count > 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
+                std::vector<Edge>& edges) {
+  refuse_if(nodes == nullptr && count > 0, CUDA_ERROR_INVALID_VALUE);
   for (std::size_t i = 0; i < count; ++i) {
-    CUresult result = CUDA_SUCCESS;
-    GraphNode* node = find_node(c, nodes[i], result);
-    if (node == nullptr) {
-      return result;
-    }
-    const Edge edge{node, data == nullptr ? CUgraphEdgeData{} : data[i]};
+    GraphNode& node = find<GraphNode>(c, nodes[i]);
+    const Edge edge{&node, data == nullptr ? CUgraphEdgeData{} : data[i]};
     const bool twice = std::find(edges.begin(), edges.end(), edge) != edges.end();
-    if (node->graph != &graph || twice || edge.data.to_port != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (edge.data.from_port != 0 && node->type != CU_GRAPH_NODE_TYPE_KERNEL) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(node.graph != &graph || twice || edge.data.to_port != 0, CUDA_ERROR_INVALID_VALUE);
+    refuse_if(edge.data.from_port != 0 && node.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
     edges.push_back(edge);
   }
-  return CUDA_SUCCESS;
 }
 
 bool has_room_for_copy(Call& c, const Graph& graph) {
@@ -557,9 +477,9 @@ GCTX_SIM_CALL(cuGraphAddMemAllocNode, Call& c, CUgraphNode* out, Graph& graph, c
   CUgraphNodeParams parameters{};
   parameters.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
   parameters.alloc = {memory->poolProps, memory->accessDescs, memory->accessDescCount, memory->bytesize, 0};
-  const CUresult result = add(c, out, graph, dependencies, nullptr, count, parameters);
+  memory->dptr = 0;
+  add(c, out, graph, dependencies, nullptr, count, parameters);
   memory->dptr = parameters.alloc.dptr;
-  return result;
 }
 GCTX_SIM_CALL(cuGraphAddMemFreeNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
               std::size_t count, CUdeviceptr address) {
@@ -581,16 +501,14 @@ GCTX_SIM_CALL(cuGraphKernelNodeGetParams_v2, Call& c, GraphNode& node, CUDA_KERN
 }
 GCTX_SIM_CALL(cuGraphKernelNodeGetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
               CUkernelNodeAttrValue* out) {
-  if (node.type != CU_GRAPH_NODE_TYPE_KERNEL) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(node.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
   CUlaunchAttributeValue value{};
-  const CUresult result = read_attribute(node.launch, which, value);
-  return result == CUDA_SUCCESS ? give(out, value) : result;
+  read_attribute(node.launch, which, value);
+  give(out, value);
 }
 GCTX_SIM_CALL(cuGraphMemcpyNodeGetParams, Call& c, GraphNode& node, CUDA_MEMCPY3D* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.memcpy.copyParams); });
+                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.memcpy.copyParams); });
 }
 GCTX_SIM_CALL(cuGraphMemsetNodeGetParams, Call& c, GraphNode& node, CUDA_MEMSET_NODE_PARAMS* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEMSET, [&](const CUgraphNodeParams& parameters) {
@@ -606,15 +524,15 @@ GCTX_SIM_CALL(cuGraphHostNodeGetParams, Call& c, GraphNode& node, CUDA_HOST_NODE
 }
 GCTX_SIM_CALL(cuGraphChildGraphNodeGetGraph, Call& c, GraphNode& node, CUgraph* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_GRAPH,
-                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.graph.graph); });
+                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.graph.graph); });
 }
 GCTX_SIM_CALL(cuGraphEventRecordNodeGetEvent, Call& c, GraphNode& node, CUevent* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.eventRecord.event); });
+                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.eventRecord.event); });
 }
 GCTX_SIM_CALL(cuGraphEventWaitNodeGetEvent, Call& c, GraphNode& node, CUevent* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.eventWait.event); });
+                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.eventWait.event); });
 }
 GCTX_SIM_CALL(cuGraphMemAllocNodeGetParams, Call& c, GraphNode& node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, [&](const CUgraphNodeParams& parameters) {
@@ -625,7 +543,7 @@ GCTX_SIM_CALL(cuGraphMemAllocNodeGetParams, Call& c, GraphNode& node, CUDA_MEM_A
 }
 GCTX_SIM_CALL(cuGraphMemFreeNodeGetParams, Call& c, GraphNode& node, CUdeviceptr* out) {
   return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEM_FREE,
-                   [&](const CUgraphNodeParams& parameters) { return give(out, parameters.free.dptr); });
+                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.free.dptr); });
 }
 
 GCTX_SIM_CALL(cuGraphNodeSetParams, Call& c, GraphNode& node, CUgraphNodeParams* parameters) {

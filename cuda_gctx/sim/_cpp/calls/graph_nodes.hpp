@@ -7,12 +7,12 @@ namespace gctx::sim {
 
 // What a node of a graph is to do. Completes what the parameters return: the address of an allocation, the bodies of a
 // condition.
-CUresult plan_node(Call& call, Graph& graph, CUgraphNodeParams& parameters, GraphNode& node);
+void plan_node(Call& call, Graph& graph, CUgraphNodeParams& parameters, GraphNode& node);
 // The node does what the other was planned to do.
 void adopt(GraphNode& node, GraphNode planned);
 // The edges to a new node behind others, which must be of the same graph.
-CUresult read_edges(Call& call, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
-                    std::size_t count, std::vector<Edge>& edges);
+void read_edges(Call& call, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+                std::size_t count, std::vector<Edge>& edges);
 // A graph that is put into itself doubles: copies end at a million nodes.
 bool has_room_for_copy(Call& call, const Graph& graph);
 // The place of a node of the graph that an executable one was made of.

@@ -35,63 +35,46 @@ bool has_allowed_nodes(const Graph& graph, bool in_condition) {
 
 // Recorded of clusters: what has no room in its context is found here. A card takes a cooperative grid that is too
 // large, and never ends it.
-CUresult check_room(Call& c, const ExecNodes& nodes) {
+void check_room(Call& c, const ExecNodes& nodes) {
   for (const ExecNode& one : nodes) {
-    CUresult result = CUDA_SUCCESS;
     const Context* context = c.machine.contexts.find(one.node.context_handle);
     if (one.node.type == CU_GRAPH_NODE_TYPE_KERNEL && context != nullptr) {
-      result = check_room(c.machine, *context, one.node.launch);
+      check_room(c.machine, *context, one.node.launch);
     }
     for (const ExecNodes& body : one.bodies) {
-      result = result == CUDA_SUCCESS ? check_room(c, body) : result;
-    }
-    if (result != CUDA_SUCCESS) {
-      return result;
+      check_room(c, body);
     }
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult instantiate(Call& c, CUgraphExec* out, const Graph& graph, std::uint64_t flags) {
+void instantiate(Call& c, CUgraphExec* out, const Graph& graph, std::uint64_t flags) {
   // Kernels do not launch anything here.
-  if ((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (!has_allowed_nodes(graph, false)) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  refuse_if((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0, CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(!has_allowed_nodes(graph, false), CUDA_ERROR_NOT_SUPPORTED);
   auto exec = std::make_unique<GraphExec>();
   exec->has_memory = has_memory_nodes(graph);
   exec->graph_id = graph.id;
   if (exec->has_memory) {
     bool another = false;
     c.machine.graph_execs.each([&](const GraphExec& other) { another = another || other.graph_id == graph.id; });
-    if (another) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(another, CUDA_ERROR_INVALID_VALUE);
   }
-  if (!freeze(c.machine, graph, exec->nodes)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (const CUresult result = check_room(c, exec->nodes); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if(!freeze(c.machine, graph, exec->nodes), CUDA_ERROR_INVALID_VALUE);
+  check_room(c, exec->nodes);
   c.made(*exec);
   exec->flags = flags;
   for (const auto& [object, count] : graph.kept) {
     keep(exec->kept, *object, count);
   }
   hold_memory(c.machine, *exec);
-  return give(out, as_handle<CUgraphExec>(c.machine.graph_execs.add(std::move(exec))));
+  give(out, as_handle<CUgraphExec>(c.machine.graph_execs.add(std::move(exec))));
 }
 
 // Recorded: a node runs in the context it was captured in, whichever stream replays it.
-CUresult check_contexts(Call& c, const ExecNodes& nodes) {
+void check_contexts(Call& c, const ExecNodes& nodes) {
   for (const ExecNode& one : nodes) {
     for (const ExecNodes& body : one.bodies) {
-      if (const CUresult result = check_contexts(c, body); result != CUDA_SUCCESS) {
-        return result;
-      }
+      check_contexts(c, body);
     }
     if (one.node.context_id == 0) {
       continue;
@@ -101,9 +84,8 @@ CUresult check_contexts(Call& c, const ExecNodes& nodes) {
       continue;
     }
     c.note(Misuse::use_after_destroy, one.node.context_handle, "the context that a graph was captured in is destroyed");
-    return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED);
   }
-  return CUDA_SUCCESS;
 }
 
 // Which of the bodies of a node run. Assumed: kernels are not executed and so never set a condition; a loop whose
@@ -124,23 +106,17 @@ const ExecNodes* body_to_run(const ExecNode& one) {
   return place < one.bodies.size() ? &one.bodies[place] : nullptr;
 }
 
-CUresult pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
+void pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
   for (const ExecNode& one : nodes) {
-    CUresult result = CUDA_SUCCESS;
     if (const auto* allocated = std::get_if<AllocNode>(&one.node.parameters)) {
-      result = allocate_at_launch(c, exec, allocated->parameters.dptr);
+      allocate_at_launch(c, exec, allocated->parameters.dptr);
     } else if (const auto* freed = std::get_if<FreeNode>(&one.node.parameters)) {
-      result = free_at_launch(c, freed->address);
+      free_at_launch(c, freed->address);
     }
-    const ExecNodes* body = body_to_run(one);
-    if (result == CUDA_SUCCESS && body != nullptr) {
-      result = pass_memory(c, exec, *body);
-    }
-    if (result != CUDA_SUCCESS) {
-      return result;
+    if (const ExecNodes* body = body_to_run(one)) {
+      pass_memory(c, exec, *body);
     }
   }
-  return CUDA_SUCCESS;
 }
 
 WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
@@ -210,20 +186,16 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
   return works;
 }
 
-CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
+void replay(Call& c, GraphExec& exec, Stream& stream) {
   if (stream.capture) {
     // Seen on an H200: only graphs that are not instantiated go into others.
     const bool active = stream.capture->is_active();
     stream.capture->invalidate();
-    return active ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    refuse_if(active, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    refuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   }
-  CUresult result = check_contexts(c, exec.nodes);
-  if (result == CUDA_SUCCESS) {
-    result = pass_memory(c, exec, exec.nodes);
-  }
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
+  check_contexts(c, exec.nodes);
+  pass_memory(c, exec, exec.nodes);
   // Recorded: of several graphs, the last one is hidden.
   c.machine.clock.show_to_primary(stream.last);
   const WorkPtr begin = submit(c, stream, GraphNode{}, true);
@@ -233,12 +205,11 @@ CUresult replay(Call& c, GraphExec& exec, Stream& stream) {
   end->after.push_back(begin);
   put(c, stream, end);
   exec.last = end;
-  return CUDA_SUCCESS;
 }
 
 using UpdateInfo = CUgraphExecUpdateResultInfo;
 
-bool refuse(UpdateInfo& info, CUgraphExecUpdateResult why, const ExecNode* node) {
+bool decline(UpdateInfo& info, CUgraphExecUpdateResult why, const ExecNode* node) {
   info.result = why;
   info.errorNode = node == nullptr ? nullptr : as_handle<CUgraphNode>(node->node);
   return false;
@@ -275,20 +246,20 @@ bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateRes
 // Nodes are paired in the order of their making.
 bool may_update(const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
   if (old.size() != now.size()) {
-    return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
+    return decline(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
   }
   for (std::size_t i = 0; i < now.size(); ++i) {
     const ExecNode& was = old[i];
     const ExecNode& is = now[i];
     if (was.node.type != is.node.type) {
-      return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, &is);
+      return decline(info, CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, &is);
     }
     if (was.after != is.after) {
-      return refuse(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, &is);
+      return decline(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, &is);
     }
     CUgraphExecUpdateResult why{};
     if (!may_become(was.node, is.node, why)) {
-      return refuse(info, why, &is);
+      return decline(info, why, &is);
     }
     for (std::size_t body = 0; body < is.bodies.size(); ++body) {
       if (!may_update(was.bodies[body], is.bodies[body], info)) {
@@ -314,40 +285,35 @@ void update(ExecNodes& old, ExecNodes& now) {
   }
 }
 
-CUresult update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, UpdateInfo* out) {
-  CUresult result = CUDA_SUCCESS;
+void update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, UpdateInfo* out) {
   UpdateInfo info{CU_GRAPH_EXEC_UPDATE_ERROR, nullptr, nullptr};
-  GraphExec* exec = find_exec(c, exec_handle, result);
-  const Graph* graph = exec == nullptr ? nullptr : find_graph(c, graph_handle, result);
+  *out = info;
+  GraphExec& exec = find<GraphExec>(c, exec_handle);
+  const Graph& graph = find<Graph>(c, graph_handle);
   ExecNodes nodes;
-  if (graph == nullptr || !freeze(c.machine, *graph, nodes)) {
-    *out = info;
-    return result == CUDA_SUCCESS ? CUDA_ERROR_INVALID_VALUE : result;
-  }
-  const bool may = may_update(exec->nodes, nodes, info);
+  refuse_if(!freeze(c.machine, graph, nodes), CUDA_ERROR_INVALID_VALUE);
+  const bool may = may_update(exec.nodes, nodes, info);
   if (may) {
     info.result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
-    update(exec->nodes, nodes);
-    KeptObjects before = std::exchange(exec->kept, {});
-    for (const auto& [object, count] : graph->kept) {
-      keep(exec->kept, *object, count);
+    update(exec.nodes, nodes);
+    KeptObjects before = std::exchange(exec.kept, {});
+    for (const auto& [object, count] : graph.kept) {
+      keep(exec.kept, *object, count);
     }
     let_all_go(c.machine, before);
   }
   *out = info;
-  return may ? CUDA_SUCCESS : CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  refuse_if(!may, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
 }
 
-CUresult update_child(Call& c, GraphExec& exec, const GraphNode& node, const Graph& graph) {
+void update_child(Call& c, GraphExec& exec, const GraphNode& node, const Graph& graph) {
   ExecNode* copy = find_copy(exec.nodes, node);
   ExecNodes nodes;
   UpdateInfo info{};
-  if (copy == nullptr || node.type != CU_GRAPH_NODE_TYPE_GRAPH || !freeze(c.machine, graph, nodes) ||
-      !may_update(copy->bodies[0], nodes, info)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(copy == nullptr || node.type != CU_GRAPH_NODE_TYPE_GRAPH || !freeze(c.machine, graph, nodes) ||
+                !may_update(copy->bodies[0], nodes, info),
+            CUDA_ERROR_INVALID_VALUE);
   update(copy->bodies[0], nodes);
-  return CUDA_SUCCESS;
 }
 
 // The copy of a node that can be switched off, or null.
@@ -362,19 +328,12 @@ ExecNode* find_switchable(GraphExec& exec, const GraphNode& node) {
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuGraphCreate, Call& c, CUgraph* out, unsigned) {
-  return give(out, as_handle<CUgraph>(add_graph(c.machine)));
-}
+GCTX_SIM_CALL(cuGraphCreate, Call& c, CUgraph* out, unsigned) { give(out, as_handle<CUgraph>(add_graph(c.machine))); }
 
 GCTX_SIM_CALL(cuGraphDestroy, Call& c, Graph& graph) {
-  if (is_being_captured(graph)) {
-    return CUDA_ERROR_ILLEGAL_STATE;
-  }
-  if (graph.owner != nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(is_being_captured(graph), CUDA_ERROR_ILLEGAL_STATE);
+  refuse_if(graph.owner != nullptr, CUDA_ERROR_INVALID_VALUE);
   drop(c.machine, graph);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle* out, Graph& graph, const Context&,
@@ -386,7 +345,7 @@ GCTX_SIM_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle*
   condition->assigned_at_launch = flags != 0;
   Condition& kept = c.machine.conditions.add(std::move(condition));
   graph.conditions.push_back(&kept);
-  return give(out, static_cast<CUgraphConditionalHandle>(kept.handle));
+  give(out, static_cast<CUgraphConditionalHandle>(kept.handle));
 }
 
 GCTX_SIM_CALL(cuGraphInstantiateWithFlags, Call& c, CUgraphExec* out, const Graph& graph, unsigned long long flags) {
@@ -396,10 +355,10 @@ GCTX_SIM_CALL(cuGraphInstantiateWithFlags, Call& c, CUgraphExec* out, const Grap
 GCTX_SIM_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Graph& graph,
               CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
   params->hErrNode_out = nullptr;
-  const bool allowed = allows(Fn::cuGraphInstantiateWithFlags, 2, params->flags);
-  const CUresult result = allowed ? instantiate(c, out, graph, params->flags) : CUDA_ERROR_INVALID_VALUE;
-  params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-  return result;
+  params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+  refuse_if(!allows(Fn::cuGraphInstantiateWithFlags, 2, params->flags), CUDA_ERROR_INVALID_VALUE);
+  instantiate(c, out, graph, params->flags);
+  params->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuGraphExecUpdate_v2, Call& c, CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
@@ -412,31 +371,26 @@ GCTX_SIM_CALL(cuGraphExecChildGraphNodeSetParams, Call& c, GraphExec& exec, cons
 
 GCTX_SIM_CALL(cuGraphNodeSetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned enabled) {
   ExecNode* copy = find_switchable(exec, node);
-  if (copy == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(copy == nullptr, CUDA_ERROR_INVALID_VALUE);
   copy->enabled = enabled != 0;
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuGraphNodeGetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned* enabled) {
   const ExecNode* copy = find_switchable(exec, node);
-  return copy == nullptr ? CUDA_ERROR_INVALID_VALUE : give(enabled, copy->enabled ? 1U : 0U);
+  refuse_if(copy == nullptr, CUDA_ERROR_INVALID_VALUE);
+  give(enabled, copy->enabled ? 1U : 0U);
 }
 
-GCTX_SIM_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) { return CUDA_SUCCESS; }
+GCTX_SIM_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) {}
 
 GCTX_SIM_CALL(cuGraphLaunch, Call& c, GraphExec& exec, Stream& stream) { return replay(c, exec, stream); }
 
-GCTX_SIM_CALL(cuGraphExecDestroy, Call& c, GraphExec& exec) {
-  drop(c.machine, exec);
-  return CUDA_SUCCESS;
-}
+GCTX_SIM_CALL(cuGraphExecDestroy, Call& c, GraphExec& exec) { drop(c.machine, exec); }
 
 GCTX_SIM_CALL(cuGraphExecGetFlags, Call&, const GraphExec& exec, cuuint64_t* flags) {
-  return give(flags, static_cast<cuuint64_t>(exec.flags));
+  give(flags, static_cast<cuuint64_t>(exec.flags));
 }
 
 GCTX_SIM_CALL(cuGraphExecGetId, Call&, const GraphExec& exec, unsigned* id) {
-  return give(id, static_cast<unsigned>(exec.id));
+  give(id, static_cast<unsigned>(exec.id));
 }

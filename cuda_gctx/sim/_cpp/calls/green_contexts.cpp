@@ -74,16 +74,11 @@ GCTX_SIM_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc hand
   everything.sms = device.chip->all();
   everything.sm_count = device.chip->sm_count();
   const Descriptor* descriptor = handle == nullptr ? &everything : machine.descriptors.find(handle);
-  if (descriptor == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (descriptor->device != device.ordinal) {
-    return CUDA_ERROR_INVALID_DEVICE;
-  }
+  refuse_if(descriptor == nullptr, CUDA_ERROR_INVALID_VALUE);
+  refuse_if(descriptor->device != device.ordinal, CUDA_ERROR_INVALID_DEVICE);
   const unsigned limit = machine.faults.context_limit;
-  if ((limit != 0 && machine.green_contexts >= limit) || !has_room(device, live_context_bytes)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if((limit != 0 && machine.green_contexts >= limit) || !has_room(device, live_context_bytes),
+            CUDA_ERROR_OUT_OF_MEMORY);
   const Context& primary = activate_primary(c, device);
   auto made = std::make_unique<Context>();
   machine.made(*made);
@@ -106,7 +101,7 @@ GCTX_SIM_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc hand
   ++device.green_contexts;
   ++machine.green_contexts;
   ++machine.ledger.contexts_made;
-  return give(out, as_handle<CUgreenCtx>(context));
+  give(out, as_handle<CUgreenCtx>(context));
 }
 
 GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
@@ -117,23 +112,13 @@ GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
 }
 
 GCTX_SIM_CALL(cuCtxFromGreenCtx, Call&, CUcontext* out, const Context& context) {
-  return give(out, as_handle<CUcontext>(context));
+  give(out, as_handle<CUcontext>(context));
 }
 
 GCTX_SIM_CALL(cuGreenCtxGetId, Call& c, CUgreenCtx handle, unsigned long long* id) {
-  CUresult result = CUDA_SUCCESS;
-  if (handle == nullptr) {
-    const Context* context = current_context(c, result);
-    if (context == nullptr) {
-      return result;
-    }
-    if (!context->is_green()) {
-      return CUDA_ERROR_INVALID_CONTEXT;
-    }
-    return give(id, static_cast<unsigned long long>(context->id));
-  }
-  const Context* context = find_green(c, handle, result);
-  return context == nullptr ? result : give(id, static_cast<unsigned long long>(context->id));
+  const Context& context = handle == nullptr ? current_context(c) : find_green(c, handle);
+  refuse_if(!context.is_green(), CUDA_ERROR_INVALID_CONTEXT);
+  *id = context.id;
 }
 
 GCTX_SIM_CALL(cuGreenCtxStreamCreate, Call& c, CUstream* out, Context& context, unsigned flags, int priority) {

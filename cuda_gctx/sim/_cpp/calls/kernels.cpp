@@ -73,26 +73,21 @@ bool can_be_set(CUfunction_attribute which) {
   }
 }
 
-CUresult set_attribute(std::map<CUfunction_attribute, int>& attributes, CUfunction_attribute which, int value) {
-  return can_be_set(which) ? give(&attributes[which], value) : CUDA_ERROR_INVALID_VALUE;
+void set_attribute(std::map<CUfunction_attribute, int>& attributes, CUfunction_attribute which, int value) {
+  return can_be_set(which) ? give(&attributes[which], value) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult parameter(const KernelCode& code, std::size_t index, std::size_t* offset, std::size_t* size) {
-  if (!code.arguments_known) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (index >= code.argument_sizes.size()) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void parameter(const KernelCode& code, std::size_t index, std::size_t* offset, std::size_t* size) {
+  refuse_if(!code.arguments_known, CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(index >= code.argument_sizes.size(), CUDA_ERROR_INVALID_VALUE);
   *offset = code.argument_offsets[index];
   if (size != nullptr) {
     *size = code.argument_sizes[index];
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult parameter_count(const KernelCode& code, std::size_t* count) {
-  return code.arguments_known ? give(count, code.argument_sizes.size()) : CUDA_ERROR_NOT_SUPPORTED;
+void parameter_count(const KernelCode& code, std::size_t* count) {
+  return code.arguments_known ? give(count, code.argument_sizes.size()) : refuse(CUDA_ERROR_NOT_SUPPORTED);
 }
 
 }  // namespace
@@ -101,11 +96,11 @@ CUresult parameter_count(const KernelCode& code, std::size_t* count) {
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuFuncGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code) {
-  return give(value, kernel_attribute(c.machine, code, which));
+  give(value, kernel_attribute(c.machine, code, which));
 }
 GCTX_SIM_CALL(cuKernelGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code,
               const Device&) {
-  return give(value, own_attribute(c.machine, code, which));
+  give(value, own_attribute(c.machine, code, which));
 }
 GCTX_SIM_CALL(cuFuncSetAttribute, Call&, KernelCode& code, CUfunction_attribute which, int value) {
   return set_attribute(code.of_function, which, value);
@@ -113,12 +108,10 @@ GCTX_SIM_CALL(cuFuncSetAttribute, Call&, KernelCode& code, CUfunction_attribute 
 GCTX_SIM_CALL(cuKernelSetAttribute, Call&, CUfunction_attribute which, int value, KernelCode& code, const Device&) {
   return set_attribute(code.attributes, which, value);
 }
-GCTX_SIM_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) { return CUDA_SUCCESS; }
-GCTX_SIM_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) { return CUDA_SUCCESS; }
-GCTX_SIM_CALL(cuFuncGetName, Call&, const char** name, const KernelCode& code) { return give(name, code.name.c_str()); }
-GCTX_SIM_CALL(cuKernelGetName, Call&, const char** name, const KernelCode& code) {
-  return give(name, code.name.c_str());
-}
+GCTX_SIM_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) {}
+GCTX_SIM_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) {}
+GCTX_SIM_CALL(cuFuncGetName, Call&, const char** name, const KernelCode& code) { give(name, code.name.c_str()); }
+GCTX_SIM_CALL(cuKernelGetName, Call&, const char** name, const KernelCode& code) { give(name, code.name.c_str()); }
 GCTX_SIM_CALL(cuFuncGetParamInfo, Call&, const KernelCode& code, std::size_t index, std::size_t* offset,
               std::size_t* size) {
   return parameter(code, index, offset, size);
@@ -134,6 +127,6 @@ GCTX_SIM_CALL(cuKernelGetParamCount, Call&, const KernelCode& code, std::size_t*
   return parameter_count(code, count);
 }
 GCTX_SIM_CALL(cuFuncIsLoaded, Call&, CUfunctionLoadingState* state, const KernelCode&) {
-  return give(state, CU_FUNCTION_LOADING_STATE_LOADED);
+  give(state, CU_FUNCTION_LOADING_STATE_LOADED);
 }
-GCTX_SIM_CALL(cuFuncLoad, Call&, const KernelCode&) { return CUDA_SUCCESS; }
+GCTX_SIM_CALL(cuFuncLoad, Call&, const KernelCode&) {}

@@ -29,23 +29,21 @@ unsigned blocks_per_sm(const Machine& machine, const KernelCode& code, unsigned 
   return Sms::capacity(machine.chip->profile(), needs_of(machine, code, threads, shared_bytes));
 }
 
-CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extra) {
+void copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extra) {
   const auto registered = c.machine.kernels_by_name.find(plan.code->name);
   const bool by_registration = registered != c.machine.kernels_by_name.end() && registered->second.arguments_known;
   const std::vector<std::size_t>& sizes =
       by_registration ? registered->second.argument_sizes : plan.code->argument_sizes;
   if (sizes.empty()) {
-    return CUDA_SUCCESS;
+    return;
   }
   if (arguments != nullptr) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (arguments[i] == nullptr) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
+      refuse_if(arguments[i] == nullptr, CUDA_ERROR_INVALID_VALUE);
       const auto* bytes = static_cast<const unsigned char*>(arguments[i]);
       plan.arguments.emplace_back(bytes, bytes + sizes[i]);
     }
-    return CUDA_SUCCESS;
+    return;
   }
   // The other way to pass them: one buffer, found in a list of keys and values.
   const unsigned char* buffer = nullptr;
@@ -62,13 +60,10 @@ CUresult copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extr
   for (const std::size_t size : sizes) {
     const std::size_t alignment = std::min<std::size_t>(size, 8);
     offset = (offset + alignment - 1) / alignment * alignment;
-    if (buffer == nullptr || offset + size > length) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(buffer == nullptr || offset + size > length, CUDA_ERROR_INVALID_VALUE);
     plan.arguments.emplace_back(buffer + offset, buffer + offset + size);
     offset += size;
   }
-  return CUDA_SUCCESS;
 }
 
 std::uint64_t threads_of(const LaunchPlan& plan) {
@@ -78,52 +73,32 @@ std::uint64_t threads_of(const LaunchPlan& plan) {
 std::uint64_t blocks_of(const LaunchPlan& plan) { return std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2]; }
 
 // What the hardware allows in any context.
-CUresult check(const Machine& machine, const LaunchPlan& plan) {
+void check(const Machine& machine, const LaunchPlan& plan) {
   const std::uint64_t threads = threads_of(plan);
   const std::uint64_t blocks = blocks_of(plan);
-  if (threads == 0 || threads > max_block_threads || blocks == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(threads == 0 || threads > max_block_threads || blocks == 0, CUDA_ERROR_INVALID_VALUE);
   for (std::size_t i = 0; i < 3; ++i) {
-    if (plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i]) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i], CUDA_ERROR_INVALID_VALUE);
   }
   const auto allowed =
       static_cast<unsigned>(kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
-  if (plan.shared_bytes > allowed) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(plan.shared_bytes > allowed, CUDA_ERROR_INVALID_VALUE);
   const unsigned resident = blocks_per_sm(machine, *plan.code, static_cast<unsigned>(threads), plan.shared_bytes);
-  if (resident == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(resident == 0, CUDA_ERROR_INVALID_VALUE);
   if (plan.cluster > 1) {
     for (std::size_t i = 0; i < 3; ++i) {
-      if (plan.grid[i] % plan.clusters[i] != 0) {
-        return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-      }
+      refuse_if(plan.grid[i] % plan.clusters[i] != 0, CUDA_ERROR_INVALID_CLUSTER_SIZE);
     }
     const bool any_size =
         kernel_attribute(machine, *plan.code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-    if (plan.cluster > portable_cluster && !any_size) {
-      return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-    }
+    refuse_if(plan.cluster > portable_cluster && !any_size, CUDA_ERROR_INVALID_CLUSTER_SIZE);
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, void** arguments, void** extra) {
-  CUresult result = plan_launch(c, *stream.context, handle, plan, arguments, extra);
-  if (result == CUDA_SUCCESS) {
-    result = check_room(c.machine, *stream.context, plan);
-  }
-  if (result == CUDA_SUCCESS && plan.updatable && !stream.capture) {
-    result = CUDA_ERROR_INVALID_VALUE;
-  }
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
+void launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, void** arguments, void** extra) {
+  plan_launch(c, *stream.context, handle, plan, arguments, extra);
+  check_room(c.machine, *stream.context, plan);
+  refuse_if(plan.updatable && !stream.capture, CUDA_ERROR_INVALID_VALUE);
   plan.priority = std::min(plan.priority, stream.priority);
   // Recorded: the edge of a capture says so. What runs at once waits for what is in front of it.
   for (Edge& edge : stream.capture_tail) {
@@ -139,7 +114,7 @@ CUresult launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, voi
 }
 
 // Launch attributes that change nothing here are taken; what would change something and is not modelled is refused.
-CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
+void read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config.attrs[i];
     switch (attribute.id) {
@@ -164,25 +139,21 @@ CUresult read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         break;
       case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
         plan.clusters = {attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z};
-        if (std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster) {
-          return CUDA_ERROR_INVALID_VALUE;
-        }
+        refuse_if(std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster,
+                  CUDA_ERROR_INVALID_VALUE);
         for (unsigned& blocks : plan.clusters) {
           blocks = std::max(blocks, 1u);
         }
         plan.cluster = plan.clusters[0] * plan.clusters[1] * plan.clusters[2];
         break;
       default:
-        return CUDA_ERROR_NOT_SUPPORTED;
+        refuse(CUDA_ERROR_NOT_SUPPORTED);
     }
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
-  if (config->attrs == nullptr && config->numAttrs > 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
+  refuse_if(config->attrs == nullptr && config->numAttrs > 0, CUDA_ERROR_INVALID_VALUE);
   plan.grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
   plan.threads = {config->blockDimX, config->blockDimY, config->blockDimZ};
   plan.shared_bytes = config->sharedMemBytes;
@@ -190,30 +161,25 @@ CUresult read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
 }
 
 // Occupancy follows the stream of the configuration, or the current context.
-const Context* occupancy_context(Call& c, const CUlaunchConfig* config, CUresult& result) {
-  if (config->hStream != nullptr) {
-    const Stream* stream = find_stream(c, config->hStream, result);
-    return stream == nullptr ? nullptr : stream->context;
-  }
-  return current_context(c, result);
+const Context& occupancy_context(Call& c, const CUlaunchConfig* config) {
+  return config->hStream != nullptr ? *find_stream(c, config->hStream).context : current_context(c);
 }
 
 template <class Body>
-CUresult with_clusters(Call& c, const CUlaunchConfig* config, Body&& body) {
+void with_clusters(Call& c, const CUlaunchConfig* config, Body&& body) {
   LaunchPlan plan;
-  CUresult result = read_config(config, plan);
-  const Context* context = result == CUDA_SUCCESS ? occupancy_context(c, config, result) : nullptr;
-  return context == nullptr ? result : body(plan, *context);
+  read_config(config, plan);
+  body(plan, occupancy_context(c, config));
 }
 
-CUresult occupancy(Call& c, int* out, const KernelCode& code, int threads, std::size_t shared_bytes) {
+void occupancy(Call& c, int* out, const KernelCode& code, int threads, std::size_t shared_bytes) {
   const bool fits = threads <= static_cast<int>(max_block_threads);
   const auto count = static_cast<unsigned>(threads);
-  return give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, code, count, shared_bytes)) : 0);
+  give(out, fits ? static_cast<int>(blocks_per_sm(c.machine, code, count, shared_bytes)) : 0);
 }
 
-CUresult potential_block_size(Call& c, int* min_grid, int* block, const KernelCode& code, CUoccupancyB2DSize shared_of,
-                              std::size_t shared_bytes, int limit) {
+void potential_block_size(Call& c, int* min_grid, int* block, const KernelCode& code, CUoccupancyB2DSize shared_of,
+                          std::size_t shared_bytes, int limit) {
   const int largest =
       limit == 0 ? static_cast<int>(max_block_threads) : std::min(limit, static_cast<int>(max_block_threads));
   int best_threads = 0;
@@ -231,43 +197,34 @@ CUresult potential_block_size(Call& c, int* min_grid, int* block, const KernelCo
   }
   *block = best_block;
   *min_grid = static_cast<int>(best_resident * c.current->sms.count());
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
 
-CUresult plan_launch(Call& c, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
-                     void** extra) {
-  CUresult result = CUDA_SUCCESS;
-  plan.code = find_code(c, function, result);
-  if (!plan.code) {
-    return result;
-  }
+void plan_launch(Call& c, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
+                 void** extra) {
+  plan.code = find_code(c, function);
   // A function is of the context that its module was loaded in; a kernel of a library is of every context.
   const Function* found = c.machine.functions.find(function);
-  if (found != nullptr && found->module->owner != 0 && found->module->owner != context.root_id) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
+  refuse_if(found != nullptr && found->module->owner != 0 && found->module->owner != context.root_id,
+            CUDA_ERROR_INVALID_HANDLE);
   plan.function = function;
   // Recorded: the function of a kernel is that kernel.
   if (found != nullptr && found->module->library != nullptr) {
     plan.function = as_handle<CUfunction>(*found->module->library->kernels.at(plan.code->name));
   }
-  result = check(c.machine, plan);
-  return result == CUDA_SUCCESS ? copy_arguments(c, plan, arguments, extra) : result;
+  check(c.machine, plan);
+  copy_arguments(c, plan, arguments, extra);
 }
 
-CUresult check_room(const Machine& machine, const Context& context, const LaunchPlan& plan) {
-  if (plan.cluster > 1 && plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond)) {
-    return CUDA_ERROR_INVALID_CLUSTER_SIZE;
-  }
+void check_room(const Machine& machine, const Context& context, const LaunchPlan& plan) {
+  refuse_if(plan.cluster > 1 && plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond),
+            CUDA_ERROR_INVALID_CLUSTER_SIZE);
   // Recorded: a cooperative grid is checked against the partition, by its real SMs.
   const auto threads = static_cast<unsigned>(threads_of(plan));
   const unsigned resident = blocks_per_sm(machine, *plan.code, threads, plan.shared_bytes);
-  if (plan.cooperative && blocks_of(plan) > std::uint64_t{resident} * context.sms.count()) {
-    return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
-  }
-  return CUDA_SUCCESS;
+  refuse_if(plan.cooperative && blocks_of(plan) > std::uint64_t{resident} * context.sms.count(),
+            CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
 }
 
 }  // namespace gctx::sim
@@ -298,9 +255,8 @@ GCTX_SIM_CALL(cuLaunchCooperativeKernel, Call& c, CUfunction function, unsigned 
 GCTX_SIM_CALL(cuLaunchKernelEx, Call& c, const CUlaunchConfig* config, CUfunction function, void** arguments,
               void** extra) {
   LaunchPlan plan;
-  CUresult result = read_config(config, plan);
-  Stream* stream = result == CUDA_SUCCESS ? find_stream(c, config->hStream, result) : nullptr;
-  return stream == nullptr ? result : launch(c, function, *stream, std::move(plan), arguments, extra);
+  read_config(config, plan);
+  launch(c, function, find_stream(c, config->hStream), std::move(plan), arguments, extra);
 }
 
 GCTX_SIM_CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, Call& c, int* out, const KernelCode& code, int threads,
@@ -329,7 +285,7 @@ GCTX_SIM_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out
       static_cast<std::size_t>(kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
   const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
   const std::size_t fixed = needs_of(c.machine, code, static_cast<unsigned>(threads), 0).shared_bytes;
-  return give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
+  give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
 }
 
 GCTX_SIM_CALL(cuOccupancyMaxPotentialClusterSize, Call& c, int* out, const KernelCode& code,

@@ -6,9 +6,9 @@
 namespace gctx::sim {
 
 // Completes a plan that has its shape: the code, what the hardware allows, and the arguments.
-CUresult plan_launch(Call& call, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
-                     void** extra);
+void plan_launch(Call& call, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
+                 void** extra);
 // Whether the SMs of a context have room for its clusters, and for all of a cooperative grid.
-CUresult check_room(const Machine& machine, const Context& context, const LaunchPlan& plan);
+void check_room(const Machine& machine, const Context& context, const LaunchPlan& plan);
 
 }  // namespace gctx::sim

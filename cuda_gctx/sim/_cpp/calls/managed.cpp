@@ -9,14 +9,11 @@
 namespace gctx::sim {
 namespace {
 
-// Managed memory of which this is a range, or null.
-Allocation* find_managed(Call& c, CUdeviceptr address, std::size_t size, CUresult& result) {
+// Managed memory of which this is a range.
+Allocation& find_managed(Call& c, CUdeviceptr address, std::size_t size) {
   Allocation* found = size == 0 ? nullptr : find_allocation(c.machine, address, size);
-  if (found != nullptr && found->managed) {
-    return found;
-  }
-  result = CUDA_ERROR_INVALID_VALUE;
-  return nullptr;
+  refuse_if(found == nullptr || !found->managed, CUDA_ERROR_INVALID_VALUE);
+  return *found;
 }
 
 bool is_place(Call& c, const CUmemLocation& location) {
@@ -49,58 +46,43 @@ CUdevice as_device(const CUmemLocation& location) {
   }
 }
 
-CUresult advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, const CUmemLocation& location) {
-  CUresult result = CUDA_SUCCESS;
-  Allocation* memory = find_managed(c, address, size, result);
-  if (memory == nullptr) {
-    return result;
-  }
-  ManagedRange& range = memory->range;
+void advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, const CUmemLocation& location) {
+  Allocation& memory = find_managed(c, address, size);
+  ManagedRange& range = memory.range;
   switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
       range.read_mostly = advice == CU_MEM_ADVISE_SET_READ_MOSTLY;
-      return CUDA_SUCCESS;
+      return;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
-      if (!is_place(c, location)) {
-        return CUDA_ERROR_INVALID_DEVICE;
-      }
+      refuse_if(!is_place(c, location), CUDA_ERROR_INVALID_DEVICE);
       range.preferred = location;
-      return CUDA_SUCCESS;
+      return;
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
       range.preferred = {};
-      return CUDA_SUCCESS;
+      return;
     case CU_MEM_ADVISE_SET_ACCESSED_BY:
     case CU_MEM_ADVISE_UNSET_ACCESSED_BY: {
       const CUdevice device = as_device(location);
-      if (!is_place(c, location) || device == CU_DEVICE_INVALID) {
-        return CUDA_ERROR_INVALID_DEVICE;
-      }
+      refuse_if(!is_place(c, location) || device == CU_DEVICE_INVALID, CUDA_ERROR_INVALID_DEVICE);
       if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
         range.accessed_by.insert(device);
       } else {
         range.accessed_by.erase(device);
       }
-      return CUDA_SUCCESS;
+      return;
     }
     default:
-      return CUDA_ERROR_INVALID_VALUE;
+      refuse(CUDA_ERROR_INVALID_VALUE);
   }
 }
 
-CUresult prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size, const CUmemLocation& location) {
-  CUresult result = CUDA_SUCCESS;
-  Allocation* memory = find_managed(c, address, size, result);
-  if (memory == nullptr) {
-    return result;
-  }
-  if (!is_place(c, location)) {
-    return CUDA_ERROR_INVALID_DEVICE;
-  }
+void prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size, const CUmemLocation& location) {
+  Allocation& memory = find_managed(c, address, size);
+  refuse_if(!is_place(c, location), CUDA_ERROR_INVALID_DEVICE);
   // Documented: what was asked for last, whether or not it has begun.
-  memory->range.prefetched = location;
+  memory.range.prefetched = location;
   submit(c, stream, GraphNode{});
-  return CUDA_SUCCESS;
 }
 
 struct Batch {
@@ -112,53 +94,34 @@ struct Batch {
   std::size_t location_count;
 };
 
-CUresult check(Call& c, const Batch& batch) {
+void check(Call& c, const Batch& batch) {
   for (std::size_t i = 0; i < batch.count; ++i) {
-    CUresult result = CUDA_SUCCESS;
-    if (find_managed(c, batch.addresses[i], batch.sizes[i], result) == nullptr) {
-      return result;
-    }
+    find_managed(c, batch.addresses[i], batch.sizes[i]);
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult prefetch_all(Call& c, Stream& stream, const Batch& batch) {
+void prefetch_all(Call& c, Stream& stream, const Batch& batch) {
   const bool located = batch.location_count <= batch.count && batch.begins[0] == 0;
-  if (!located) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (const CUresult result = check(c, batch); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if(!located, CUDA_ERROR_INVALID_VALUE);
+  check(c, batch);
   std::size_t place = 0;
   for (std::size_t i = 0; i < batch.count; ++i) {
     while (place + 1 < batch.location_count && batch.begins[place + 1] <= i) {
       ++place;
     }
-    const CUresult result = prefetch(c, stream, batch.addresses[i], batch.sizes[i], batch.locations[place]);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
+    prefetch(c, stream, batch.addresses[i], batch.sizes[i], batch.locations[place]);
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult store(void* out, std::size_t size, int value) {
-  if (size != sizeof value) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void store(void* out, std::size_t size, int value) {
+  refuse_if(size != sizeof value, CUDA_ERROR_INVALID_VALUE);
   std::memcpy(out, &value, sizeof value);
-  return CUDA_SUCCESS;
 }
 
-CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attribute which, CUdeviceptr address,
-                         std::size_t count) {
-  CUresult result = CUDA_SUCCESS;
-  const Allocation* memory = find_managed(c, address, count, result);
-  if (memory == nullptr) {
-    return result;
-  }
-  const ManagedRange& range = memory->range;
+void range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attribute which, CUdeviceptr address,
+                     std::size_t count) {
+  const Allocation& memory = find_managed(c, address, count);
+  const ManagedRange& range = memory.range;
   switch (which) {
     case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
       return store(out, size, range.read_mostly ? 1 : 0);
@@ -175,18 +138,16 @@ CUresult range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attri
     case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
       return store(out, size, range.prefetched.id);
     case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
-      if (size == 0 || size % sizeof(int) != 0) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
+      refuse_if(size == 0 || size % sizeof(int) != 0, CUDA_ERROR_INVALID_VALUE);
       auto device = range.accessed_by.begin();
       for (std::size_t at = 0; at < size; at += sizeof(int)) {
         const int value = device == range.accessed_by.end() ? CU_DEVICE_INVALID : *device++;
         std::memcpy(static_cast<char*>(out) + at, &value, sizeof value);
       }
-      return CUDA_SUCCESS;
+      return;
     }
     default:
-      return CUDA_ERROR_INVALID_VALUE;
+      refuse(CUDA_ERROR_INVALID_VALUE);
   }
 }
 
@@ -239,25 +200,14 @@ GCTX_SIM_CALL(cuMemRangeGetAttribute, Call& c, void* out, std::size_t size, CUme
 GCTX_SIM_CALL(cuMemRangeGetAttributes, Call& c, void** out, std::size_t* sizes, CUmem_range_attribute* which,
               std::size_t number, CUdeviceptr address, std::size_t count) {
   for (std::size_t i = 0; i < number; ++i) {
-    const CUresult result =
-        out[i] == nullptr ? CUDA_ERROR_INVALID_VALUE : range_attribute(c, out[i], sizes[i], which[i], address, count);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
+    refuse_if(out[i] == nullptr, CUDA_ERROR_INVALID_VALUE);
+    range_attribute(c, out[i], sizes[i], which[i], address, count);
   }
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuStreamAttachMemAsync, Call& c, Stream& stream, CUdeviceptr address, std::size_t size, unsigned) {
-  CUresult result = CUDA_SUCCESS;
-  const Allocation* memory = find_managed(c, address, size == 0 ? 1 : size, result);
-  if (memory == nullptr) {
-    return result;
-  }
-  const bool whole = address == memory->handle && (size == 0 || size == memory->size);
-  if (!whole) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  const Allocation& memory = find_managed(c, address, size == 0 ? 1 : size);
+  const bool whole = address == memory.handle && (size == 0 || size == memory.size);
+  refuse_if(!whole, CUDA_ERROR_INVALID_VALUE);
   submit(c, stream, GraphNode{});
-  return CUDA_SUCCESS;
 }

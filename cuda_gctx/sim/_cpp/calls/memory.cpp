@@ -21,29 +21,22 @@ const Allocation* find_freeable(Call& c, std::uint64_t address, CUmemorytype typ
   return nullptr;
 }
 
-CUresult free_address(Call& c, std::uint64_t address, CUmemorytype type) {
+void free_address(Call& c, std::uint64_t address, CUmemorytype type) {
   if (address == 0) {
-    return CUDA_SUCCESS;
+    return;
   }
   const Allocation* found = find_freeable(c, address, type);
-  if (found == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
   // Freeing waits for the device, as on hardware. Another thread may have freed the memory meanwhile.
-  if (const CUresult result = wait_for_device(c, found->device); result != CUDA_SUCCESS) {
-    return result;
-  }
-  if (find_freeable(c, address, type) == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  wait_for_device(c, found->device);
+  refuse_if(find_freeable(c, address, type) == nullptr, CUDA_ERROR_INVALID_VALUE);
   release(c.machine, address);
-  return CUDA_SUCCESS;
 }
 
-CUresult allocate_page_locked(Call& c, const Device& device, void** out, std::size_t size, unsigned flags) {
+void allocate_page_locked(Call& c, const Device& device, void** out, std::size_t size, unsigned flags) {
   CUdeviceptr address = 0;
-  const CUresult result = allocate_host(c, device.ordinal, size, flags, nullptr, &address);
-  return result == CUDA_SUCCESS ? give(out, reinterpret_cast<void*>(address)) : result;
+  allocate_host(c, device.ordinal, size, flags, nullptr, &address);
+  give(out, reinterpret_cast<void*>(address));
 }
 
 std::uint64_t context_of(Machine& machine, const Allocation& allocation) {
@@ -57,20 +50,17 @@ std::uint64_t context_of(Machine& machine, const Allocation& allocation) {
 }
 
 template <class T>
-CUresult store(void* out, T value) {
+void store(void* out, T value) {
   std::memcpy(out, &value, sizeof value);
-  return CUDA_SUCCESS;
 }
 
 CUmemAllocationHandleType handle_types_of(const Allocation& allocation) {
   return allocation.mapped == nullptr ? CU_MEM_HANDLE_TYPE_NONE : allocation.mapped->properties.requestedHandleTypes;
 }
 
-CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
+void pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
   const Allocation* found = find_allocation(c.machine, pointer, 1);
-  if (found == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
   switch (which) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return store(out, context_of(c.machine, *found));
@@ -79,9 +69,7 @@ CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdevi
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return store(out, pointer);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      if (found->type != CU_MEMORYTYPE_HOST && !found->managed) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
+      refuse_if(found->type != CU_MEMORYTYPE_HOST && !found->managed, CUDA_ERROR_INVALID_VALUE);
       return store(out, pointer);
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return store(out, static_cast<unsigned long long>(found->id));
@@ -105,7 +93,7 @@ CUresult pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdevi
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return store(out, std::uint64_t{handle_types_of(*found)});
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
@@ -134,7 +122,6 @@ GCTX_SIM_CALL(cuMemGetInfo_v2, Call& c, std::size_t* free, std::size_t* total) {
   const Device& device = c.device();
   *free = device.memory - used_memory(device);
   *total = device.memory;
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemAlloc_v2, Call& c, CUdeviceptr* out, std::size_t size) {
@@ -144,9 +131,7 @@ GCTX_SIM_CALL(cuMemAlloc_v2, Call& c, CUdeviceptr* out, std::size_t size) {
 GCTX_SIM_CALL(cuMemAllocPitch_v2, Call& c, CUdeviceptr* out, std::size_t* pitch, std::size_t width, std::size_t height,
               unsigned element_size) {
   const bool element_fits = element_size == 4 || element_size == 8 || element_size == 16;
-  if (width == 0 || height == 0 || !element_fits) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(width == 0 || height == 0 || !element_fits, CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t alignment = 512;
   *pitch = (width + alignment - 1) / alignment * alignment;
   return allocate(c, c.device(), *pitch * height, nullptr, out);
@@ -156,16 +141,13 @@ GCTX_SIM_CALL(cuMemFree_v2, Call& c, CUdeviceptr address) { return free_address(
 
 GCTX_SIM_CALL(cuMemGetAddressRange_v2, Call& c, CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
   const Allocation* found = find_allocation(c.machine, address, 1);
-  if (found == nullptr) {
-    return CUDA_ERROR_NOT_FOUND;
-  }
+  refuse_if(found == nullptr, CUDA_ERROR_NOT_FOUND);
   if (base != nullptr) {
     *base = found->handle;
   }
   if (size != nullptr) {
     *size = found->size;
   }
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemAllocHost_v2, Call& c, void** out, std::size_t size) {
@@ -183,25 +165,19 @@ GCTX_SIM_CALL(cuMemFreeHost, Call& c, void* pointer) {
 GCTX_SIM_CALL(cuMemHostGetDevicePointer_v2, Call& c, CUdeviceptr* out, void* pointer, unsigned) {
   const auto address = reinterpret_cast<std::uint64_t>(pointer);
   const Allocation* found = find_allocation(c.machine, address, 1);
-  if (found == nullptr || found->type != CU_MEMORYTYPE_HOST) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return give(out, static_cast<CUdeviceptr>(address));
+  refuse_if(found == nullptr || found->type != CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE);
+  give(out, static_cast<CUdeviceptr>(address));
 }
 
 GCTX_SIM_CALL(cuMemHostGetFlags, Call& c, unsigned* flags, void* pointer) {
   const Allocation* found = find_allocation(c.machine, reinterpret_cast<std::uint64_t>(pointer), 1);
-  if (found == nullptr || found->type != CU_MEMORYTYPE_HOST) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return give(flags, found->flags);
+  refuse_if(found == nullptr || found->type != CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE);
+  give(flags, found->flags);
 }
 
 GCTX_SIM_CALL(cuMemHostRegister_v2, Call& c, void* pointer, std::size_t size, unsigned flags) {
   const auto address = reinterpret_cast<std::uint64_t>(pointer);
-  if (find_allocation(c.machine, address, 1) != nullptr) {
-    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  }
+  refuse_if(find_allocation(c.machine, address, 1) != nullptr, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   Allocation made;
   c.made(made);
   made.handle = made.storage.address = address;
@@ -213,19 +189,13 @@ GCTX_SIM_CALL(cuMemHostRegister_v2, Call& c, void* pointer, std::size_t size, un
   made.flags = flags;
   c.machine.allocations.emplace(address, std::move(made));
   c.machine.unknown.clear(address, size);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemHostUnregister, Call& c, void* pointer) {
   const auto found = c.machine.allocations.find(reinterpret_cast<std::uint64_t>(pointer));
-  if (found == c.machine.allocations.end() || !found->second.registered) {
-    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  }
-  if (const CUresult result = wait_for_device(c, found->second.device); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if(found == c.machine.allocations.end() || !found->second.registered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+  wait_for_device(c, found->second.device);
   c.machine.allocations.erase(reinterpret_cast<std::uint64_t>(pointer));
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
@@ -236,13 +206,17 @@ GCTX_SIM_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute whi
 GCTX_SIM_CALL(cuPointerGetAttributes, Call& c, unsigned count, CUpointer_attribute* which, void** out,
               CUdeviceptr pointer) {
   for (unsigned i = 0; i < count; ++i) {
-    if (out[i] == nullptr || pointer_attribute(c, out[i], which[i], pointer) == CUDA_SUCCESS) {
+    if (out[i] == nullptr) {
       continue;
+    }
+    try {
+      pointer_attribute(c, out[i], which[i], pointer);
+      continue;
+    } catch (const Refused&) {
     }
     std::memset(out[i], 0, attribute_size(which[i]));
     if (which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
       store(out[i], -2);
     }
   }
-  return CUDA_SUCCESS;
 }

@@ -44,10 +44,8 @@ bool locate_word(Call& c, std::uint64_t address, bool wide, bool writes, GraphNo
 }
 
 template <class Change>
-CUresult plan_change(Call& c, std::uint64_t address, bool wide, GraphNode& node, Change change) {
-  if (!locate_word(c, address, wide, true, node)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void plan_change(Call& c, std::uint64_t address, bool wide, GraphNode& node, Change change) {
+  refuse_if(!locate_word(c, address, wide, true, node), CUDA_ERROR_INVALID_VALUE);
   node.effect = [&machine = c.machine, address, wide, change] {
     with_word(machine, address, wide, [&](auto word) {
       change(word);
@@ -55,38 +53,30 @@ CUresult plan_change(Call& c, std::uint64_t address, bool wide, GraphNode& node,
     });
     return Rest{};
   };
-  return CUDA_SUCCESS;
 }
 
-CUresult plan_wait(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
+void plan_wait(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
   // CU_STREAM_WAIT_VALUE_FLUSH needs a device that can flush remote writes, which the attribute denies.
-  if ((flags & CU_STREAM_WAIT_VALUE_FLUSH) != 0) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (!allows(Fn::cuStreamWaitValue32_v2, 3, flags) || !locate_word(c, address, wide, false, node)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if((flags & CU_STREAM_WAIT_VALUE_FLUSH) != 0, CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(!allows(Fn::cuStreamWaitValue32_v2, 3, flags) || !locate_word(c, address, wide, false, node),
+            CUDA_ERROR_INVALID_VALUE);
   node.shows = false;
   node.until = [&machine = c.machine, address, value, flags, wide] {
     return with_word(machine, address, wide, [&](auto word) { return is_reached(word.load(), value, flags, wide); });
   };
-  return CUDA_SUCCESS;
 }
 
-CUresult plan_write(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
-  if (!allows(Fn::cuStreamWriteValue32_v2, 3, flags)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void plan_write(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
+  refuse_if(!allows(Fn::cuStreamWriteValue32_v2, 3, flags), CUDA_ERROR_INVALID_VALUE);
   return plan_change(c, address, wide, node,
                      [value](auto word) { word.store(static_cast<typename decltype(word)::value_type>(value)); });
 }
 
-CUresult plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
+void plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
   const auto& wanted = operation.atomicReduction;
   const bool wide = wanted.dataType == CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64;
-  if (wanted.flags != 0 || (!wide && wanted.dataType != CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(wanted.flags != 0 || (!wide && wanted.dataType != CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32),
+            CUDA_ERROR_INVALID_VALUE);
   const auto plan = [&](auto change) {
     return plan_change(c, wanted.address, wide, node, [value = wanted.value, change](auto word) {
       change(word, static_cast<typename decltype(word)::value_type>(value));
@@ -100,11 +90,11 @@ CUresult plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, Grap
     case CU_STREAM_ATOMIC_REDUCTION_OP_ADD:
       return plan([](auto word, auto value) { word.fetch_add(value); });
     default:
-      return CUDA_ERROR_INVALID_VALUE;
+      refuse(CUDA_ERROR_INVALID_VALUE);
   }
 }
 
-CUresult plan(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
+void plan(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
   const bool wide =
       operation.operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 || operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
   const auto& words = operation.waitValue;  // writes have the same fields
@@ -118,35 +108,30 @@ CUresult plan(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& nod
     case CU_STREAM_MEM_OP_WRITE_VALUE_64:
       return plan_write(c, words.address, value, words.flags, wide, node);
     case CU_STREAM_MEM_OP_BARRIER:
-      return operation.memoryBarrier.flags <= CU_STREAM_MEMORY_BARRIER_TYPE_GPU ? CUDA_SUCCESS
-                                                                                : CUDA_ERROR_INVALID_VALUE;
+      return refuse_if(operation.memoryBarrier.flags > CU_STREAM_MEMORY_BARRIER_TYPE_GPU, CUDA_ERROR_INVALID_VALUE);
     case CU_STREAM_MEM_OP_ATOMIC_REDUCTION:
-      return c.version() < 13000 ? CUDA_ERROR_INVALID_VALUE : plan_reduction(c, operation, node);
+      refuse_if(c.version() < 13000, CUDA_ERROR_INVALID_VALUE);
+      return plan_reduction(c, operation, node);
     case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
     default:
-      return CUDA_ERROR_INVALID_VALUE;
+      refuse(CUDA_ERROR_INVALID_VALUE);
   }
 }
 
 // All of the operations, or none.
-CUresult carry_out_all(Call& c, Stream& stream, const CUstreamBatchMemOpParams* operations, unsigned count) {
+void carry_out_all(Call& c, Stream& stream, const CUstreamBatchMemOpParams* operations, unsigned count) {
   std::vector<GraphNode> nodes(count);
   for (unsigned i = 0; i < count; ++i) {
-    if (const CUresult result = plan(c, operations[i], nodes[i]); result != CUDA_SUCCESS) {
-      return result;
-    }
+    plan(c, operations[i], nodes[i]);
   }
   for (GraphNode& node : nodes) {
-    if (const CUresult result = enqueue(c, stream, std::move(node)); result != CUDA_SUCCESS) {
-      return result;
-    }
+    enqueue(c, stream, std::move(node));
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult one(Call& c, Stream& stream, CUstreamBatchMemOpType type, CUdeviceptr address, std::uint64_t value,
-             unsigned flags) {
+void one(Call& c, Stream& stream, CUstreamBatchMemOpType type, CUdeviceptr address, std::uint64_t value,
+         unsigned flags) {
   CUstreamBatchMemOpParams operation{};
   operation.waitValue.operation = type;
   operation.waitValue.address = address;

@@ -25,42 +25,35 @@ Function& function_of(Machine& machine, Module& module, const std::shared_ptr<Ke
   return *found;
 }
 
-CUresult read_file(const char* name, std::vector<char>& bytes) {
+void read_file(const char* name, std::vector<char>& bytes) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(name, "rb"), std::fclose);
-  if (!file) {
-    return CUDA_ERROR_FILE_NOT_FOUND;
-  }
+  refuse_if(!file, CUDA_ERROR_FILE_NOT_FOUND);
   std::array<char, 4096> block{};
   for (std::size_t got = 1; got != 0;) {
     got = std::fread(block.data(), 1, block.size(), file.get());
     bytes.insert(bytes.end(), block.data(), block.data() + got);
   }
   bytes.push_back('\0');
-  return CUDA_SUCCESS;
 }
 
-Compiler compiler_of(const Call& c) {
-  const Profile& card = c.machine.chip->profile();
-  return {c.version(), 10 * card.cc_major + card.cc_minor};
-}
-
-CUresult load_module(Call& c, CUmodule* out, const void* data) {
+std::shared_ptr<Image> image_of(const Call& c, const void* data) {
   auto image = std::make_shared<Image>();
-  if (const CUresult result = read_image(data, compiler_of(c), *image); result != CUDA_SUCCESS) {
-    return result;
-  }
+  const Profile& card = c.machine.chip->profile();
+  const CUresult read = read_image(data, {c.version(), 10 * card.cc_major + card.cc_minor}, *image);
+  refuse_if(read != CUDA_SUCCESS, read);
+  return image;
+}
+
+void load_module(Call& c, CUmodule* out, const void* data) {
   auto made = std::make_unique<Module>();
   c.made(*made);
   made->device = c.current->device;
-  made->image = std::move(image);
-  return give(out, as_handle<CUmodule>(c.machine.modules.add(std::move(made))));
+  made->image = image_of(c, data);
+  give(out, as_handle<CUmodule>(c.machine.modules.add(std::move(made))));
 }
 
-CUresult load_library(Call& c, CUlibrary* out, const void* data) {
-  auto image = std::make_shared<Image>();
-  if (const CUresult result = read_image(data, compiler_of(c), *image); result != CUDA_SUCCESS) {
-    return result;
-  }
+void load_library(Call& c, CUlibrary* out, const void* data) {
+  const std::shared_ptr<Image> image = image_of(c, data);
   auto made = std::make_unique<Library>();
   c.made(*made);
   made->image = image;
@@ -72,7 +65,7 @@ CUresult load_library(Call& c, CUlibrary* out, const void* data) {
     kernel->code = code;
     library.kernels[code->name] = &c.machine.kernels.add(std::move(kernel));
   }
-  return give(out, as_handle<CUlibrary>(library));
+  give(out, as_handle<CUlibrary>(library));
 }
 
 // The module that stands for a library on the device that is current.
@@ -90,20 +83,14 @@ Module& module_of(Call& c, Library& library, int device) {
   return *module;
 }
 
-CUresult find_variable(Call& c, Module& module, const char* name, CUdeviceptr* address, std::size_t* size) {
-  if (address == nullptr && size == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void find_variable(Call& c, Module& module, const char* name, CUdeviceptr* address, std::size_t* size) {
+  refuse_if(address == nullptr && size == nullptr, CUDA_ERROR_INVALID_VALUE);
   const std::vector<Variable>& all = module.image->variables;
   const auto found = std::find_if(all.begin(), all.end(), [&](const Variable& one) { return one.name == name; });
-  if (found == all.end()) {
-    return CUDA_ERROR_NOT_FOUND;
-  }
+  refuse_if(found == all.end(), CUDA_ERROR_NOT_FOUND);
   std::uint64_t& place = module.variables[name];
   if (place == 0) {
-    if (const CUresult result = place_variable(c, module, *found, place); result != CUDA_SUCCESS) {
-      return result;
-    }
+    place_variable(c, module, *found, place);
   }
   if (address != nullptr) {
     *address = static_cast<CUdeviceptr>(place);
@@ -111,11 +98,10 @@ CUresult find_variable(Call& c, Module& module, const char* name, CUdeviceptr* a
   if (size != nullptr) {
     *size = found->size;
   }
-  return CUDA_SUCCESS;
 }
 
 template <class Handle, class Map>
-CUresult list(Handle* out, unsigned count, const Map& objects) {
+void list(Handle* out, unsigned count, const Map& objects) {
   unsigned i = 0;
   for (const auto& [name, object] : objects) {
     if (i == count) {
@@ -123,7 +109,6 @@ CUresult list(Handle* out, unsigned count, const Map& objects) {
     }
     out[i++] = as_handle<Handle>(*object);
   }
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -152,8 +137,8 @@ using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuModuleLoad, Call& c, CUmodule* out, const char* name) {
   std::vector<char> bytes;
-  const CUresult result = read_file(name, bytes);
-  return result == CUDA_SUCCESS ? load_module(c, out, bytes.data()) : result;
+  read_file(name, bytes);
+  return load_module(c, out, bytes.data());
 }
 
 GCTX_SIM_CALL(cuModuleLoadData, Call& c, CUmodule* out, const void* data) { return load_module(c, out, data); }
@@ -163,14 +148,11 @@ GCTX_SIM_CALL(cuModuleLoadDataEx, Call& c, CUmodule* out, const void* data, unsi
 }
 
 GCTX_SIM_CALL(cuModuleUnload, Call& c, Module& module) {
-  if (module.library != nullptr) {
-    return CUDA_ERROR_NOT_PERMITTED;
-  }
+  refuse_if(module.library != nullptr, CUDA_ERROR_NOT_PERMITTED);
   unload(c.machine, module);
-  return CUDA_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuModuleGetLoadingMode, Call&, CUmoduleLoadingMode* mode) { return give(mode, CU_MODULE_EAGER_LOADING); }
+GCTX_SIM_CALL(cuModuleGetLoadingMode, Call&, CUmoduleLoadingMode* mode) { give(mode, CU_MODULE_EAGER_LOADING); }
 
 GCTX_SIM_CALL(cuModuleGetFunction, Call& c, CUfunction* out, Module& module, const char* name) {
   for (const auto& code : module.image->kernels) {
@@ -178,11 +160,11 @@ GCTX_SIM_CALL(cuModuleGetFunction, Call& c, CUfunction* out, Module& module, con
       return give(out, as_handle<CUfunction>(function_of(c.machine, module, code)));
     }
   }
-  return CUDA_ERROR_NOT_FOUND;
+  refuse(CUDA_ERROR_NOT_FOUND);
 }
 
 GCTX_SIM_CALL(cuModuleGetFunctionCount, Call&, unsigned* count, const Module& module) {
-  return give(count, static_cast<unsigned>(module.image->kernels.size()));
+  give(count, static_cast<unsigned>(module.image->kernels.size()));
 }
 
 GCTX_SIM_CALL(cuModuleEnumerateFunctions, Call& c, CUfunction* out, unsigned count, Module& module) {
@@ -203,9 +185,7 @@ GCTX_SIM_CALL(cuModuleGetGlobal_v2, Call& c, CUdeviceptr* address, std::size_t* 
   if (size != nullptr) {
     *size = 0;
   }
-  if (*name == '\0' || std::any_of(kernels.begin(), kernels.end(), is_named)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(*name == '\0' || std::any_of(kernels.begin(), kernels.end(), is_named), CUDA_ERROR_INVALID_VALUE);
   return find_variable(c, module, name, address, size);
 }
 
@@ -217,8 +197,8 @@ GCTX_SIM_CALL(cuLibraryLoadData, Call& c, CUlibrary* out, const void* data, CUji
 GCTX_SIM_CALL(cuLibraryLoadFromFile, Call& c, CUlibrary* out, const char* name, CUjit_option*, void**, unsigned,
               CUlibraryOption*, void**, unsigned) {
   std::vector<char> bytes;
-  const CUresult result = read_file(name, bytes);
-  return result == CUDA_SUCCESS ? load_library(c, out, bytes.data()) : result;
+  read_file(name, bytes);
+  return load_library(c, out, bytes.data());
 }
 
 GCTX_SIM_CALL(cuLibraryUnload, Call& c, Library& library) {
@@ -229,16 +209,16 @@ GCTX_SIM_CALL(cuLibraryUnload, Call& c, Library& library) {
     c.machine.kernels.remove(*kernel);
   }
   c.machine.libraries.remove(library);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuLibraryGetKernel, Call&, CUkernel* out, const Library& library, const char* name) {
   const auto found = library.kernels.find(name);
-  return found == library.kernels.end() ? CUDA_ERROR_NOT_FOUND : give(out, as_handle<CUkernel>(*found->second));
+  refuse_if(found == library.kernels.end(), CUDA_ERROR_NOT_FOUND);
+  give(out, as_handle<CUkernel>(*found->second));
 }
 
 GCTX_SIM_CALL(cuLibraryGetKernelCount, Call&, unsigned* count, const Library& library) {
-  return give(count, static_cast<unsigned>(library.kernels.size()));
+  give(count, static_cast<unsigned>(library.kernels.size()));
 }
 
 GCTX_SIM_CALL(cuLibraryEnumerateKernels, Call&, CUkernel* out, unsigned count, const Library& library) {
@@ -251,17 +231,17 @@ GCTX_SIM_CALL(cuLibraryGetGlobal, Call& c, CUdeviceptr* address, std::size_t* si
 }
 
 GCTX_SIM_CALL(cuLibraryGetModule, Call& c, CUmodule* out, Library& library) {
-  return give(out, as_handle<CUmodule>(module_of(c, library, c.current->device)));
+  give(out, as_handle<CUmodule>(module_of(c, library, c.current->device)));
 }
 
 GCTX_SIM_CALL(cuKernelGetFunction, Call& c, CUfunction* out, const Kernel& kernel) {
-  return give(out, function_on(c, kernel, c.current->device));
+  give(out, function_on(c, kernel, c.current->device));
 }
 
 GCTX_SIM_CALL(cuKernelGetLibrary, Call&, CUlibrary* out, const Kernel& kernel) {
-  return give(out, as_handle<CUlibrary>(*kernel.library));
+  give(out, as_handle<CUlibrary>(*kernel.library));
 }
 
 GCTX_SIM_CALL(cuFuncGetModule, Call&, CUmodule* out, const Function& function) {
-  return give(out, as_handle<CUmodule>(*function.module));
+  give(out, as_handle<CUmodule>(*function.module));
 }

@@ -31,20 +31,14 @@ Pools& pools_of(Machine& machine, const Place& place) {
 }
 
 // A node that allocates memory of the graph, whichever pool is named.
-CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
-  if (!stream.capture->is_active()) {
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  }
-  if (pool.device < 0 || pool.managed) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+void capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
+  refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  refuse_if(pool.device < 0 || pool.managed, CUDA_ERROR_NOT_SUPPORTED);
   AllocNode made;
   made.parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
   made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {pool.device}};
   made.parameters.bytesize = size;
-  if (const CUresult result = make_graph_memory(c, made); result != CUDA_SUCCESS) {
-    return result;
-  }
+  make_graph_memory(c, made);
   *out = made.parameters.dptr;
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
@@ -52,16 +46,14 @@ CUresult capture_allocation(Call& c, Stream& stream, std::size_t size, const Poo
   return enqueue(c, stream, std::move(node));
 }
 
-CUresult capture_free(Call& c, Stream& stream, CUdeviceptr address) {
-  if (!stream.capture->is_active()) {
-    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  }
+void capture_free(Call& c, Stream& stream, CUdeviceptr address) {
+  refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CUgraphNodeParams parameters{};
   parameters.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
   parameters.free.dptr = address;
   GraphNode node;
-  const CUresult result = plan_node(c, stream.capture->graph(), parameters, node);
-  return result == CUDA_SUCCESS ? enqueue(c, stream, std::move(node)) : result;
+  plan_node(c, stream.capture->graph(), parameters, node);
+  return enqueue(c, stream, std::move(node));
 }
 
 // Page-locked memory of the host goes back in the order of a stream only where it came so.
@@ -69,7 +61,7 @@ bool is_from_pool(const Allocation& allocation) {
   return allocation.type == CU_MEMORYTYPE_DEVICE || allocation.pool != nullptr;
 }
 
-CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
+void allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
   // Recorded: an allocation of 0 bytes succeeds here, without an address.
   if (size == 0) {
     return give(out, CUdeviceptr{0});
@@ -77,21 +69,17 @@ CUresult allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUde
   if (stream.capture) {
     return capture_allocation(c, stream, size, pool, out);
   }
-  CUresult result = CUDA_SUCCESS;
   if (pool.managed) {
-    result = allocate_managed(c, stream.device, size, &pool, out);
+    allocate_managed(c, stream.device, size, &pool, out);
   } else if (pool.device < 0) {
-    result = allocate_host(c, stream.device, size, 0, &pool, out);
+    allocate_host(c, stream.device, size, 0, &pool, out);
   } else {
-    result = allocate(c, c.machine.devices[static_cast<std::size_t>(pool.device)], size, &pool, out);
+    allocate(c, c.machine.devices[static_cast<std::size_t>(pool.device)], size, &pool, out);
   }
-  if (result == CUDA_SUCCESS) {
-    submit(c, stream, GraphNode{});
-  }
-  return result;
+  submit(c, stream, GraphNode{});
 }
 
-CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
+void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
   switch (which) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
@@ -103,7 +91,7 @@ CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool
         const auto found = pool.values.find(which);
         number = found == pool.values.end() ? 1 : static_cast<int>(found->second);
       }
-      return CUDA_SUCCESS;
+      return;
     }
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: {
       auto& number = *static_cast<cuuint64_t*>(value);
@@ -112,74 +100,64 @@ CUresult pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool
       } else {
         number = pool.values[which];
       }
-      return CUDA_SUCCESS;
+      return;
     }
     // The simulated pool keeps nothing in reserve: what is reserved is what is used.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-      if (set) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
+      refuse_if(set, CUDA_ERROR_INVALID_VALUE);
       *static_cast<cuuint64_t*>(value) = pool.used;
-      return CUDA_SUCCESS;
+      return;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      if (set && *static_cast<cuuint64_t*>(value) != 0) {
-        return CUDA_ERROR_INVALID_VALUE;
-      }
+      refuse_if(set && *static_cast<cuuint64_t*>(value) != 0, CUDA_ERROR_INVALID_VALUE);
       if (set) {
         pool.used_high = pool.used;
       } else {
         *static_cast<cuuint64_t*>(value) = pool.used_high;
       }
-      return CUDA_SUCCESS;
+      return;
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
 // Where a pool of this type at this location has its memory.
-CUresult read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
-  CUresult result = CUDA_SUCCESS;
+void read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
   place.managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
-  if (place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  refuse_if(place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED);
   switch (location->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-      if (find_device(c, location->id, result) != nullptr) {
-        place.device = location->id;
-      }
-      return result;
+      find_device(c, location->id);
+      place.device = location->id;
+      return;
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return CUDA_SUCCESS;
+      return;
     case CU_MEM_LOCATION_TYPE_NONE:
-      return place.managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+      refuse_if(!place.managed, CUDA_ERROR_INVALID_VALUE);
+      return;
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
-CUresult tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out) {
+void tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out) {
   const Pools& pools = pools_of(c.machine, place);
-  return give(out, as_handle<CUmemoryPool>(current ? *pools.current : *pools.standard));
+  give(out, as_handle<CUmemoryPool>(current ? *pools.current : *pools.standard));
 }
 
-CUresult set_pool(Call& c, const Place& place, Pool& pool) {
-  if (pool.managed != place.managed || (!place.managed && pool.device != place.device)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void set_pool(Call& c, const Place& place, Pool& pool) {
+  refuse_if(pool.managed != place.managed || (!place.managed && pool.device != place.device), CUDA_ERROR_INVALID_VALUE);
   pools_of(c.machine, place).current = &pool;
-  return CUDA_SUCCESS;
 }
 
 template <class Body>
-CUresult with_location(Call& c, const CUmemLocation* location, CUmemAllocationType type, Body&& body) {
+void with_location(Call& c, const CUmemLocation* location, CUmemAllocationType type, Body&& body) {
   Place place;
-  const CUresult result = read_place(c, location, type, place);
-  return result == CUDA_SUCCESS ? body(place) : result;
+  read_place(c, location, type, place);
+  return body(place);
 }
 
 }  // namespace
@@ -197,7 +175,7 @@ GCTX_SIM_CALL(cuMemAllocFromPoolAsync, Call& c, CUdeviceptr* out, std::size_t si
 
 GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
   if (address == 0) {
-    return CUDA_SUCCESS;  // what an allocation of no bytes gave. Assumed
+    return;  // what an allocation of no bytes gave. Assumed
   }
   if (stream.capture) {
     return capture_free(c, stream, address);
@@ -206,7 +184,7 @@ GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
   if (found == c.machine.allocations.end() || !is_from_pool(found->second) || !may_be_freed(found->second)) {
     const bool again = c.machine.freed.contains(address) || found != c.machine.allocations.end();
     c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no device memory that can be freed");
-    return CUDA_ERROR_INVALID_VALUE;
+    refuse(CUDA_ERROR_INVALID_VALUE);
   }
   GraphNode node;
   if (found->second.graphs > 0) {
@@ -220,31 +198,23 @@ GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
     };
   }
   submit(c, stream, node);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoolProps* props) {
   // Sharing between processes is not modelled.
-  if (props->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  refuse_if(props->handleTypes != CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
   Place place;
-  const CUresult result = read_place(c, &props->location, props->allocType, place);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_place(c, &props->location, props->allocType, place);
   auto pool = std::make_unique<Pool>();
   c.made(*pool);
   pool->device = place.device;
   pool->managed = place.managed;
-  return give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
+  give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
 }
 
 GCTX_SIM_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
   Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
-  if (&pool == pools.standard) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(&pool == pools.standard, CUDA_ERROR_INVALID_VALUE);
   if (pools.current == &pool) {
     pools.current = pools.standard;
   }
@@ -254,10 +224,9 @@ GCTX_SIM_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
     }
   }
   c.machine.pools.remove(pool);
-  return CUDA_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuMemPoolTrimTo, Call&, Pool&, std::size_t) { return CUDA_SUCCESS; }
+GCTX_SIM_CALL(cuMemPoolTrimTo, Call&, Pool&, std::size_t) {}
 
 GCTX_SIM_CALL(cuMemPoolSetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
   return pool_attribute(pool, which, value, true);
@@ -268,35 +237,26 @@ GCTX_SIM_CALL(cuMemPoolGetAttribute, Call&, Pool& pool, CUmemPool_attribute whic
 }
 
 GCTX_SIM_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* access, std::size_t count) {
-  if (access == nullptr && count > 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(access == nullptr && count > 0, CUDA_ERROR_INVALID_VALUE);
   for (std::size_t i = 0; i < count; ++i) {
     Place place;
-    const CUresult result = read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
+    read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
   }
   for (std::size_t i = 0; i < count; ++i) {
     Place place;
     read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
     pool.access[place.device] = access[i].flags;
   }
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool, CUmemLocation* location) {
   Place place;
-  const CUresult result = read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-  if (result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
   if (pool.managed || place.device == pool.device) {
     return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   }
   const auto found = pool.access.find(place.device);
-  return give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
+  give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
 }
 
 GCTX_SIM_CALL(cuDeviceGetDefaultMemPool, Call& c, CUmemoryPool* out, const Device& device) {

@@ -38,24 +38,19 @@ void destroy_primary(Call& c, Device& device) {
 
 // Whoever has retained the context still has to release it; the next retain makes another one at the same address (seen
 // on an H100).
-CUresult reset(Call& c, Device& device) {
+void reset(Call& c, Device& device) {
   if (device.green_contexts > 0) {
-    return CUDA_ERROR_NOT_PERMITTED;  // seen on an H100
+    refuse(CUDA_ERROR_NOT_PERMITTED);  // seen on an H100
   }
-  if (const CUresult result = wait_for_device(c, device.ordinal); result != CUDA_SUCCESS) {
-    return result;
-  }
+  wait_for_device(c, device.ordinal);
   // Other threads may have made some meanwhile.
-  if (device.green_contexts > 0) {
-    return CUDA_ERROR_NOT_PERMITTED;
-  }
+  refuse_if(device.green_contexts > 0, CUDA_ERROR_NOT_PERMITTED);
   device.lost = 0;  // a reset is what brings it back
   const std::set<Stream*> streams = device.primary == nullptr ? std::set<Stream*>() : device.primary->streams;
   destroy_primary(c, device);
   for (Stream* stream : streams) {
     c.machine.streams.remove(*stream);
   }
-  return CUDA_SUCCESS;
 }
 
 bool is_unused(const Device& device) {
@@ -87,12 +82,13 @@ Context& activate_primary(Call& c, Device& device) {
 }
 
 // What its kernels work on is freed, so they come to their end first. Another thread may retain it meanwhile.
-CUresult deactivate_primary_if_unused(Call& c, Device& device) {
-  const CUresult result = is_unused(device) ? wait_for_device(c, device.ordinal) : CUDA_SUCCESS;
-  if (result == CUDA_SUCCESS && is_unused(device)) {
+void deactivate_primary_if_unused(Call& c, Device& device) {
+  if (is_unused(device)) {
+    wait_for_device(c, device.ordinal);
+  }
+  if (is_unused(device)) {
     destroy_primary(c, device);
   }
-  return result;
 }
 
 }  // namespace gctx::sim
@@ -102,13 +98,13 @@ using namespace gctx::sim;
 GCTX_SIM_CALL(cuDevicePrimaryCtxRetain, Call& c, CUcontext* out, Device& device) {
   Context& context = activate_primary(c, device);
   ++device.retains;
-  return give(out, as_handle<CUcontext>(context));
+  give(out, as_handle<CUcontext>(context));
 }
 
 GCTX_SIM_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
   if (device.retains == 0) {
     c.note(Misuse::double_destroy, std::uint64_t{0}, "the primary context is released more often than retained");
-    return CUDA_ERROR_INVALID_CONTEXT;
+    refuse(CUDA_ERROR_INVALID_CONTEXT);
   }
   --device.retains;
   if (device.retains == 0 && device.green_contexts > 0) {
@@ -126,12 +122,10 @@ GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags, Call&, Device& device, unsigned flags)
   if (device.primary != nullptr) {
     device.primary->flags = flags;
   }
-  return CUDA_SUCCESS;
 }
 GCTX_SIM_SAME(cuDevicePrimaryCtxSetFlags_v2, cuDevicePrimaryCtxSetFlags)
 
 GCTX_SIM_CALL(cuDevicePrimaryCtxGetState, Call&, const Device& device, unsigned* flags, int* active) {
   *flags = device.primary_flags;
   *active = device.primary != nullptr ? 1 : 0;
-  return CUDA_SUCCESS;
 }

@@ -7,6 +7,6 @@ namespace gctx::sim {
 
 // Makes the primary context exist, for a retain or a green context.
 Context& activate_primary(Call& call, Device& device);
-CUresult deactivate_primary_if_unused(Call& call, Device& device);
+void deactivate_primary_if_unused(Call& call, Device& device);
 
 }  // namespace gctx::sim

@@ -34,48 +34,36 @@ std::uint64_t inode_of(int descriptor) {
 }
 
 template <class Handle>
-CUresult give_token(Call& c, Handle* out, Token token, const File& file) {
+void give_token(Call& c, Handle* out, Token token, const File& file) {
   token.process = getpid();
   token.descriptor = file.descriptor();
   token.inode = inode_of(token.descriptor);
   c.machine.clock.share();
   std::memset(out, 0, sizeof *out);
   std::memcpy(out, &token, sizeof token);
-  return CUDA_SUCCESS;
 }
 
 // The file that a handle of another process names.
-CUresult open_token(Call& c, const void* handle, bool is_event, Token& token, std::shared_ptr<File>& file) {
+void open_token(Call& c, const void* handle, bool is_event, Token& token, std::shared_ptr<File>& file) {
   std::memcpy(&token, handle, sizeof token);
-  if (token.magic != Token{}.magic || token.is_event != is_event) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(token.magic != Token{}.magic || token.is_event != is_event, CUDA_ERROR_INVALID_VALUE);
   // Known of cards: a handle is for other processes.
-  if (token.process == getpid()) {
-    return CUDA_ERROR_INVALID_CONTEXT;
-  }
-  if (token.device < 0 || token.device >= static_cast<int>(c.machine.devices.size())) {
-    return CUDA_ERROR_INVALID_DEVICE;
-  }
+  refuse_if(token.process == getpid(), CUDA_ERROR_INVALID_CONTEXT);
+  refuse_if(token.device < 0 || token.device >= static_cast<int>(c.machine.devices.size()), CUDA_ERROR_INVALID_DEVICE);
   const std::string path = "/proc/" + std::to_string(token.process) + "/fd/" + std::to_string(token.descriptor);
   const int found = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (found < 0) {
-    return CUDA_ERROR_MAP_FAILED;  // its process has ended, or belongs to somebody else
+    refuse(CUDA_ERROR_MAP_FAILED);  // its process has ended, or belongs to somebody else
   }
   file = std::make_shared<File>(found);
-  if (inode_of(found) != token.inode) {
-    return CUDA_ERROR_MAP_FAILED;
-  }
+  refuse_if(inode_of(found) != token.inode, CUDA_ERROR_MAP_FAILED);
   c.machine.clock.share();
-  return CUDA_SUCCESS;
 }
 
-CUresult open_memory(Call& c, const CUipcMemHandle& handle, CUdeviceptr* out) {
+void open_memory(Call& c, const CUipcMemHandle& handle, CUdeviceptr* out) {
   Token token;
   std::shared_ptr<File> file;
-  if (const CUresult result = open_token(c, &handle, false, token, file); result != CUDA_SUCCESS) {
-    return result;
-  }
+  open_token(c, &handle, false, token, file);
   const std::string key(reinterpret_cast<const char*>(&token), sizeof token);
   for (auto& [address, allocation] : c.machine.allocations) {
     if (allocation.opened_as == key && allocation.context_id == c.current->id) {
@@ -99,7 +87,7 @@ CUresult open_memory(Call& c, const CUipcMemHandle& handle, CUdeviceptr* out) {
   const CUdeviceptr address = made.handle;
   c.machine.freed.erase(address);
   c.machine.allocations.emplace(address, std::move(made));
-  return give(out, address);
+  give(out, address);
 }
 
 }  // namespace
@@ -109,9 +97,7 @@ using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuIpcGetMemHandle, Call& c, CUipcMemHandle* out, CUdeviceptr address) {
   const auto found = c.machine.allocations.find(address);
-  if (found == c.machine.allocations.end() || !is_plain(found->second)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == c.machine.allocations.end() || !is_plain(found->second), CUDA_ERROR_INVALID_VALUE);
   const Allocation& memory = found->second;
   Token token;
   token.id = memory.id;
@@ -133,28 +119,19 @@ GCTX_SIM_CALL(cuIpcCloseMemHandle, Call& c, CUdeviceptr address) {
     return found == c.machine.allocations.end() || found->second.opened == 0 ? nullptr : &found->second;
   };
   Allocation* memory = find_opened();
-  if (memory == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (const CUresult result = wait_for_device(c, memory->device); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if(memory == nullptr, CUDA_ERROR_INVALID_VALUE);
+  wait_for_device(c, memory->device);
   // Looked up again: another thread may have closed it meanwhile.
   memory = find_opened();
-  if (memory == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(memory == nullptr, CUDA_ERROR_INVALID_VALUE);
   if (--memory->opened == 0) {
     c.machine.freed.insert(address);
     c.machine.allocations.erase(address);
   }
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuIpcGetEventHandle, Call& c, CUipcEventHandle* out, Event& event) {
-  if (!event.shared) {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
+  refuse_if(!event.shared, CUDA_ERROR_INVALID_HANDLE);
   Token token;
   token.id = event.id;
   token.device = event.device;
@@ -165,10 +142,8 @@ GCTX_SIM_CALL(cuIpcGetEventHandle, Call& c, CUipcEventHandle* out, Event& event)
 GCTX_SIM_CALL(cuIpcOpenEventHandle, Call& c, CUevent* out, CUipcEventHandle handle) {
   Token token;
   std::shared_ptr<File> file;
-  if (const CUresult result = open_token(c, &handle, true, token, file); result != CUDA_SUCCESS) {
-    return result;
-  }
+  open_token(c, &handle, true, token, file);
   Event& event = add_event(c, CU_EVENT_DISABLE_TIMING);
   event.shared = std::make_shared<SharedRecord>(std::move(file));
-  return give(out, as_handle<CUevent>(event));
+  give(out, as_handle<CUevent>(event));
 }

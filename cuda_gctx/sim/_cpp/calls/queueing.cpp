@@ -68,50 +68,41 @@ void put(Call& c, Stream& stream, const WorkPtr& work) {
   stream.last = work;
 }
 
-CUresult may_queue(const Stream& stream) {
+void may_queue(const Stream& stream) {
   const Context& context = *stream.context;
   if (&stream != context.default_stream.get() || context.is_green()) {
-    return CUDA_SUCCESS;
+    return;
   }
   for (const Stream* other : context.streams) {
     if (is_blocking(*other) && other->capture && other->capture->is_active()) {
       other->capture->invalidate();
-      return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+      refuse(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     }
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult enqueue(Call& c, Stream& stream, GraphNode node) {
-  if (const CUresult result = may_queue(stream); result != CUDA_SUCCESS) {
-    return result;
-  }
+void enqueue(Call& c, Stream& stream, GraphNode node) {
+  may_queue(stream);
   if (stream.capture) {
-    if (!stream.capture->is_active()) {
-      return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    }
+    refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     node.context_handle = stream.context->handle;
     node.context_id = stream.context->id;
     node.after = stream.capture_tail;
     node.capture = stream.capture->id();
     stream.capture_tail = {{&add_node(c.machine, stream.capture->graph(), std::move(node)), {}}};
-    return CUDA_SUCCESS;
+    return;
   }
   submit(c, stream, node);
-  return CUDA_SUCCESS;
 }
 
-CUresult wait_for(Call& c, const WorkPtr& work) {
-  return c.machine.clock.finish(c.lock, work) ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+void wait_for(Call& c, const WorkPtr& work) {
+  refuse_if(!c.machine.clock.finish(c.lock, work), CUDA_ERROR_NOT_PERMITTED);
 }
 
-CUresult wait_for(Call& c, const std::vector<WorkPtr>& works) {
+void wait_for(Call& c, const std::vector<WorkPtr>& works) {
   for (const WorkPtr& work : works) {
-    if (const CUresult result = wait_for(c, work); result != CUDA_SUCCESS) {
-      return result;
-    }
+    wait_for(c, work);
   }
-  return CUDA_SUCCESS;
 }
 
 bool hides_from_primary(const Call& c, const Context& context) { return context.is_green() && c.version() <= 13000; }
@@ -120,7 +111,7 @@ std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context) {
   return machine.clock.outstanding_of(context.id);
 }
 
-CUresult wait_for_device(Call& c, int device) {
+void wait_for_device(Call& c, int device) {
   return wait_for(c, c.machine.clock.outstanding([&](const Work& work) { return work.device == device; }));
 }
 

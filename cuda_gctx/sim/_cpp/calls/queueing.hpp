@@ -10,17 +10,17 @@ inline constexpr std::uint64_t polling_step_ns = 10'000;
 
 // The legacy default stream waits for the blocking streams of its context, which it cannot while one is capturing: that
 // capture is invalidated.
-CUresult may_queue(const Stream& stream);
+void may_queue(const Stream& stream);
 // Queues work behind what is on the stream, or adds it to the graph that the stream is capturing.
-CUresult enqueue(Call& call, Stream& stream, GraphNode node);
+void enqueue(Call& call, Stream& stream, GraphNode node);
 // The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
 WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int device);
 // `unseen`: by waits of the primary context, where it hides from them.
 WorkPtr submit(Call& call, Stream& stream, const GraphNode& node, bool unseen = false);
 // Puts work onto a stream, which is ordered already.
 void put(Call& call, Stream& stream, const WorkPtr& work);
-CUresult wait_for(Call& call, const WorkPtr& work);
-CUresult wait_for(Call& call, const std::vector<WorkPtr>& works);
+void wait_for(Call& call, const WorkPtr& work);
+void wait_for(Call& call, const std::vector<WorkPtr>& works);
 // What was queued on a context and is not done; a primary context answers for its green contexts too, as the header of
 // cuCtxSynchronize says.
 std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context);
@@ -28,6 +28,6 @@ std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context);
 // and blocking, until other work stands behind them. Recorded (`graph_waits`) with 13.0; assumed of older drivers.
 bool hides_from_primary(const Call& call, const Context& context);
 // Waits for everything that was queued on a device.
-CUresult wait_for_device(Call& call, int device);
+void wait_for_device(Call& call, int device);
 
 }  // namespace gctx::sim

@@ -29,10 +29,8 @@ std::uint32_t number_of(int device, const SmSet& sms, std::initializer_list<std:
   return static_cast<std::uint32_t>(hash >> 32) | 1;
 }
 
-CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
-  if (!is_known_type(c, type)) {
-    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  }
+void tell_context(Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
+  refuse_if(!is_known_type(c, type), CUDA_ERROR_INVALID_RESOURCE_TYPE);
   if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
     write_workqueue_config(context.device, context.workqueue, *out);
   } else if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
@@ -49,23 +47,16 @@ CUresult tell_context(Call& c, const Context& context, CUdevResource* out, CUdev
               source, context.sms},
              fields, *out);
   }
-  return CUDA_SUCCESS;
 }
 
 // A resource that may be split, or why it may not.
-CUresult read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
-  if (input->type != CU_DEV_RESOURCE_TYPE_SM) {
-    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  }
+void read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
+  refuse_if(input->type != CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   const auto read = read_sm(c.machine, *input);
-  if (!read) {
-    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  }
-  if (read->origin == Origin::group || read->origin == Origin::remainder) {
-    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  }
+  refuse_if(!read, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  refuse_if(read->origin == Origin::group || read->origin == Origin::remainder,
+            CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   meaning = *read;
-  return CUDA_SUCCESS;
 }
 
 void write_group(const Call& c, const SmMeaning& meaning, CUdevResource& out) {
@@ -118,24 +109,15 @@ bool fit_together(const Descriptor& made, const SmMeaning& next) {
          made.locality_domain == next.locality_domain;
 }
 
-CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
-  if (!is_known_type(c, resource.type)) {
-    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  }
+void read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
+  refuse_if(!is_known_type(c, resource.type), CUDA_ERROR_INVALID_RESOURCE_TYPE);
   if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
     const auto meaning = read_sm(c.machine, resource);
-    if (!meaning) {
-      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    }
-    if (!fits_device(made, meaning->device)) {
-      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    }
-    if (made.has_sms && meaning->source != made.source) {
-      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    }
-    if (made.has_sms && c.version() >= 13010 && !fit_together(made, *meaning)) {
-      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-    }
+    refuse_if(!meaning, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    refuse_if(!fits_device(made, meaning->device), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    refuse_if(made.has_sms && meaning->source != made.source, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    refuse_if(made.has_sms && c.version() >= 13010 && !fit_together(made, *meaning),
+              CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     made.source = meaning->source;
     made.split = meaning->split;
     made.locality_domain = meaning->locality_domain;
@@ -145,32 +127,23 @@ CUresult read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor&
     made.traits = made.has_sms ? combined(made.traits, meaning->traits) : meaning->traits;
     made.has_sms = true;
     made.flags |= meaning->flags;
-    return CUDA_SUCCESS;
+    return;
   }
-  if (made.has_workqueue) {
-    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  }
+  refuse_if(made.has_workqueue, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   made.has_workqueue = true;
   if (resource.type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
     made.queues = read_workqueue(c.machine, resource);
     const bool fits = made.queues && fits_device(made, made.queues->device);
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    return refuse_if(!fits, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   }
   const CUdevWorkqueueConfigResource& config = resource.wqConfig;
-  CUresult result = CUDA_SUCCESS;
-  if (find_device(c, config.device, result) == nullptr) {
-    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  }
-  if (!fits_device(made, config.device)) {
-    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  }
+  const bool is_there = config.device >= 0 && config.device < static_cast<int>(c.machine.devices.size());
+  refuse_if(!is_there, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  refuse_if(!fits_device(made, config.device), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   const bool scope_known = config.sharingScope == CU_WORKQUEUE_SCOPE_DEVICE_CTX ||
                            config.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
-  if (config.wqConcurrencyLimit == 0 || !scope_known) {
-    return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
-  }
+  refuse_if(config.wqConcurrencyLimit == 0 || !scope_known, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   made.workqueue = {config.wqConcurrencyLimit, config.sharingScope};
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -180,18 +153,15 @@ using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResource* out, CUdevResourceType type) {
   // An existing workqueue belongs to a context, so a device has none to show.
-  if (!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
-    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  }
+  refuse_if(!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
     write_workqueue_config(device.ordinal,
                            {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
-    return CUDA_SUCCESS;
+    return;
   }
   const Profile& card = device.chip->profile();
   write_sm(c.machine, {device.ordinal, Origin::device, 0, 0, {}, 0, 0, device.chip->all()},
            {device.chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuCtxGetDevResource, Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
@@ -204,28 +174,20 @@ GCTX_SIM_CALL(cuGreenCtxGetDevResource, Call& c, const Context& context, CUdevRe
 }
 
 GCTX_SIM_CALL(cuStreamGetDevResource, Call& c, const Stream& stream, CUdevResource* out, CUdevResourceType type) {
-  if (type != CU_DEV_RESOURCE_TYPE_SM) {
-    return CUDA_ERROR_INVALID_RESOURCE_TYPE;
-  }
+  refuse_if(type != CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   return tell_context(c, *stream.context, out, type);
 }
 
 GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsigned* group_count,
               const CUdevResource* input, CUdevResource* remainder, unsigned flags, unsigned min_count) {
   SmMeaning meaning;
-  if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_input(c, input, meaning);
   const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
   const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
-  if (groups != nullptr && wanted == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(groups != nullptr && wanted == 0, CUDA_ERROR_INVALID_VALUE);
   const SplitAnswer answer =
       chip.split_by_count(meaning.sms, min_count, flags, wanted, meaning.traits.alignment, meaning.traits.bond);
-  if (answer.result != CUDA_SUCCESS) {
-    return answer.result;
-  }
+  refuse_if(answer.result != CUDA_SUCCESS, answer.result);
   *group_count = static_cast<unsigned>(answer.groups.size());
   const std::uint32_t split = number_of(meaning.device, meaning.sms, {1, flags, min_count, wanted});
   SmMeaning made{meaning.device, Origin::group, 0, 0, {}, split, meaning.source, {}};
@@ -237,24 +199,17 @@ GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsig
     }
   }
   write_remainder(c, answer, made, remainder);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned group_count, const CUdevResource* input,
               CUdevResource* remainder, unsigned flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
-  if (group_count == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(group_count == 0, CUDA_ERROR_INVALID_VALUE);
   SmMeaning meaning;
-  if (const CUresult result = read_input(c, input, meaning); result != CUDA_SUCCESS) {
-    return result;
-  }
+  read_input(c, input, meaning);
   const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
   const SplitAnswer answer =
       chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
-  if (answer.result != CUDA_SUCCESS) {
-    return answer.result;
-  }
+  refuse_if(answer.result != CUDA_SUCCESS, answer.result);
   std::uint64_t asked = 0;
   for (unsigned i = 0; i < group_count; ++i) {
     asked = hash_bytes(&params[i], sizeof params[i], asked);
@@ -273,19 +228,13 @@ GCTX_SIM_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned gro
     write_group(c, made, groups[i]);
   }
   write_remainder(c, answer, made, remainder);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuDevResourceGenerateDesc, Call& c, CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
-  if (count == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(count == 0, CUDA_ERROR_INVALID_VALUE);
   auto made = std::make_unique<Descriptor>();
   for (unsigned i = 0; i < count; ++i) {
-    const CUresult result = read_for_descriptor(c, resources[i], *made);
-    if (result != CUDA_SUCCESS) {
-      return result;
-    }
+    read_for_descriptor(c, resources[i], *made);
   }
   if (!made->has_sms) {
     // A descriptor of a workqueue alone leaves the SMs as they are: all of the device. Assumed.
@@ -294,5 +243,5 @@ GCTX_SIM_CALL(cuDevResourceGenerateDesc, Call& c, CUdevResourceDesc* out, CUdevR
     made->sm_count = chip.sm_count();
   }
   c.made(*made);
-  return give(out, as_handle<CUdevResourceDesc>(c.machine.descriptors.add(std::move(made))));
+  give(out, as_handle<CUdevResourceDesc>(c.machine.descriptors.add(std::move(made))));
 }

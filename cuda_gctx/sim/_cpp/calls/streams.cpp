@@ -12,16 +12,16 @@ void add_default_streams(Machine& machine, Context& context) {
   context.default_stream->hidden = true;
 }
 
-CUresult add_stream(Call& c, Context& context, unsigned flags, int priority, CUstream* out) {
+void add_stream(Call& c, Context& context, unsigned flags, int priority, CUstream* out) {
   Stream& stream = c.machine.streams.add(c.machine.make_stream(context, flags, priority));
   context.streams.insert(&stream);
-  return give(out, as_handle<CUstream>(stream));
+  give(out, as_handle<CUstream>(stream));
 }
 
 namespace {
 
 // How the thread waits for functions makes no difference here.
-CUresult launch_host_function(Call& c, Stream& stream, CUhostFn function, void* user, unsigned mode) {
+void launch_host_function(Call& c, Stream& stream, CUhostFn function, void* user, unsigned mode) {
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_HOST;
   node.host = [function, user] { function(user); };
@@ -49,7 +49,7 @@ GCTX_SIM_CALL(cuStreamCreateWithPriority, Call& c, CUstream* out, unsigned flags
 
 GCTX_SIM_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
   if (stream.handle == 0) {  // one of those that are always there
-    return CUDA_ERROR_INVALID_HANDLE;
+    refuse(CUDA_ERROR_INVALID_HANDLE);
   }
   // Recorded: a stream that was forked into a capture and joined again may go; the capture ends well.
   leave_capture(c.machine, stream);
@@ -58,21 +58,20 @@ GCTX_SIM_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
     stream.context->streams.erase(&stream);
   }
   c.machine.streams.remove(stream);
-  return CUDA_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuStreamGetPriority, Call&, Stream& stream, int* priority) { return give(priority, stream.priority); }
+GCTX_SIM_CALL(cuStreamGetPriority, Call&, Stream& stream, int* priority) { give(priority, stream.priority); }
 
-GCTX_SIM_CALL(cuStreamGetDevice, Call&, Stream& stream, CUdevice* device) { return give(device, stream.device); }
+GCTX_SIM_CALL(cuStreamGetDevice, Call&, Stream& stream, CUdevice* device) { give(device, stream.device); }
 
-GCTX_SIM_CALL(cuStreamGetFlags, Call&, const Stream& stream, unsigned* flags) { return give(flags, stream.flags); }
+GCTX_SIM_CALL(cuStreamGetFlags, Call&, const Stream& stream, unsigned* flags) { give(flags, stream.flags); }
 
 GCTX_SIM_CALL(cuStreamGetId, Call&, const Stream& stream, unsigned long long* id) {
-  return give(id, static_cast<unsigned long long>(stream.id));
+  give(id, static_cast<unsigned long long>(stream.id));
 }
 
 GCTX_SIM_CALL(cuStreamGetCtx, Call&, Stream& stream, CUcontext* out) {
-  return give(out, as_handle<CUcontext>(*stream.context));
+  give(out, as_handle<CUcontext>(*stream.context));
 }
 
 // For a stream of a green context: the primary and the green context.
@@ -83,15 +82,14 @@ GCTX_SIM_CALL(cuStreamGetCtx_v2, Call& c, Stream& stream, CUcontext* context, CU
   if (green != nullptr) {
     *green = own.is_green() ? as_handle<CUgreenCtx>(own) : nullptr;
   }
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuStreamGetGreenCtx, Call&, Stream& stream, CUgreenCtx* out) {
   const Context& context = *stream.context;
-  return give(out, context.is_green() ? as_handle<CUgreenCtx>(context) : nullptr);
+  give(out, context.is_green() ? as_handle<CUgreenCtx>(context) : nullptr);
 }
 
-GCTX_SIM_CALL(cuStreamQuery, Call& c, Stream& stream) {
+GCTX_SIM_QUERY(cuStreamQuery, Call& c, Stream& stream) {
   const WorkPtr last = stream.last;
   if (!last || last->done) {
     return CUDA_SUCCESS;

@@ -6,6 +6,6 @@
 namespace gctx::sim {
 
 void add_default_streams(Machine& machine, Context& context);
-CUresult add_stream(Call& call, Context& context, unsigned flags, int priority, CUstream* out);
+void add_stream(Call& call, Context& context, unsigned flags, int priority, CUstream* out);
 
 }  // namespace gctx::sim

@@ -114,13 +114,9 @@ bool is_valid(const Description& wanted) {
 
 // The bytes are opaque to programs. Here the address is the first of them. Recorded: they may lie at any address,
 // although cuda.h asks for a multiple of 64.
-CUresult encode(Call& c, const Description& wanted) {
-  if (c.machine.chip->profile().cc_major < 9) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (!is_valid(wanted)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void encode(Call& c, const Description& wanted) {
+  refuse_if(c.machine.chip->profile().cc_major < 9, CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(!is_valid(wanted), CUDA_ERROR_INVALID_VALUE);
   CUtensorMap made{};
   made.opaque[0] = reinterpret_cast<std::uint64_t>(wanted.address);
   made.opaque[1] = wanted.rank | static_cast<std::uint64_t>(wanted.type) << 8 |
@@ -133,7 +129,6 @@ CUresult encode(Call& c, const Description& wanted) {
     made.opaque[2 + max_rank + i] = wanted.strides[i];
   }
   std::memcpy(static_cast<void*>(wanted.map), &made, sizeof made);
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -145,18 +140,12 @@ GCTX_SIM_CALL(cuTensorMapEncodeTiled, Call& c, CUtensorMap* map, CUtensorMapData
               void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const cuuint32_t* box,
               const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
               CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
-  if (rank > max_rank) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(rank > max_rank, CUDA_ERROR_INVALID_VALUE);
   for (unsigned i = 0; i < rank; ++i) {
-    if (box[i] == 0 || box[i] > 256) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
+    refuse_if(box[i] == 0 || box[i] > 256, CUDA_ERROR_INVALID_VALUE);
   }
   const std::size_t inner = rank == 0 ? 0 : box[0];
-  if (interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && inner * bits(type) % 128 != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(interleave == CU_TENSOR_MAP_INTERLEAVE_NONE && inner * bits(type) % 128 != 0, CUDA_ERROR_INVALID_VALUE);
   return encode(c, {map, type, rank, 1, address, dimensions, strides, element_strides, inner, interleave, swizzle,
                     promotion, fill});
 }
@@ -166,9 +155,7 @@ GCTX_SIM_CALL(cuTensorMapEncodeIm2col, Call& c, CUtensorMap* map, CUtensorMapDat
               cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
               CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
               CUtensorMapFloatOOBfill fill) {
-  if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(channels == 0 || channels > 256 || pixels == 0 || pixels > 1024, CUDA_ERROR_INVALID_VALUE);
   return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
                     promotion, fill});
 }
@@ -178,12 +165,10 @@ GCTX_SIM_CALL(cuTensorMapEncodeIm2colWide, Call& c, CUtensorMap* map, CUtensorMa
               cuuint32_t pixels, const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
               CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
               CUtensorMapFloatOOBfill fill) {
-  if (c.machine.chip->profile().cc_major < 10) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  if (channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(c.machine.chip->profile().cc_major < 10, CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(
+      channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128,
+      CUDA_ERROR_INVALID_VALUE);
   return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
                     promotion, fill});
 }
@@ -192,10 +177,7 @@ GCTX_SIM_CALL(cuTensorMapReplaceAddress, Call&, CUtensorMap* map, void* address)
   CUtensorMap changed;
   std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
   const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
-  if (reinterpret_cast<std::uint64_t>(address) % alignment != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(reinterpret_cast<std::uint64_t>(address) % alignment != 0, CUDA_ERROR_INVALID_VALUE);
   changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
   std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
-  return CUDA_SUCCESS;
 }

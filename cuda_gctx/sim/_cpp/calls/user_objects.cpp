@@ -9,44 +9,34 @@ GCTX_SIM_CALL(cuUserObjectCreate, Call& c, CUuserObject* out, void* user, CUhost
   object->destroy = destroy;
   object->user = user;
   object->owned = count;
-  return give(out, as_handle<CUuserObject>(c.machine.user_objects.add(std::move(object))));
+  give(out, as_handle<CUuserObject>(c.machine.user_objects.add(std::move(object))));
 }
 
-GCTX_SIM_CALL(cuUserObjectRetain, Call&, UserObject& object, unsigned count) {
-  object.owned += count;
-  return CUDA_SUCCESS;
-}
+GCTX_SIM_CALL(cuUserObjectRetain, Call&, UserObject& object, unsigned count) { object.owned += count; }
 
 GCTX_SIM_CALL(cuUserObjectRelease, Call& c, UserObject& object, unsigned count) {
   if (object.owned < count) {
     c.note(Misuse::double_destroy, object.handle, "more references are released than the program has");
-    return CUDA_ERROR_INVALID_VALUE;
+    refuse(CUDA_ERROR_INVALID_VALUE);
   }
   let_go(c.machine, object, object.owned, count);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuGraphRetainUserObject, Call& c, Graph& graph, UserObject& object, unsigned count, unsigned flags) {
   const bool move = flags == CU_GRAPH_USER_OBJECT_MOVE;
-  if (move && object.owned < count) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(move && object.owned < count, CUDA_ERROR_INVALID_VALUE);
   keep(graph.kept, object, count);
   if (move) {
     let_go(c.machine, object, object.owned, count);
   }
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuGraphReleaseUserObject, Call& c, Graph& graph, UserObject& object, unsigned count) {
   const auto found = graph.kept.find(&object);
-  if (found == graph.kept.end() || found->second < count) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == graph.kept.end() || found->second < count, CUDA_ERROR_INVALID_VALUE);
   found->second -= count;
   if (found->second == 0) {
     graph.kept.erase(found);
   }
   let_go(c.machine, object, object.kept, count);
-  return CUDA_SUCCESS;
 }

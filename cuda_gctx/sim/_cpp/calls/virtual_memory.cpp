@@ -20,40 +20,35 @@ struct Label {
 
 bool is_multiple(std::uint64_t value) { return value % granularity == 0; }
 
-CUresult check(Call& c, const CUmemAllocationProp* properties) {
-  CUresult result = CUDA_SUCCESS;
-  if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED || properties->win32HandleMetaData != nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+void check(Call& c, const CUmemAllocationProp* properties) {
+  refuse_if(properties->type != CU_MEM_ALLOCATION_TYPE_PINNED || properties->win32HandleMetaData != nullptr,
+            CUDA_ERROR_INVALID_VALUE);
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     // Memory of the host without addresses for the host is what cuMemHostAlloc is for.
     const bool known = properties->location.type == CU_MEM_LOCATION_TYPE_HOST ||
                        properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
-    return known && properties->requestedHandleTypes == 0 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+    refuse_if(known && properties->requestedHandleTypes == 0, CUDA_ERROR_NOT_SUPPORTED);
+    refuse(CUDA_ERROR_INVALID_VALUE);
   }
-  if (find_device(c, properties->location.id, result) == nullptr) {
-    return result;
-  }
+  find_device(c, properties->location.id);
   // Descriptors are the one kind that Linux without a fabric has.
-  return (properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0 ? CUDA_SUCCESS
-                                                                                             : CUDA_ERROR_NOT_SUPPORTED;
+  constexpr unsigned known = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  refuse_if((properties->requestedHandleTypes & ~known) != 0, CUDA_ERROR_NOT_SUPPORTED);
 }
 
-CUresult add_handle(Call& c, const Label& label, Storage storage, bool imported, CUmemGenericAllocationHandle* out) {
+void add_handle(Call& c, const Label& label, Storage storage, bool imported, CUmemGenericAllocationHandle* out) {
   auto made = std::make_unique<MemoryHandle>();
   c.made(*made);
   made->properties = label.properties;
   made->size = label.size;
   made->storage = std::move(storage);
   made->imported = imported;
-  return give(out, CUmemGenericAllocationHandle{c.machine.memory_handles.add(std::move(made)).handle});
+  give(out, CUmemGenericAllocationHandle{c.machine.memory_handles.add(std::move(made)).handle});
 }
 
-CUresult create(Call& c, std::size_t size, const CUmemAllocationProp& properties, CUmemGenericAllocationHandle* out) {
+void create(Call& c, std::size_t size, const CUmemAllocationProp& properties, CUmemGenericAllocationHandle* out) {
   Device& device = c.machine.devices[static_cast<std::size_t>(properties.location.id)];
-  if (!has_room(device, size)) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(!has_room(device, size), CUDA_ERROR_OUT_OF_MEMORY);
   Label label;
   label.size = size;
   label.properties = properties;
@@ -82,11 +77,9 @@ void drop_if_unused(Machine& machine, const MemoryHandle& handle) {
   machine.memory_handles.remove(handle);
 }
 
-CUresult import(Call& c, int descriptor, CUmemGenericAllocationHandle* out) {
+void import(Call& c, int descriptor, CUmemGenericAllocationHandle* out) {
   const int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  if (own < 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(own < 0, CUDA_ERROR_INVALID_VALUE);
   Storage storage;
   storage.file = std::make_shared<File>(own);
   struct stat status{};
@@ -95,11 +88,10 @@ CUresult import(Call& c, int descriptor, CUmemGenericAllocationHandle* out) {
   if (fstat(own, &status) == 0 && status.st_size > static_cast<off_t>(page_bytes)) {
     storage.file->read(static_cast<std::uint64_t>(status.st_size) - page_bytes, &label, sizeof label);
   }
-  if (label.magic != Label{}.magic || label.size + page_bytes != static_cast<std::uint64_t>(status.st_size)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(label.magic != Label{}.magic || label.size + page_bytes != static_cast<std::uint64_t>(status.st_size),
+            CUDA_ERROR_INVALID_VALUE);
   if (label.properties.location.id >= static_cast<int>(c.machine.devices.size())) {
-    return CUDA_ERROR_NOT_SUPPORTED;  // this machine has no such device
+    refuse(CUDA_ERROR_NOT_SUPPORTED);  // this machine has no such device
   }
   c.machine.clock.share();
   return add_handle(c, label, std::move(storage), true, out);
@@ -115,14 +107,12 @@ const Reservation* find_reservation(const Machine& machine, std::uint64_t addres
   return range.contains(address) && size <= range.address() + range.size() - address ? &range : nullptr;
 }
 
-CUresult map(Call& c, std::uint64_t address, std::size_t size, MemoryHandle& handle) {
+void map(Call& c, std::uint64_t address, std::size_t size, MemoryHandle& handle) {
   const Reservation* range = find_reservation(c.machine, address, size);
   const auto next = c.machine.allocations.lower_bound(address);
   const bool taken = find_allocation(c.machine, address, 1) != nullptr ||
                      (next != c.machine.allocations.end() && next->first < address + size);
-  if (range == nullptr || size > handle.size || taken) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(range == nullptr || size > handle.size || taken, CUDA_ERROR_INVALID_VALUE);
   range->map(address, *handle.storage.file, handle.storage.offset, size);
   Allocation made;
   c.made(made);
@@ -134,7 +124,6 @@ CUresult map(Call& c, std::uint64_t address, std::size_t size, MemoryHandle& han
   ++handle.mappings;
   c.machine.freed.erase(address);
   c.machine.allocations.emplace(address, std::move(made));
-  return CUDA_SUCCESS;
 }
 
 // The mappings that make up the range, without a gap and without a part of one; none where it is not so.
@@ -152,14 +141,10 @@ std::vector<Allocation*> mappings_of(Machine& machine, std::uint64_t address, st
   return found;
 }
 
-CUresult unmap(Call& c, std::uint64_t address, std::size_t size) {
+void unmap(Call& c, std::uint64_t address, std::size_t size) {
   const auto mappings = mappings_of(c.machine, address, size);
-  if (mappings.empty()) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (const CUresult result = wait_for_device(c, mappings.front()->device); result != CUDA_SUCCESS) {
-    return result;
-  }
+  refuse_if(mappings.empty(), CUDA_ERROR_INVALID_VALUE);
+  wait_for_device(c, mappings.front()->device);
   // Looked up again: another thread may have unmapped them meanwhile.
   for (const Allocation* mapping : mappings_of(c.machine, address, size)) {
     MemoryHandle& handle = *mapping->mapped;
@@ -169,44 +154,34 @@ CUresult unmap(Call& c, std::uint64_t address, std::size_t size) {
     --handle.mappings;
     drop_if_unused(c.machine, handle);
   }
-  return CUDA_SUCCESS;
 }
 
-CUresult set_access(Call& c, std::uint64_t address, std::size_t size, const CUmemAccessDesc* wanted,
-                    std::size_t count) {
+void set_access(Call& c, std::uint64_t address, std::size_t size, const CUmemAccessDesc* wanted, std::size_t count) {
   const auto mappings = mappings_of(c.machine, address, size);
-  if (mappings.empty()) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  CUresult result = CUDA_SUCCESS;
+  refuse_if(mappings.empty(), CUDA_ERROR_INVALID_VALUE);
   for (std::size_t i = 0; i < count; ++i) {
     const unsigned flags = wanted[i].flags;
-    if (wanted[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
-         flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-    if (find_device(c, wanted[i].location.id, result) == nullptr) {
-      return result;
-    }
+    refuse_if(wanted[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                  (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+                   flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
+              CUDA_ERROR_INVALID_VALUE);
+    find_device(c, wanted[i].location.id);
   }
   for (Allocation* mapping : mappings) {
     for (std::size_t i = 0; i < count; ++i) {
       mapping->access[wanted[i].location.id] = wanted[i].flags;
     }
   }
-  return CUDA_SUCCESS;
 }
 
 }  // namespace
 
-MemoryHandle* find(Call& c, CUmemGenericAllocationHandle handle, CUresult& result, MemoryHandle*) {
-  MemoryHandle* found =
-      find_in(c, c.machine.memory_handles, handle, CUDA_ERROR_INVALID_VALUE, "the memory handle is released", result);
-  if (found != nullptr && found->references == 0) {
-    c.note(Misuse::use_after_destroy, handle, "the memory handle is released");
-    result = CUDA_ERROR_INVALID_VALUE;
-    return nullptr;
+MemoryHandle& find_memory(Call& c, CUmemGenericAllocationHandle handle) {
+  constexpr const char* gone = "the memory handle is released";
+  MemoryHandle& found = find_in(c, c.machine.memory_handles, handle, CUDA_ERROR_INVALID_VALUE, gone);
+  if (found.references == 0) {
+    c.note(Misuse::use_after_destroy, handle, gone);
+    refuse(CUDA_ERROR_INVALID_VALUE);
   }
   return found;
 }
@@ -217,56 +192,48 @@ using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuMemGetAllocationGranularity, Call& c, std::size_t* out, const CUmemAllocationProp* properties,
               CUmemAllocationGranularity_flags) {
-  const CUresult result = check(c, properties);
-  return result == CUDA_SUCCESS ? give(out, std::size_t{granularity}) : result;
+  check(c, properties);
+  give(out, std::size_t{granularity});
 }
 
 GCTX_SIM_CALL(cuMemCreate, Call& c, CUmemGenericAllocationHandle* out, std::size_t size,
               const CUmemAllocationProp* properties, unsigned long long) {
-  if (!is_multiple(size)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  const CUresult result = check(c, properties);
-  return result == CUDA_SUCCESS ? create(c, size, *properties, out) : result;
+  refuse_if(!is_multiple(size), CUDA_ERROR_INVALID_VALUE);
+  check(c, properties);
+  return create(c, size, *properties, out);
 }
 
 GCTX_SIM_CALL(cuMemRelease, Call& c, MemoryHandle& memory) {
   --memory.references;
   drop_if_unused(c.machine, memory);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemAddressReserve, Call& c, CUdeviceptr* out, std::size_t size, std::size_t alignment, CUdeviceptr hint,
               unsigned long long) {
-  if (size % page_bytes != 0 || hint % page_bytes != 0 || (alignment & (alignment - 1)) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(size % page_bytes != 0 || hint % page_bytes != 0 || (alignment & (alignment - 1)) != 0,
+            CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t most = std::size_t{1} << 46;
-  if (size > most || alignment > most) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(size > most || alignment > most, CUDA_ERROR_OUT_OF_MEMORY);
   auto made = std::make_unique<AddressRange>(size, std::max<std::uint64_t>(alignment, granularity), hint);
   c.made(*made);
   made->handle = made->range.address();
   const CUdeviceptr address = made->handle;
   c.machine.reservations.emplace(address, std::move(made));
-  return give(out, address);
+  give(out, address);
 }
 
 GCTX_SIM_CALL(cuMemAddressFree, Call& c, CUdeviceptr address, std::size_t size) {
   const auto found = c.machine.reservations.find(address);
   const auto next = c.machine.allocations.lower_bound(address);
   const bool mapped = next != c.machine.allocations.end() && next->first < address + size;
-  if (found == c.machine.reservations.end() || found->second->range.size() != size || mapped) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == c.machine.reservations.end() || found->second->range.size() != size || mapped,
+            CUDA_ERROR_INVALID_VALUE);
   c.machine.reservations.erase(found);
-  return CUDA_SUCCESS;
 }
 
 GCTX_SIM_CALL(cuMemMap, Call& c, CUdeviceptr address, std::size_t size, std::size_t, MemoryHandle& memory,
               unsigned long long) {
-  return is_multiple(size) && is_multiple(address) ? map(c, address, size, memory) : CUDA_ERROR_INVALID_VALUE;
+  return is_multiple(size) && is_multiple(address) ? map(c, address, size, memory) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
 GCTX_SIM_CALL(cuMemUnmap, Call& c, CUdeviceptr address, std::size_t size) { return unmap(c, address, size); }
@@ -277,27 +244,20 @@ GCTX_SIM_CALL(cuMemSetAccess, Call& c, CUdeviceptr address, std::size_t size, co
 }
 
 GCTX_SIM_CALL(cuMemGetAccess, Call& c, unsigned long long* out, const CUmemLocation* location, CUdeviceptr address) {
-  CUresult result = CUDA_SUCCESS;
   const Allocation* found = find_allocation(c.machine, address, 1);
-  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || found == nullptr || found->mapped == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (find_device(c, location->id, result) == nullptr) {
-    return result;
-  }
+  refuse_if(location->type != CU_MEM_LOCATION_TYPE_DEVICE || found == nullptr || found->mapped == nullptr,
+            CUDA_ERROR_INVALID_VALUE);
+  find_device(c, location->id);
   const auto access = found->access.find(location->id);
-  return give(out, static_cast<unsigned long long>(access == found->access.end() ? 0 : access->second));
+  give(out, static_cast<unsigned long long>(access == found->access.end() ? 0 : access->second));
 }
 
 GCTX_SIM_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& memory, CUmemAllocationHandleType type,
               unsigned long long) {
-  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (memory.properties.requestedHandleTypes & type) == 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (memory.properties.requestedHandleTypes & type) == 0,
+            CUDA_ERROR_INVALID_VALUE);
   const int descriptor = fcntl(memory.storage.file->descriptor(), F_DUPFD_CLOEXEC, 0);
-  if (descriptor < 0) {
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  }
+  refuse_if(descriptor < 0, CUDA_ERROR_OUT_OF_MEMORY);
   c.machine.clock.share();
   return give(static_cast<int*>(out), descriptor);
 }
@@ -306,18 +266,16 @@ GCTX_SIM_CALL(cuMemImportFromShareableHandle, Call& c, CUmemGenericAllocationHan
               CUmemAllocationHandleType type) {
   return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
              ? import(c, static_cast<int>(reinterpret_cast<std::intptr_t>(handle)), out)
-             : CUDA_ERROR_NOT_SUPPORTED;
+             : refuse(CUDA_ERROR_NOT_SUPPORTED);
 }
 
 GCTX_SIM_CALL(cuMemGetAllocationPropertiesFromHandle, Call&, CUmemAllocationProp* out, MemoryHandle& memory) {
-  return give(out, memory.properties);
+  give(out, memory.properties);
 }
 
 GCTX_SIM_CALL(cuMemRetainAllocationHandle, Call& c, CUmemGenericAllocationHandle* out, void* address) {
   const Allocation* found = find_allocation(c.machine, reinterpret_cast<std::uint64_t>(address), 1);
-  if (found == nullptr || found->mapped == nullptr) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  refuse_if(found == nullptr || found->mapped == nullptr, CUDA_ERROR_INVALID_VALUE);
   ++found->mapped->references;
-  return give(out, CUmemGenericAllocationHandle{found->mapped->handle});
+  give(out, CUmemGenericAllocationHandle{found->mapped->handle});
 }

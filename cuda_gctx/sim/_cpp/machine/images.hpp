@@ -14,6 +14,6 @@ struct Compiler {
 // PTX text, machine code, or a container of both. What is none of them is CUDA_ERROR_INVALID_IMAGE; PTX of a version
 // that the driver does not know, CUDA_ERROR_UNSUPPORTED_PTX_VERSION; for a newer target, or with what is no
 // instruction, CUDA_ERROR_INVALID_PTX.
-CUresult read_image(const void* data, const Compiler& compiler, Image& image);
+[[nodiscard]] CUresult read_image(const void* data, const Compiler& compiler, Image& image);
 
 }  // namespace gctx::sim
