@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,65 @@ KNOWN_DIFFERENCES = {
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",
 }
+
+_ARGUMENTS_FIRST = "a card looks at the arguments before the captures"
+_CAPTURES_FIRST = "a card looks for captures before it looks at the handle"
+_EMPTY_LIST = "a list with room for nothing is an invalid value for a card; here nothing is written"
+_OLD_MEMORY_OPERATIONS = "the first version of these functions is switched off on the card"
+_AFFINITY = "parameters of contexts are not modelled"
+# Answers about the contract of a function that one of them accepts and the other does not, and why.
+CONTRACT_DIFFERENCES = {
+    **dict.fromkeys(("cuMemAllocPitch_v2", "cuModuleLoad", "cuMemsetD2D16_v2", "cuMemsetD2D32_v2"), _ARGUMENTS_FIRST),
+    **dict.fromkeys(("cuIpcCloseMemHandle", "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2"), _ARGUMENTS_FIRST),
+    **dict.fromkeys(("cuTexObjectDestroy", "cuSurfObjectDestroy"), _CAPTURES_FIRST),
+    **dict.fromkeys(("cuGraphGetNodes", "cuGraphGetRootNodes", "cuGraphGetEdges", "cuGraphGetEdges_v2"), _EMPTY_LIST),
+    **dict.fromkeys(("cuGraphNodeGetDependencies", "cuGraphNodeGetDependencies_v2"), _EMPTY_LIST),
+    **dict.fromkeys(("cuGraphNodeGetDependentNodes", "cuGraphNodeGetDependentNodes_v2"), _EMPTY_LIST),
+    **dict.fromkeys(("cuStreamWaitValue32", "cuStreamWaitValue64", "cuStreamBatchMemOp"), _OLD_MEMORY_OPERATIONS),
+    **dict.fromkeys(("cuStreamWriteValue32", "cuStreamWriteValue64"), _OLD_MEMORY_OPERATIONS),
+    **dict.fromkeys(("cuCtxCreate_v3", "cuCtxCreate_v4"), _AFFINITY),
+    "cuDeviceGetExecAffinitySupport": "a card takes every type",
+    "cuDeviceGetName": "a card takes a negative length",
+    "cuDevicePrimaryCtxSetFlags": "the first version of the function wants an inactive context",
+    "cuGraphReleaseUserObject": "a card takes a release of what the graph does not keep",
+    "cuMemGetAllocationGranularity": "a card takes properties of no type",
+    "cuMemUnmap": _ARGUMENTS_FIRST,
+    "cuMemcpyPeerAsync": "a card does not capture copies between devices",
+    "cuOccupancyMaxActiveClusters": "a card refuses a grid of nothing",
+    "cuOccupancyMaxPotentialClusterSize": "a card refuses a grid of nothing",
+    "cuPointerGetAttributes": "a card refuses an attribute that is none",
+    "cuUserObjectCreate": "a card takes no references at all",
+}
+SIGNALS = ("SIGSEGV", "SIGALRM")
+
+
+def is_refusal(answer: Any) -> bool:
+    """Whether a code of CUresult, or one with what became of a capture, is an error."""
+    code = answer[0] if isinstance(answer, list) else answer
+    return isinstance(code, int) and code != 0
+
+
+def contract_reason(function: str, real: Mapping[str, Any], question: str, model: Any) -> str | None:
+    """Why the answer to a question about the contract of a function may differ; None if it may not."""
+    answer = real.get(question, "-")
+    if answer in SIGNALS or (answer == "-" and any(one in SIGNALS for one in real.values())):
+        return "a card ends or blocks the process; the software driver answers"
+    if isinstance(answer, str) and isinstance(model, str):
+        return "the question could not be asked to its end"
+    if is_refusal(answer) and is_refusal(model) and isinstance(answer, int):
+        return "both refuse it: which of several reasons is said first differs"
+    if is_refusal(answer) and is_refusal(model) and answer[1] == model[1]:
+        return "both refuse it, and the capture is as it was"
+    return CONTRACT_DIFFERENCES.get(function)
+
+
+def contract_differences(real: Any, model: Any) -> Iterator[tuple[str, Any, Any]]:
+    for function in sorted({*real, *model}):
+        answers, others = real.get(function, {}), model.get(function, {})
+        for question in sorted({*answers, *others}):
+            one, other = answers.get(question, "-"), others.get(question, "-")
+            if one != other and contract_reason(function, answers, question, other) is None:
+                yield f"contract/{function}/{question}", one, other
 
 
 @functools.cache
@@ -122,7 +181,8 @@ def answers_of(recording: Any, section: str) -> Any:
 
 def differences_of(path: Path, section: str, folder: Path) -> list[str]:
     """What differs in a section, in words; `folder` keeps what the software driver answers."""
-    found = differences(answers_of(recorded(path), section), answers_of(simulated(path, folder), section), section)
+    real, model = answers_of(recorded(path), section), answers_of(simulated(path, folder), section)
+    found = contract_differences(real, model) if section == "contract" else differences(real, model, section)
     return [
         f"{place}\n  recorded  {real}\n  simulated {model}"
         for place, real, model in found

@@ -69,7 +69,7 @@ def answer(case: Case, world: World) -> Any:
         SENTENCES[int(what)].check(world)
     except AssertionError as wrong:
         line = traceback.extract_tb(wrong.__traceback__)[-1].line
-        return f"not so: {line}"
+        return f"not so: {line} {wrong}".rstrip()
     return "holds"
 
 

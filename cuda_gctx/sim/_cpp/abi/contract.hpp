@@ -32,6 +32,7 @@ enum class InCapture : std::uint8_t {
   safe,
   whole,    // it orders a whole context: it invalidates the captures of that context's streams, in every mode
   own,      // asked of a stream that is capturing, it invalidates that capture, in every mode
+  beside,   // potentially unsafe, unless its stream captures it
   context,  // potentially unsafe: it disturbs the captures of the context that it waits for
   unsafe    // potentially unsafe: it disturbs every capture that the thread's mode protects
 };
@@ -59,6 +60,12 @@ struct Contract {
   }
   constexpr Contract unsafe() const {
     return with([](Contract& c) { c.in_capture = InCapture::unsafe; });
+  }
+  constexpr Contract unsafe_beside() const {
+    return with([](Contract& c) { c.in_capture = InCapture::beside; });
+  }
+  constexpr Contract in_callbacks() const {
+    return with([](Contract& c) { c.in_callback = true; });
   }
   constexpr Contract disturbs_own() const {
     return with([](Contract& c) { c.in_capture = InCapture::own; });

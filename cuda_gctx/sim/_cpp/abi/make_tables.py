@@ -184,8 +184,8 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
                 row["says"] = [int(one) for one in values]
             elif word in ("from", "before"):
                 rules[-1][word] = int(given)
-            elif word == "unsafe" or word.startswith("disturbs_"):
-                row["in_capture"] = word.removeprefix("disturbs_")
+            elif word.startswith(("unsafe", "disturbs_")):
+                row["in_capture"] = word.removeprefix("disturbs_").removeprefix("unsafe_")
             else:
                 row[word] = True
         found[symbol] = {**row, "needed": sorted(needed), "rules": rules}
@@ -205,6 +205,7 @@ IN_CAPTURE = {
     "whole": "disturbs the captures of the whole context",
     "own": "refused on a stream that is capturing",
     "context": "disturbs the captures of its context",
+    "beside": "unsafe, but on the stream that captures it",
     "unsafe": "unsafe",
 }
 
@@ -275,7 +276,7 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], he
     for symbol, row in sorted(rows.items()):
         words = {"context": "current", "owned": "owned", "or_current": "null: current", "early": "before `cuInit`"}
         context = ", ".join(text for word, text in words.items() if row.get(word))
-        callback = "allowed" if row.get("early") else ""
+        callback = "allowed" if row.get("early") or row.get("in_callbacks") else ""
         cells = (
             described(row),
             IN_CAPTURE[row["in_capture"]],

@@ -137,9 +137,7 @@ GCTX_SIM_QUERY(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
                           : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
                                                  : CUDA_SUCCESS;
   const Graph* graph = end_capture(c.machine, *capture, result == CUDA_SUCCESS);
-  if (out != nullptr) {
-    *out = graph == nullptr ? nullptr : as_handle<CUgraph>(*graph);
-  }
+  give(out, graph == nullptr ? nullptr : as_handle<CUgraph>(*graph));
   return result;
 }
 

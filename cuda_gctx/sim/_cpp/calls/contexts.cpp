@@ -205,9 +205,7 @@ GCTX_SIM_CALL(cuCtxPushCurrent_v2, Call& c, CUcontext handle) {
 
 GCTX_SIM_CALL(cuCtxPopCurrent_v2, Call& c, CUcontext* out) {
   refuse_if(c.thread.stack.empty(), CUDA_ERROR_INVALID_CONTEXT);
-  if (out != nullptr) {
-    *out = reinterpret_cast<CUcontext>(c.thread.stack.back().handle);
-  }
+  give(out, reinterpret_cast<CUcontext>(c.thread.stack.back().handle));
   c.thread.stack.pop_back();
 }
 
@@ -254,12 +252,12 @@ GCTX_SIM_CALL(cuCtxSynchronize_v2, Call& c, Context& context) {
 GCTX_SIM_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
   refuse_if(std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits),
             CUDA_ERROR_UNSUPPORTED_LIMIT);
-  // Assumed: more local memory than a thread can have is refused; the others are clamped to what the card has.
+  // Recorded: more local memory than a thread can have is refused, and more of the L2 cache than may persist: here
+  // none.
   refuse_if(limit == CU_LIMIT_STACK_SIZE && value > (std::size_t{512} << 10), CUDA_ERROR_INVALID_VALUE);
   refuse_if(limit == CU_LIMIT_MALLOC_HEAP_SIZE && value > c.device().memory, CUDA_ERROR_OUT_OF_MEMORY);
-  c.current->limits[limit] = limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE   ? 0
-                             : limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY ? std::min<std::size_t>(value, 128)
-                                                                          : value;
+  refuse_if(limit == CU_LIMIT_PERSISTING_L2_CACHE_SIZE && value > 0, CUDA_ERROR_INVALID_VALUE);
+  c.current->limits[limit] = limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY ? std::min<std::size_t>(value, 128) : value;
 }
 
 GCTX_SIM_CALL(cuCtxGetLimit, Call& c, std::size_t* value, CUlimit limit) {
@@ -284,12 +282,8 @@ GCTX_SIM_CALL(cuCtxGetApiVersion, Call& c, CUcontext handle, unsigned* version) 
 }
 
 GCTX_SIM_CALL(cuCtxGetStreamPriorityRange, Call&, int* least, int* greatest) {
-  if (least != nullptr) {
-    *least = 0;
-  }
-  if (greatest != nullptr) {
-    *greatest = -5;
-  }
+  give(least, 0);
+  give(greatest, -5);
 }
 
 GCTX_SIM_CALL(cuCtxResetPersistingL2Cache, Call&) {}

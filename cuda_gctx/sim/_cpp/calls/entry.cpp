@@ -142,6 +142,9 @@ void spare_captures(Call& call, const Subjects& subjects) {
   if (rule == InCapture::whole) {
     return refuse_if(disturbs_streams_of(*subjects.context), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
+  if (rule == InCapture::beside && subjects.stream != nullptr && subjects.stream->capture) {
+    return;
+  }
   if (rule >= InCapture::own) {
     refuse_if(subjects.event != nullptr && subjects.event->capture, CUDA_ERROR_CAPTURED_EVENT);
     if (subjects.stream != nullptr && subjects.stream->capture) {
@@ -154,7 +157,7 @@ void spare_captures(Call& call, const Subjects& subjects) {
                                                             : call.current;
   // Recorded: waiting for another stream of a context that is capturing disturbs the capture.
   const bool disturbed = (rule == InCapture::context && disturbs_capture(call, waited_for)) ||
-                         (rule == InCapture::unsafe && disturbs_capture(call, nullptr));
+                         ((rule == InCapture::unsafe || rule == InCapture::beside) && disturbs_capture(call, nullptr));
   refuse_if(disturbed, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 

@@ -188,9 +188,12 @@ struct Entry<function, body, CUresult(Given...), Answer (*)(Call&, Parameters...
   __attribute__((visibility("default"), ifunc("resolve_" #symbol))) decltype(::symbol) symbol;                         \
   }
 
+// Where the caller wants to know. What it must want to know, the contract says.
 template <class T>
-void give(T* out, T value) {
-  *out = value;
+void give(T* out, const std::type_identity_t<T>& value) {
+  if (out != nullptr) {
+    *out = value;
+  }
 }
 
 }  // namespace gctx::sim

@@ -287,7 +287,7 @@ void update(ExecNodes& old, ExecNodes& now) {
 
 void update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, UpdateInfo* out) {
   UpdateInfo info{CU_GRAPH_EXEC_UPDATE_ERROR, nullptr, nullptr};
-  *out = info;
+  give(out, info);
   GraphExec& exec = find<GraphExec>(c, exec_handle);
   const Graph& graph = find<Graph>(c, graph_handle);
   ExecNodes nodes;
@@ -302,7 +302,7 @@ void update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, UpdateI
     }
     let_all_go(c.machine, before);
   }
-  *out = info;
+  give(out, info);
   refuse_if(!may, CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
 }
 

@@ -81,9 +81,7 @@ void parameter(const KernelCode& code, std::size_t index, std::size_t* offset, s
   refuse_if(!code.arguments_known, CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(index >= code.argument_sizes.size(), CUDA_ERROR_INVALID_VALUE);
   *offset = code.argument_offsets[index];
-  if (size != nullptr) {
-    *size = code.argument_sizes[index];
-  }
+  give(size, code.argument_sizes[index]);
 }
 
 void parameter_count(const KernelCode& code, std::size_t* count) {

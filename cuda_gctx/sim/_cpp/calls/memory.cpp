@@ -120,8 +120,8 @@ using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuMemGetInfo_v2, Call& c, std::size_t* free, std::size_t* total) {
   const Device& device = c.device();
-  *free = device.memory - used_memory(device);
-  *total = device.memory;
+  give(free, device.memory - used_memory(device));
+  give(total, device.memory);
 }
 
 GCTX_SIM_CALL(cuMemAlloc_v2, Call& c, CUdeviceptr* out, std::size_t size) {
@@ -142,12 +142,8 @@ GCTX_SIM_CALL(cuMemFree_v2, Call& c, CUdeviceptr address) { return free_address(
 GCTX_SIM_CALL(cuMemGetAddressRange_v2, Call& c, CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
   const Allocation* found = find_allocation(c.machine, address, 1);
   refuse_if(found == nullptr, CUDA_ERROR_NOT_FOUND);
-  if (base != nullptr) {
-    *base = found->handle;
-  }
-  if (size != nullptr) {
-    *size = found->size;
-  }
+  give(base, found->handle);
+  give(size, found->size);
 }
 
 GCTX_SIM_CALL(cuMemAllocHost_v2, Call& c, void** out, std::size_t size) {

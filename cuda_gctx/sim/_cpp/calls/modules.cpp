@@ -92,12 +92,8 @@ void find_variable(Call& c, Module& module, const char* name, CUdeviceptr* addre
   if (place == 0) {
     place_variable(c, module, *found, place);
   }
-  if (address != nullptr) {
-    *address = static_cast<CUdeviceptr>(place);
-  }
-  if (size != nullptr) {
-    *size = found->size;
-  }
+  give(address, static_cast<CUdeviceptr>(place));
+  give(size, found->size);
 }
 
 template <class Handle, class Map>
@@ -179,12 +175,8 @@ GCTX_SIM_CALL(cuModuleGetGlobal_v2, Call& c, CUdeviceptr* address, std::size_t* 
   // Seen on an H200: unlike a library, a module refuses the names of kernels, and clears the results.
   const auto& kernels = module.image->kernels;
   const auto is_named = [&](const auto& kernel) { return kernel->name == name; };
-  if (address != nullptr) {
-    *address = 0;
-  }
-  if (size != nullptr) {
-    *size = 0;
-  }
+  give(address, 0);
+  give(size, 0);
   refuse_if(*name == '\0' || std::any_of(kernels.begin(), kernels.end(), is_named), CUDA_ERROR_INVALID_VALUE);
   return find_variable(c, module, name, address, size);
 }

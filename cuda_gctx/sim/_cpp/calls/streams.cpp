@@ -78,10 +78,8 @@ GCTX_SIM_CALL(cuStreamGetCtx, Call&, Stream& stream, CUcontext* out) {
 GCTX_SIM_CALL(cuStreamGetCtx_v2, Call& c, Stream& stream, CUcontext* context, CUgreenCtx* green) {
   const Context& own = *stream.context;
   const Device& device = c.machine.devices[static_cast<std::size_t>(own.device)];
-  *context = as_handle<CUcontext>(own.is_green() ? *device.primary : own);
-  if (green != nullptr) {
-    *green = own.is_green() ? as_handle<CUgreenCtx>(own) : nullptr;
-  }
+  give(context, as_handle<CUcontext>(own.is_green() ? *device.primary : own));
+  give(green, own.is_green() ? as_handle<CUgreenCtx>(own) : nullptr);
 }
 
 GCTX_SIM_CALL(cuStreamGetGreenCtx, Call&, Stream& stream, CUgreenCtx* out) {
