@@ -566,7 +566,7 @@ class Program(block_model.Program):
 
     def make_graph(self, line: Line, task: int) -> None:
         graph = self.some(self.graphs)
-        if graph is None or len(self.launches) == MOST["launches"]:
+        if graph is None or self.recordings or len(self.launches) == MOST["launches"]:
             return
         self.say(graph.name)
         held = self.any_context() if self.random.random() < 0.6 else None
