@@ -48,6 +48,9 @@ class _State(Enum):
     CLOSED = "has been shut down"
 
 
+_OPEN = _State.OPEN
+
+
 class MixedCommHandler:
     """One rank of a communicator over a tp x dp topology.
 
@@ -170,6 +173,7 @@ class MixedCommHandler:
         self._arguments = arguments
         self._groups = groups
         self._gpu = built.gpu
+        self._fault = None if self._gpu is None else self._gpu.fault
         self._modes = built.modes
         self._messages = built.messages
         self._mapped_storages: list[tuple[int, Any]] = []  # which are kept alive, by address of the tensor
@@ -258,7 +262,8 @@ class MixedCommHandler:
     def _run(
         self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, *, skip_check: bool = False
     ) -> Any:
-        self._demand_open()
+        if self._state is not _OPEN or self._fault:
+            self._demand_open()
         message = self._messages.of(op, x_in, x_out, is_checked=skip_check)
         chosen, sms = MixedCommMode.AUTOTUNE, 0
         if mode is not None:

@@ -12,6 +12,9 @@ from cuda_gctx.comm._driver_calls import call, driver
 
 __all__ = ["Order"]
 
+# torch reports 0 for it.
+LEGACY = LEGACY_DEFAULT_STREAM.handle
+
 
 @cache
 def _torch() -> Any:
@@ -28,7 +31,8 @@ class Order:
         self.lock = threading.Lock()
         self._context = context
         self._torch_device = torch_device
-        self._device = Device(torch_device.index)
+        self._index = torch_device.index
+        self._device = Device(self._index)
         # torch's own wrapper makes an object of each stream, which takes longer than a launch. Triton asks in this way.
         self._raw_stream = getattr(getattr(_torch(), "_C", None), "_cuda_getCurrentRawStream", None)
         self._previous: Stream | None = None
@@ -36,8 +40,8 @@ class Order:
 
     def stream(self) -> Stream:
         """The stream of a call, ordered behind the call before if that was on another one."""
-        handle = self._current_handle()
-        previous = self._previous
+        raw, previous = self._raw_stream, self._previous
+        handle = self._current_handle() if raw is None else raw(self._index) or LEGACY
         if previous is not None and previous.handle == handle:
             return previous
         stream = self._streams.get(handle)
@@ -61,12 +65,7 @@ class Order:
         return stream if stream.context == self._context else self._context.create_stream()
 
     def _current_handle(self) -> int:
-        if self._raw_stream is None:
-            handle = _torch().cuda.current_stream(self._torch_device).cuda_stream
-        else:
-            handle = self._raw_stream(self._torch_device.index)
-        # torch reports 0 for the legacy default stream.
-        return int(handle) or LEGACY_DEFAULT_STREAM.handle
+        return int(_torch().cuda.current_stream(self._torch_device).cuda_stream) or LEGACY
 
     def _wrapped(self, handle: int) -> Stream:
         # torch's default stream is that of the primary context.
