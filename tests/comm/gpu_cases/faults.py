@@ -160,7 +160,7 @@ def recovery() -> dict[str, Any]:
 
 @case()
 def guards() -> dict[str, Any]:
-    """Replays next to calls, on streams that nothing orders, give right sums or a fault; after it, no numbers."""
+    """Replays next to calls, on a stream that nothing orders, give right sums or a fault; after it, no numbers."""
     torch, comm = modules()
     from cuda_gctx import Device
     from cuda_gctx.interop.torch import use
@@ -170,15 +170,15 @@ def guards() -> dict[str, Any]:
         torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
             x = torch.full((rows, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
-            replayed, called = torch.empty_like(x), torch.empty_like(x)
-            one, other = rank.partition.stream_pool(2)
+            replayed, called = (torch.full_like(x, float("nan")) for _ in range(2))
+            one, other, unknown = rank.partition.stream_pool(3)
             with use(one):
                 graph = capture(
-                    torch, lambda: [comm.run_mixed_comm(x_op, handler, x, replayed, mode) for _ in range(20)]
+                    torch, lambda: [comm.run_mixed_comm(x_op, handler, x, replayed, mode) for _ in range(200)]
                 )
             torch.cuda.synchronize()
             rank.backend.barrier()
-            with use(one):
+            with use(unknown):
                 graph.replay()
             kind, calls = "none", 0
             with use(other):
@@ -187,14 +187,14 @@ def guards() -> dict[str, Any]:
                         comm.run_mixed_comm(x_op, handler, x, called, mode)
                 except comm.CommFault as error:
                     kind = error.kind
-            one.sync()
+            unknown.sync()
             other.sync()
             for out in (replayed, called) if handler.has_fault else ():
                 assert bool(((out == 3.0) | out.isnan()).all()), out
             if handler.has_fault:
-                with use(one):
+                with use(unknown):
                     graph.replay()
-                one.sync()
+                unknown.sync()
                 assert bool(replayed.isnan().all()), replayed
             return kind, calls
 
