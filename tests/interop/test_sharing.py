@@ -189,6 +189,11 @@ def test_memory_that_kernels_write_to_is_known_by_its_name(name: str) -> None:
     assert found.places == (f"decode.sm_{name}", f"prefill.sm_{name}")
 
 
+def test_weights_in_a_list_may_be_shared() -> None:
+    model = SimpleNamespace(weights=[Tensor(0x1000), (Tensor(0x2000),)])
+    assert kinds(decode=model, prefill=model) == []
+
+
 def test_the_same_model_in_two_partitions_shares_its_workspaces() -> None:
     model = Model([Layer(Tensor(0x1000), Tensor(0x2000)), Layer(Tensor(0x4000), Tensor(0x5000))])
     assert kinds(decode=model, prefill=model) == ["scratch memory"] * 2

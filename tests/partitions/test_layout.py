@@ -166,3 +166,9 @@ def test_every_entry_point_refuses_the_same_names(dev: Device, name: str) -> Non
 
 def test_words_that_used_to_be_taken_and_soft_keywords_are_names() -> None:
     assert Layout(rest=8, match=8, case=8, type=8).names == ("rest", "match", "case", "type")
+
+
+def test_an_aligned_rest_is_asked_for_by_name() -> None:
+    arguments: tuple[Any, ...] = (None, None, True)
+    with pytest.raises(TypeError):
+        PartitionSpec(*arguments)

@@ -53,7 +53,7 @@ BREAKS = {
         "report(call, FAULT_TIMEOUT, call.rank, epoch);",
     ),
     "`ClosedError`": ("_core/errors.pyx", "class ClosedError(RuntimeError):", "class ClosedError(Exception):"),
-    "A block that another task": (f"{HANDLES}/current.cpp", "  if (!is_same_task) {", "  if (false) {"),
+    "A block that another task": (f"{HANDLES}/current.cpp", "  if (!is_same_task) {", "  if (!is_same_task && context == nullptr) {"),
     "`close()` of a stream that is part of a capture": (
         f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (stream == nullptr) {",
     ),
