@@ -117,6 +117,20 @@ def of_moved_graphs(instantiation: Result) -> dict[str, str]:
     }
 
 
+def of_guards(guards: Result) -> dict[str, str]:
+    """What the running word of ONE_EXCHANGE costs, and packets of 64 bits."""
+    us: dict[str, dict[tuple[int, int], float]] = {}
+    for row in guards["rows"]:
+        us.setdefault(row["kernels"], {})[row["ranks"], row["bytes"]] = row["us"]
+    whole, without, halves = (us[name] for name in ("as it is", "no running word", "packets of 64 bits"))
+    return {
+        "guards origin": f"{guards['card']}, driver {guards['driver']}, {guards['date']}",
+        "small messages with guards": f"{span(whole.values())} us",
+        "cost of the running word": f"{span(whole[case] - without[case] for case in whole)} us",
+        "halves to whole packets": span(halves[case] / whole[case] for case in whole),
+    }
+
+
 def of_worlds(worlds: Result) -> dict[str, str]:
     """How often the tuner was wrong in worlds with known true times."""
     rows = worlds["rows"]
@@ -160,13 +174,14 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
     [arrivals], [partitions], [allreduce], [instantiation] = map(
         results_of, ("arrivals", "partitions", "allreduce", "instantiation")
     )
-    studies, [worlds] = results_of("studies"), results_of("worlds")
+    studies, [worlds], [guards] = results_of("studies"), results_of("worlds"), results_of("guards")
     return [
         (of_latency(arrivals), origin([arrivals])),
         (of_partitions(partitions), origin([partitions])),
         (of_moved_graphs(instantiation), origin([instantiation])),
         (of_studies(studies), origin(studies)),
         *((of_processes(one), origin([one])) for one in results_of("processes")),
+        (of_guards(guards), origin([guards])),
         (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]
