@@ -53,7 +53,11 @@ BREAKS = {
         "report(call, FAULT_TIMEOUT, call.rank, epoch);",
     ),
     "`ClosedError`": ("_core/errors.pyx", "class ClosedError(RuntimeError):", "class ClosedError(Exception):"),
-    "A block that another task": (f"{HANDLES}/current.cpp", "  if (!is_same_task) {", "  if (!is_same_task && context == nullptr) {"),
+    "A block that another task": (
+        f"{HANDLES}/current.cpp",
+        "  if (!is_same_task) {",
+        "  if (!is_same_task && context == nullptr) {",
+    ),
     "`close()` of a stream that is part of a capture": (
         f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (stream == nullptr) {",
     ),
@@ -92,7 +96,9 @@ BREAKS = {
         '    driver.fail(result, "cuCtxPushCurrent");',
     ),
     "## The same request on all of them": (
-        f"{RESOURCES}/request.cpp", "request.backfill ? pair_size", "request.backfill ? grain.alignment",
+        f"{RESOURCES}/request.cpp",
+        "request.coscheduled : grain.alignment;",
+        "request.coscheduled : 2 * grain.alignment;",
     ),
     "`ResourceOverlapWarning`": (
         f"{HANDLES}/live.cpp", "owner = live.exclusive ? &live : owner;", "owner = nullptr;",
