@@ -37,13 +37,13 @@ CUcontext ContextStack::current() noexcept {
   return now;
 }
 
+// Of an empty stack nothing is popped: tools that watch a program report that as an error of it.
 bool ContextStack::pop(CUcontext& popped) noexcept {
-  return twice("cuCtxPopCurrent", [&] {
-    const CUresult answer = driver_.cuCtxPopCurrent(&popped);
-    const bool is_empty = answer == CUDA_ERROR_INVALID_CONTEXT;
-    popped = is_empty ? nullptr : popped;
-    return is_empty ? CUDA_SUCCESS : answer;
-  });
+  popped = nullptr;
+  if (!twice("cuCtxGetCurrent", [&] { return driver_.cuCtxGetCurrent(&popped); })) {
+    return false;
+  }
+  return popped == nullptr || twice("cuCtxPopCurrent", [&] { return driver_.cuCtxPopCurrent(&popped); });
 }
 
 bool ContextStack::push(CUcontext context) noexcept {

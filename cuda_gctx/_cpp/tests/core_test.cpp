@@ -293,6 +293,33 @@ void a_block_that_was_left_late_is_in_use_until_it_is_taken() {
   CHECK(enter_block(here, first, nullptr) && leave_block_at_once(here, first, nullptr));
 }
 
+// compute-sanitizer reports calls that answer an error as errors of the program.
+void looking_at_the_stack_makes_no_call_that_fails() {
+  Machine machine("h200@13.0");
+  Runtime& runtime = machine.runtime();
+  auto& driver = const_cast<Driver&>(runtime.driver());
+  static decltype(driver.cuCtxPopCurrent) real;
+  static int failed = 0;
+  real = driver.cuCtxPopCurrent;
+  driver.cuCtxPopCurrent = [](CUcontext* popped) {
+    const CUresult answer = real(popped);
+    failed += static_cast<int>(answer != CUDA_SUCCESS);
+    return answer;
+  };
+  const auto contexts = two_contexts(runtime);
+  runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
+  close_context(contexts[0]);
+  set_current(contexts[1], nullptr);
+  runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
+  set_current(primary_context(runtime, 0), nullptr);
+  CUcontext popped = nullptr;
+  runtime.driver().cuCtxPopCurrent(&popped);
+  end_this_thread();
+  driver.cuCtxPopCurrent = real;
+  CHECK(failed == 0);
+  CHECK(current_of(runtime) == nullptr);
+}
+
 // The first form takes more than twice as long (seen on an H200 with driver 13.0).
 void the_newest_form_of_a_function_is_called() {
   for (const auto& [driver, symbol] :
@@ -540,6 +567,7 @@ int main() {
   what_was_current_before_a_block_is_current_after_it();
   what_was_set_in_a_block_outlives_it_in_the_driver();
   a_block_that_was_left_late_is_in_use_until_it_is_taken();
+  looking_at_the_stack_makes_no_call_that_fails();
   the_newest_form_of_a_function_is_called();
   what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them();
   two_tasks_of_a_thread_cannot_have_a_block_each();
