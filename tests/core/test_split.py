@@ -637,3 +637,14 @@ def test_a_request_beyond_all_bounds_is_refused_at_once(sim: Callable[..., Any],
     assert len(str(error)) < 500
     assert error.suggestion is None
     assert f"no request of {len(counts)} groups fits, 16 of the smallest size do" in str(error)
+
+
+def test_an_open_group_gets_no_fewer_sms_than_could_be_asked_for(sim: Callable[..., Any]) -> None:
+    """Four are left inside of 16, and the smallest group there has eight: nothing could ask for them again."""
+    sim("h200", driver="13.1")
+    (outer, *_), _ = Device(0).resources.sm.split(SMResourceOptions([16, 39, 8, None], coscheduled_sm_count=2))
+    wanted = {"coscheduled_sm_count": [None, 16, 4], "backfill": [False, True, False]}
+    with pytest.raises(SplitError):
+        outer.split(SMResourceOptions([5, 4, None], **wanted))
+    groups, rest = outer.split(SMResourceOptions([5, None], coscheduled_sm_count=[None, 2]))
+    assert [group.sm_count for group in (*groups, rest)] == [8, 8, 0]

@@ -114,9 +114,11 @@ std::optional<SplitResult> Splitter::as_asked(const Needs& needs) const {
   if (open == needs.size() || needs[open].is_loose()) {
     return at_once(needs);
   }
-  // "Everything left that is aligned" is the largest count that fits, so that it means the same however it is found.
+  // "Everything left that is aligned" is the largest count that fits, so that it means the same however it is found;
+  // and one that could have been asked for.
   Needs trial = needs;
-  for (unsigned count = round_down(sm_count() - total, needs[open].grain); count != 0; count -= needs[open].grain) {
+  const unsigned most = round_down(sm_count() - total, needs[open].grain);
+  for (unsigned count = most; count != 0 && count >= needs[open].least; count -= needs[open].grain) {
     trial[open].count = count;
     if (auto result = at_once(trial)) {
       return result;
