@@ -71,6 +71,12 @@ def test_luck_is_what_openings_differ_by_and_not_noise() -> None:
     assert Luck().between() == 0
 
 
+def test_typical_luck_is_the_variance_of_the_openings() -> None:
+    numbers = random.Random(7)
+    things = [openings([math.exp(numbers.gauss(0, 0.05)) for _ in range(4)], 0.0005, numbers) for _ in range(80)]
+    assert Luck.of(things).typical == pytest.approx(0.05**2, rel=0.25)
+
+
 def test_a_thing_whose_openings_differ_more_than_others_does_not_widen_the_others() -> None:
     numbers = random.Random(6)
     steady = [openings([1.0, 1.0001], 0.001, numbers) for _ in range(5)]
