@@ -75,6 +75,13 @@ def test_code_is_narrow_enough_for_a_column(page: str) -> None:
     assert [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS_OF_CODE] == []
 
 
+@pytest.mark.parametrize("page", [*NAVIGATION, "../README"])
+def test_a_placeholder_does_not_end_a_paragraph(page: str) -> None:
+    # A comment at the beginning of a line does, in CommonMark.
+    text = (DOCS / f"{page}.md").read_text()
+    assert re.findall(r"^ *<!-- =.*", text, re.MULTILINE) == []
+
+
 def test_the_readme_is_short() -> None:
     prose = re.sub(r"```.*?```|^\|.*?$|\]\([^)]*\)", "", text_of("../README"), flags=re.DOTALL | re.MULTILINE)
     assert len(prose.split()) <= 600

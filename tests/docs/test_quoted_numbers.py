@@ -40,8 +40,8 @@ NOT_MEASURED = re.compile(
     r"|NCCL|NVSHMEM|nvcc|Ray|Holoscan|Holoscan SDK|Kubernetes|Triton"
     r"|FlashInfer|FlashAttention|DeepGEMM|capability|PTX ISA|before|below|than|on driver"
     r"|[Ff]rom|[Uu]p to|(?:and|with|of|on|to|for|needs?|came with|an H100 with) (?=1[23]\.\d\b)|\(|Apache)\s?"
-    r"\d[\d.]*(?:(?:,| to| and| or) \d[\d.]*)*(?! ?(?:us|ns|ms|times|%|MiB)\b)"
-    r"|\d+(?:\.\d+)+ (?:to \d+(?:\.\d+)+|and newer|or newer|is the version|ran on)|\| 1[23]\.\d (?=\|)"
+    r"\d[\d.]*(?:(?:,| to| and| or) \d[\d.]*)*(?![\d.]| ?(?:us|ns|ms|s|times|%|MiB)\b)"
+    r"|1?\d\.\d+ (?:to 1?\d\.\d+(?! us)|and newer|or newer|is the version|ran on)|\| 1[23]\.\d (?=\|)"
     r"|2\.1[15](?=: | by its file)|Of the versions above, 13\.0"
     r"|Apache-2\.0|x86-64|C\+\+\d+|3\.14t|error \d+|[HAB]\d00|RTX 50[78]0|MIG \d"
     # Sizes that an example, a rule or the set-up of a measurement is about
@@ -69,6 +69,23 @@ def tables() -> ModuleType:
 def quoted(tables: ModuleType) -> tuple[dict[str, str], dict[str, str]]:
     """The text of each number by its name, and where it was measured."""
     return tables.quoted.quoted(tables.results_of), tables.quoted.origins(tables.results_of)
+
+
+@pytest.mark.parametrize(
+    ("words", "measured"),
+    [
+        ("from 12 us to", True),
+        ("about 0.1 to 0.2 us more", True),
+        ("next to 1.27 times", True),
+        ("from 12.4 on", False),
+        ("torch 2.11.0,", False),
+    ],
+)
+def test_versions_are_told_from_measurements(words: str, measured: bool) -> None:
+    [number, *_] = NUMBER.finditer(words)
+    chosen = any(match.start() <= number.start() < match.end() for match in NOT_MEASURED.finditer(words))
+    assert chosen is not measured
+    assert measured is (MEASURED.match(words, number.start()) is not None) or not measured
 
 
 def numbers_of(text: str) -> list[re.Match[str]]:
