@@ -29,10 +29,14 @@ PYTHON ?= python3
 PYTHONS ?= $(PYTHON)
 VENV := .venv
 BIN := $(VENV)/bin
+# What compiles the package, in an environment of its own: the package's environment has what users need.
+TOOLS := build/tools
+TOOL := $(TOOLS)/bin
 PACKAGE_BUILD := build/package
+WHEEL := build/wheel
 STRICT := --config-settings=cmake.define.CUDA_GCTX_WERROR=ON
-# The tools of the environment come first, so that a machine without CMake and Ninja can build.
-export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The tools of the environments come first, so that a machine without CMake and Ninja can build.
+export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOL):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
@@ -105,20 +109,23 @@ peers: $(VENV)/package $(VENV)/testers
 instructions: $(VENV)/package $(VENV)/testers
 	$(BIN)/python benchmarks/instructions.py --record
 
-# The next "make demo" or "make test" puts the installed package back.
-develop: $(VENV)/builders $(VENV)/test-requirements.txt
-	@echo "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
-	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=editable.rebuild=true --config-settings=editable.verbose=false \
-	  --config-settings=build-dir=build/editable $(STRICT) --editable '.[cli]' -r $(VENV)/test-requirements.txt
+# The next "make demo" or "make test" puts the installed package back. Both compile in the same folder, which is compiled once.
+develop: $(TOOLS)/builders $(VENV)/test-requirements.txt
+	@echo $(COMPILING)
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)
+	$(TOOL)/python tools/editable.py $(WHEEL) $(PACKAGE_BUILD)
+	$(BIN)/python -m pip install -q --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(BIN)/python -m pip install -q $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] -r $(VENV)/test-requirements.txt
+	ln -sf $(CURDIR)/$(TOOL)/cmake $(CURDIR)/$(TOOL)/ninja $(BIN)
 	rm -f $(VENV)/package
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread
 comma := ,
-CUDA_INCLUDE = $(shell $(BIN)/python tools/requirements.py cuda-include)
+CUDA_INCLUDE = $(shell $(TOOL)/python tools/requirements.py cuda-include)
 # $(call configure,PROJECT,FOLDER,SANITIZERS): the software driver or the core in a build folder of its own.
 configure = cmake -G Ninja -S $1 -B $2 -DCUDA_GCTX_CUDA_INCLUDE="$(CUDA_INCLUDE)" -DCUDA_GCTX_SANITIZE=$3 -DCUDA_GCTX_WERROR=ON
-sanitize: $(VENV)/builders
+sanitize: $(TOOLS)/builders
 	set -e; for kind in $(SANITIZERS); do \
 	  folder=build/sanitize-$${kind%%,*}; \
 	  $(call configure,cuda_gctx/sim/_cpp,$$folder/sim,$$kind); \
@@ -133,8 +140,8 @@ sanitize: $(VENV)/builders
 # the interpreter itself leaves memory, and what the package leaves is in the software driver's ledger.
 SANITIZED := build/sanitize-python
 SANITIZED_TESTS ?= tests/core tests/partitions
-sanitize-python: $(VENV)/builders $(VENV)/testers
-	$(call configure,.,$(SANITIZED),address$(comma)undefined) -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" \
+sanitize-python: $(TOOLS)/builders $(VENV)/testers
+	$(call configure,.,$(SANITIZED),address$(comma)undefined) -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE="$(CURDIR)/$(TOOL)/python" \
 	  -DSKBUILD_SOABI="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
 	cmake --build $(SANITIZED)
 	rm -rf $(SANITIZED)/package
@@ -146,7 +153,7 @@ sanitize-python: $(VENV)/builders $(VENV)/testers
 
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)
-fuzz: $(VENV)/builders
+fuzz: $(TOOLS)/builders
 	$(call configure,cuda_gctx/sim/_cpp,build/sanitize-address/sim,$(firstword $(SANITIZERS)))
 	cmake --build build/sanitize-address/sim --target sim_fuzz
 	build/sanitize-address/sim/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
@@ -188,13 +195,9 @@ reproducible: $(VENV)/wheel-tools
 	  --work build/$$folder/work --out build/$$folder/dist || exit 1; done
 	cd build/first/dist && sha256sum * | (cd ../../second/dist && sha256sum --check)
 
-# The wheel comes from the folder of the package's own build, which has compiled it already.
 sbom: $(VENV)/package $(VENV)/wheel-tools
-	rm -rf build/sbom-wheel
-	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) \
-	  --wheel-dir build/sbom-wheel .
 	$(BIN)/python -m venv --clear --without-pip build/sbom
-	$(BIN)/python -m pip --python build/sbom/bin/python install -q build/sbom-wheel/*.whl
+	$(BIN)/python -m pip --python build/sbom/bin/python install -q $(WHEEL)/*.whl
 	version=$$(build/sbom/bin/python -c "import importlib.metadata as m; print(m.version('cuda-gctx'))") && \
 	  sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > build/sbom-pyproject.toml
 	$(BIN)/cyclonedx-py environment --pyproject build/sbom-pyproject.toml --mc-type library --output-reproducible \
@@ -206,15 +209,20 @@ clean:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The build requirements are installed in the environment, so that a second build compiles only what has changed.
-$(VENV)/builders: pyproject.toml | $(BIN)/python
-	$(BIN)/python tools/requirements.py of build > $(VENV)/build-requirements.txt
-	$(BIN)/python -m pip install -q 'pip>=23.1' -r $(VENV)/build-requirements.txt 'cmake>=3.20' ninja
+# The build requirements are installed once, so that a second build compiles only what has changed.
+$(TOOLS)/builders: pyproject.toml
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOL)/python tools/requirements.py of build > $(TOOLS)/requirements.txt
+	$(TOOL)/python -m pip install -q 'pip>=23.1' -r $(TOOLS)/requirements.txt 'cmake>=3.20' ninja
 	touch $@
 
-$(VENV)/package: $(VENV)/builders $(SOURCES)
-	@echo "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
-	$(BIN)/python -m pip install -q --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) '.[cli]'
+COMPILING := "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
+$(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python
+	@echo $(COMPILING)
+	rm -rf $(WHEEL)
+	$(TOOL)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) --wheel-dir $(WHEEL) .
+	$(BIN)/python -m pip install -q --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(BIN)/python -m pip install -q $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli]
 	touch $@
 
 # What the tests need besides: the demo does not install it.

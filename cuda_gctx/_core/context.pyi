@@ -1,15 +1,23 @@
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypedDict, type_check_only
 
-from typing_extensions import Never, Self
+from typing_extensions import Never, NotRequired, Self
 
 from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.event import Event, EventOptions
+from cuda_gctx._core.event import Event, EventFields, EventOptions
 from cuda_gctx._core.resources import DeviceResources, SMResource, WorkqueueResource
-from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx._core.stream import Stream, StreamFields, StreamOptions
 from cuda_gctx.partitions.verification import VerifyReport
+
+@type_check_only
+class ContextFields(TypedDict):
+    """What a dict may have in the place of ContextOptions."""
+
+    resources: Sequence[SMResource | WorkqueueResource]
+    exclusive: NotRequired[bool]
+    name: NotRequired[str | None]
 
 class ContextOptions(Options):
     """The options of a green context. Immutable."""
@@ -53,8 +61,8 @@ class Context:
     def resources(self) -> DeviceResources: ...
     @property
     def sm_count(self) -> int: ...
-    def create_stream(self, options: StreamOptions | Mapping[str, Any] | None = None) -> Stream: ...
-    def create_event(self, options: EventOptions | Mapping[str, Any] | None = None) -> Event: ...
+    def create_stream(self, options: StreamOptions | StreamFields | None = None) -> Stream: ...
+    def create_event(self, options: EventOptions | EventFields | None = None) -> Event: ...
     def record_event(self, event: Event | None = None) -> Event: ...
     def wait_event(self, event: Event) -> None: ...
     def wait_context(self, other: Context) -> None: ...

@@ -1,12 +1,11 @@
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from typing_extensions import Never, Self
 
-from cuda_gctx._core.context import Context, ContextOptions
-from cuda_gctx._core.event import Event, EventOptions
+from cuda_gctx._core.context import Context, ContextFields, ContextOptions
+from cuda_gctx._core.event import Event, EventFields, EventOptions
 from cuda_gctx._core.resources import DeviceResources
-from cuda_gctx._core.stream import Stream, StreamOptions, SupportsCudaStream
+from cuda_gctx._core.stream import Stream, StreamFields, StreamOptions, SupportsCudaStream
 from cuda_gctx.partitions import Layout, Partitions, PartitionSize, Request
 
 class ComputeCapability(NamedTuple):
@@ -44,11 +43,9 @@ class Device:
     @property
     def context(self) -> Context: ...
     def set_current(self, ctx: Context | None = None) -> Context | None: ...
-    def create_context(self, options: ContextOptions | Mapping[str, Any] = ..., **fields: Never) -> Context: ...
-    def create_stream(
-        self, options: StreamOptions | Mapping[str, Any] | SupportsCudaStream | None = None
-    ) -> Stream: ...
-    def create_event(self, options: EventOptions | Mapping[str, Any] | None = None) -> Event: ...
+    def create_context(self, options: ContextOptions | ContextFields = ..., **fields: Never) -> Context: ...
+    def create_stream(self, options: StreamOptions | StreamFields | SupportsCudaStream | None = None) -> Stream: ...
+    def create_event(self, options: EventOptions | EventFields | None = None) -> Event: ...
     @property
     def properties(self) -> Any: ...
     @property

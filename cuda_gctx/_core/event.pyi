@@ -1,11 +1,18 @@
 from collections.abc import Generator
-from typing import Any
+from typing import Any, TypedDict, type_check_only
 
 from typing_extensions import Never, Self
 
 from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
+
+@type_check_only
+class EventFields(TypedDict, total=False):
+    """What a dict may have in the place of EventOptions."""
+
+    timing_enabled: bool
+    blocking_sync: bool
 
 class EventOptions(Options):
     """The options of an event. Immutable."""

@@ -1,11 +1,22 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Literal
+from typing import Literal, TypedDict, type_check_only
 
 from typing_extensions import Never, Self
 
 from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.device import Device
+
+@type_check_only
+class SMResourceFields(TypedDict, total=False):
+    """What a dict may have in the place of SMResourceOptions."""
+
+    count: int | Sequence[int | None] | None
+    coscheduled_sm_count: int | Sequence[int | None] | None
+    preferred_coscheduled_sm_count: int | Sequence[int | None] | None
+    backfill: bool | Sequence[bool]
+    locality_domain: int | Literal["any"] | Sequence[int | Literal["any"] | None] | None
+    supplemental_sms: bool | Sequence[bool]
 
 class SMResourceOptions(Options):
     """The groups of a split. Only ``count`` sets their number; the other fields broadcast over it. Immutable."""
@@ -68,7 +79,7 @@ class SMResource:
     def overlaps(self, other: SMResource) -> bool | None: ...
     def split(
         self,
-        options: SMResourceOptions | Mapping[str, Any] | int | Sequence[int | None],
+        options: SMResourceOptions | SMResourceFields | int | Sequence[int | None],
         *,
         dry_run: bool = False,
     ) -> tuple[list[SMResource], SMResource]: ...
@@ -83,6 +94,13 @@ class WorkqueueSharingScopeType(str, Enum):
     GREEN_CTX_BALANCED = "green_ctx_balanced"
 
     def __new__(cls, value: object) -> Self: ...
+
+@type_check_only
+class WorkqueueResourceFields(TypedDict, total=False):
+    """What a dict may have in the place of WorkqueueResourceOptions."""
+
+    sharing_scope: str | None
+    concurrency_limit: int | None
 
 class WorkqueueResourceOptions(Options):
     """The options of the hardware queues of a context. Immutable."""
@@ -111,7 +129,7 @@ class WorkqueueResource:
     def device(self) -> Device: ...
     @property
     def handle(self) -> int: ...
-    def configure(self, options: WorkqueueResourceOptions | Mapping[str, Any]) -> None: ...
+    def configure(self, options: WorkqueueResourceOptions | WorkqueueResourceFields) -> None: ...
 
 class DeviceResources:
     """The resources of a device, a context or a stream."""

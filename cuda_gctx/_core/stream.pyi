@@ -1,12 +1,11 @@
-from collections.abc import Mapping
-from typing import Any, Literal, Protocol, type_check_only
+from typing import Any, Literal, Protocol, TypedDict, type_check_only
 
 from typing_extensions import Self
 
 from cuda_gctx._core.arguments import Options
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.event import Event, EventOptions
+from cuda_gctx._core.event import Event, EventFields, EventOptions
 from cuda_gctx._core.graph import Capture
 from cuda_gctx._core.resources import DeviceResources
 
@@ -15,6 +14,13 @@ class SupportsCudaStream(Protocol):
     def __cuda_stream__(self) -> tuple[int, int]: ...
 
 def show_to_device(stream: Stream) -> None: ...
+
+@type_check_only
+class StreamFields(TypedDict, total=False):
+    """What a dict may have in the place of StreamOptions."""
+
+    nonblocking: bool
+    priority: int | None
 
 class StreamOptions(Options):
     """The options of a stream. Immutable."""
@@ -51,7 +57,7 @@ class Stream:
     def is_done(self) -> bool: ...
     @property
     def is_closed(self) -> bool: ...
-    def record(self, event: Event | None = None, options: EventOptions | Mapping[str, Any] | None = None) -> Event: ...
+    def record(self, event: Event | None = None, options: EventOptions | EventFields | None = None) -> Event: ...
     def wait(self, event_or_stream: Event | SupportsCudaStream) -> None: ...
     def capture(self, mode: Literal["global", "thread_local", "relaxed"] = "thread_local") -> Capture: ...
     def sync(self) -> None: ...

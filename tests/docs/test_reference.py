@@ -12,17 +12,52 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import FunctionType
+from typing import get_origin
 
 import cuda_gctx
 
 from ..conftest import REPOSITORY
 
-PAGES = REPOSITORY / "docs" / "reference"
-DOCUMENTED = re.findall(
-    r"automodule:: ([\w.]+)$", "\n".join(page.read_text() for page in PAGES.glob("*.md")), re.MULTILINE
-)
+PAGES = sorted((REPOSITORY / "docs" / "reference").glob("*.md"))
+NAMED = re.compile(r"^\.\. auto(module|class|exception|function|data):: ([\w.]+)$", re.MULTILINE)
+# What has no example of its own, and why.
+WITHOUT_EXAMPLE = {
+    "CommBackend": "an interface that programs implement",
+    "Ledger.read": "takes the driver's own answer",
+    "Session.view": "needs device memory: docs/software-driver.md has one",
+    "checkCudaErrors": "takes the results of cuda.bindings",
+    "empty_per_locality_domain": "always raises",
+    "get_locality_domain_count": "needs a card with locality domains",
+    "split_device_green_ctx_by_locality_domain": "needs a card with locality domains",
+    "SMCounts": "comes from a split",
+    "SplitResource": "comes from a split",
+    "Fork": "comes from fork()",
+    "max_workqueue_concurrency": "needs driver 13.1",
+    "GreenContext.split": "needs all SMs of the device",
+    "Decisions.find": "for the blocks of this package",
+    "Decisions.measure": "for the blocks of this package",
+    "Gemm": "for the blocks of this package",
+    "cupy_block": "for the blocks of this package",
+    "torch_block": "for the blocks of this package",
+    "demand_choice": "for the blocks of this package",
+}
 # Programs, modules for the other modules of the package, and the library of the core, which is not a module.
 WITHOUT_REFERENCE = {"bench", "cli", "draw", "measure", "libcuda_gctx"}
+
+
+def names_of_pages() -> dict[str, Path]:
+    """The public names, in full, that the pages describe, and where."""
+    found: dict[str, Path] = {}
+    for page in PAGES:
+        for kind, name in NAMED.findall(page.read_text()):
+            names = getattr(importlib.import_module(name), "__all__", ()) if kind == "module" else ()
+            for one in [f"{name}.{each}" for each in names] or [name]:
+                found.setdefault(one, page)
+    return found
+
+
+DESCRIBED = names_of_pages()
+DOCUMENTED = sorted({name.rpartition(".")[0] for name in DESCRIBED} | {"cuda_gctx.native"})
 
 
 def public_modules() -> set[str]:
@@ -48,8 +83,43 @@ def callables() -> list[tuple[str, object]]:
     return list(found.values())
 
 
-def test_every_public_module_has_a_place_in_the_reference() -> None:
-    assert public_modules() <= set(DOCUMENTED)
+def test_every_public_name_has_a_place_in_the_reference() -> None:
+    described = {id(getattr(importlib.import_module(m), n)) for m, _, n in (name.rpartition(".") for name in DESCRIBED)}
+    missing = [
+        f"{module}.{name}"
+        for module in sorted(public_modules())
+        for name in getattr(importlib.import_module(module), "__all__", ())
+        if id(getattr(importlib.import_module(module), name)) not in described
+    ]
+    assert missing == []
+
+
+def test_what_can_be_called_has_an_example_on_its_page() -> None:
+    missing = []
+    for name, page in DESCRIBED.items():
+        if page.stem in ("comm", "native"):  # whose examples are on pages of their own
+            continue
+        module, _, short = name.rpartition(".")
+        thing = getattr(importlib.import_module(module), short)
+        code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
+        if inspect.isclass(thing):
+            methods = [
+                member
+                for member, value in vars(thing).items()
+                if member[0] != "_" and (callable(value) or isinstance(value, (staticmethod, classmethod)))
+            ]
+        elif callable(thing) and get_origin(thing) is None:
+            methods = []
+        else:
+            continue
+        calls = [f"{short}.{method}" for method in methods] if methods or inspect.isclass(thing) else [short]
+        missing += [
+            f"{page.stem}: {call}"
+            for call in calls
+            if not WITHOUT_EXAMPLE.keys() & {short, call, call.rpartition(".")[2]}
+            and not re.search(rf"\b{call.rpartition('.')[2]}\(", code)
+        ]
+    assert missing == []
 
 
 @cache

@@ -63,6 +63,23 @@ def test_stubs_match_the_built_modules(tmp_path: Path) -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
+def test_a_dict_of_options_has_the_fields_of_the_options() -> None:
+    kinds = 0
+    for stub in MODULE_OF_STUB:
+        classes = {one.name: one for one in ast.parse(stub.read_text()).body if isinstance(one, ast.ClassDef)}
+        for name, kind in classes.items():
+            if not name.endswith("Options") or name == "Options":
+                continue
+            [constructor] = [one for one in kind.body if isinstance(one, ast.FunctionDef) and one.name == "__new__"]
+            fields = classes[f"{name.removesuffix('Options')}Fields"].body
+            named = [
+                one.target.id for one in fields if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            ]
+            assert named == [argument.arg for argument in constructor.args.args[1:]], name
+            kinds += 1
+    assert kinds == 5
+
+
 def test_type_checkers_find_wrong_uses(tmp_path: Path) -> None:
     """Each line of the file has an ignore, and one that is not needed is an error."""
     pytest.importorskip("mypy", reason="the type checker is not installed here")

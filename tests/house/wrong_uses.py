@@ -29,6 +29,14 @@ def wrong_values(dev: Device, stream: Stream) -> None:
     dev.sm_count = 4  # type: ignore[misc]
 
 
+def wrong_fields(dev: Device, stream: Stream) -> None:
+    dev.create_stream({"prioritty": -1})  # type: ignore[arg-type]
+    dev.create_stream({"priority": "high"})  # type: ignore[arg-type]
+    dev.create_context({"exclusive": True})  # type: ignore[arg-type]
+    dev.resources.sm.split({"counts": 8})  # type: ignore[arg-type]
+    stream.record(options={"timing": True})  # type: ignore[arg-type]
+
+
 def wrong_parameters(stream: Stream) -> None:
     EventOptions(timing=True)  # type: ignore[call-arg]
     Stream.from_handle()  # type: ignore[call-arg]
