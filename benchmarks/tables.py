@@ -56,8 +56,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def ratio(call: Result, other: str) -> str:
-    ours, theirs = (call["contestants"].get(name, {}).get("ns") for name in ("cuda_gctx", other))
-    return f"{ours['median'] / theirs['median']:.2f}" if ours and theirs else ""
+    return f"{call['ratios'][other]:.2f}" if other in call["ratios"] else ""
 
 
 def target(call: Result) -> str:
@@ -118,14 +117,17 @@ def floors(result: Result) -> str:
 
 def missed_section(result: Result) -> str:
     """The calls that miss a target, which, and what the driver and Python take without this package."""
-    rows = [["call", "median", "driver and Python alone", "targets missed, with their limits"]]
+    rows = [["call", "median", "driver and Python alone", "targets missed, and by how much"]]
     for call in result["calls"]:
         missed = [target for target in call["targets"] if not target["met"]]
         if missed:
-            limits = "; ".join(f"{target['what']} ({duration(target['limit_ns'])})" for target in missed)
+            limits = "; ".join(f"{target['what']} (by {duration(target['over_ns'])})" for target in missed)
             medians = {name: entry["ns"]["median"] for name, entry in call["contestants"].items() if "ns" in entry}
-            alone = duration(medians.get("raw", 0) + medians["python"]) if "python" in medians else ""
-            rows.append([call["title"], duration(medians["cuda_gctx"]), alone, limits])
+            ours, python = medians["cuda_gctx"], medians.get("python")
+            # What takes less than the driver and Python together makes no driver call.
+            both = 0 if python is None else python + medians["raw"]
+            alone = "" if python is None else duration(both if both < ours else python)
+            rows.append([call["title"], duration(ours), alone, limits])
     met = sum(all(target["met"] for target in call["targets"]) for call in result["calls"])
     return f"{machine(result)} {met} of {len(result['calls'])} calls meet all of theirs.\n\n{markdown(rows)}"
 
