@@ -64,6 +64,13 @@ def test_the_primary_context_misses_a_graph_that_is_the_last_work_of_a_green_str
         assert bench.is_done_after(lambda: spin(stream, 1, 1_000))
         with parts.device.create_stream() as ordinary:
             assert bench.is_done_after(on=ordinary)
+        # Events of the primary context miss graphs, and not what stands behind them.
+        for told in (SILENT, BLOCKING):
+            bench.launch(stream)
+            with record(stream, told), parts.device.context.record_event() as event:
+                event.sync()
+                assert stream.is_done is (seen or told is BLOCKING)
+            stream.sync()
         # Of two graphs, the first one is waited for.
         bench.launch(stream)
         with record(stream, SILENT) as first:

@@ -27,7 +27,7 @@ void record(Call& c, Event& event, Stream& stream) {
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_EVENT_RECORD;
   node.effect = mark_recorded(event);
-  event.record = submit(c, stream, node, is_silent(event));
+  event.record = submit(c, stream, node, is_silent(event) ? Seen::by_none : Seen::by_all);
 }
 
 void wait(Call& c, Stream& stream, Event& event) {
@@ -92,7 +92,9 @@ void record_context(Call& c, Context& context, Event& event) {
   work->owner = {context.id, context.root_id, false};
   work->after = outstanding_of(c.machine, context);
   work->gathers = true;
-  work->unseen = is_silent(event) && hides_from_primary(c, context);
+  std::erase_if(work->after,
+                [&](const WorkPtr& one) { return one->seen == Seen::by_waits && one->owner.context != context.id; });
+  work->seen = is_silent(event) && hides_from_primary(c, context) ? Seen::by_none : Seen::by_all;
   work->effect = mark_recorded(event);
   c.machine.clock.submit(work);
   forget_record(event);

@@ -148,18 +148,18 @@ void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
 }
 
 // Recorded of kernels, fills and events; assumed of the others. What is seen shows what stands before it as well.
-bool is_hidden(Call& c, const GraphNode& node) {
+Seen seen(Call& c, const GraphNode& node) {
   switch (node.type) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
     case CU_GRAPH_NODE_TYPE_MEMSET:
     case CU_GRAPH_NODE_TYPE_HOST:
-      return false;
+      return Seen::by_waits;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
       const Event* event = c.machine.events.find(std::get<EventNode>(node.parameters).event);
-      return event == nullptr || is_silent(*event);
+      return event == nullptr || is_silent(*event) ? Seen::by_none : Seen::by_waits;
     }
     default:
-      return true;
+      return Seen::by_none;
   }
 }
 
@@ -170,7 +170,7 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
     const WorkPtr work = work_of(c, one, stream);
     // Recorded: waits ask for the stream, and not for where its kernels run.
     work->owner = {stream.context->id, stream.context->root_id, false};
-    work->unseen = hides_from_primary(c, *stream.context) && is_hidden(c, one.node);
+    work->seen = hides_from_primary(c, *stream.context) ? seen(c, one.node) : Seen::by_all;
     work->after = begin;
     for (const std::size_t before : one.after) {
       work->after.push_back(works[before]);
@@ -198,9 +198,9 @@ void replay(Call& c, GraphExec& exec, Stream& stream) {
   pass_memory(c, exec, exec.nodes);
   // Recorded: of several graphs, the last one is hidden.
   c.machine.clock.show_to_primary(stream.last);
-  const WorkPtr begin = submit(c, stream, GraphNode{}, true);
+  const WorkPtr begin = submit(c, stream, GraphNode{}, Seen::by_none);
   auto end = std::make_shared<Work>();
-  end->unseen = hides_from_primary(c, *stream.context);
+  end->seen = hides_from_primary(c, *stream.context) ? Seen::by_none : Seen::by_all;
   end->after = submit_nodes(c, exec.nodes, stream, {begin, exec.last});
   end->after.push_back(begin);
   put(c, stream, end);

@@ -50,9 +50,9 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   return work;
 }
 
-WorkPtr submit(Call& c, Stream& stream, const GraphNode& node, bool unseen) {
+WorkPtr submit(Call& c, Stream& stream, const GraphNode& node, Seen seen) {
   const WorkPtr work = work_of(c, node, stream.context, stream.device);
-  work->unseen = unseen && hides_from_primary(c, *stream.context);
+  work->seen = hides_from_primary(c, *stream.context) ? seen : Seen::by_all;
   work->after = predecessors(c.machine, stream);
   put(c, stream, work);
   return work;

@@ -15,8 +15,8 @@ void may_queue(const Stream& stream);
 void enqueue(Call& call, Stream& stream, GraphNode node);
 // The work of a node, ordered behind nothing yet. `context`: where a kernel runs.
 WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int device);
-// `unseen`: by waits of the primary context, where it hides from them.
-WorkPtr submit(Call& call, Stream& stream, const GraphNode& node, bool unseen = false);
+// `seen`: by the primary context, where work can hide from it.
+WorkPtr submit(Call& call, Stream& stream, const GraphNode& node, Seen seen = Seen::by_all);
 // Puts work onto a stream, which is ordered already.
 void put(Call& call, Stream& stream, const WorkPtr& work);
 void wait_for(Call& call, const WorkPtr& work);

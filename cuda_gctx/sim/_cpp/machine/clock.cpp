@@ -85,7 +85,8 @@ std::vector<WorkPtr> Clock::outstanding_of(std::uint64_t context) {
 }
 
 void Clock::show_to_primary(const WorkPtr& work) {
-  if (work && !work->done && work->owner.root != work->owner.context) {
+  if (work && !work->done && work->seen == Seen::by_none) {
+    work->seen = Seen::by_waits;
     list(work, work->owner.root);
   }
 }
@@ -126,8 +127,8 @@ void Clock::submit(const WorkPtr& work) {
     by_context_.erase(work->owner.context);
   }
   list(work, work->owner.context);
-  if (!work->unseen) {
-    show_to_primary(work);
+  if (work->seen != Seen::by_none && work->owner.root != work->owner.context) {
+    list(work, work->owner.root);
   }
   if (work->host) {
     host_threads_.expect(HostThreads::Expected::function);

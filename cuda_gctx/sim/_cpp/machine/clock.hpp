@@ -40,7 +40,7 @@ class Clock {
   void pass(std::uint64_t ns) noexcept { now_ += ns; }
 
   void submit(const WorkPtr& work);
-  // Waits of the primary context find work of a green context from now on.
+  // Waits of the primary context see work of a green context from now on, if it was hidden.
   void show_to_primary(const WorkPtr& work);
   // Other processes have memory of this one: from now on all work shows.
   void share();

@@ -101,6 +101,9 @@ struct Owner {
   bool is_blocking = false;   // what follows on the legacy default stream of the context waits for it
 };
 
+// What of a primary context sees work of its green contexts: its waits and its events, or its waits alone.
+enum class Seen { by_all, by_waits, by_none };
+
 // What is left to do without the lock, if anything, before the work is done.
 using Rest = std::function<void()>;
 using Effect = std::function<Rest()>;
@@ -120,7 +123,7 @@ struct Work {
   Effect effect;                // at completion, with the machine locked
   std::function<void()> marks;  // likewise: what is known of the memory that it touches
   bool gathers = false;         // it waits for all that its context has to do
-  bool unseen = false;          // by waits of the primary context (see Clock::show_to_primary)
+  Seen seen = Seen::by_all;     // of work of a green context
   bool shows = false;           // a program that makes no calls sees its effect
   std::function<bool()> until;  // it waits for this, which others bring about
   std::function<void()> host;   // instead of a duration: called on a thread of the machine, done when it returns
