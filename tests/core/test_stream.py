@@ -24,7 +24,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
-from cuda_gctx._core.stream import lent
+from cuda_gctx._core.stream import lent, pin
 
 from ..common import DRIVERS, green, on_another_thread, small_contexts, split
 from ..raw import Raw
@@ -492,3 +492,17 @@ def test_a_stream_that_may_be_in_a_capture_refuses_what_would_invalidate_it(
             known.wait(stream)
         raw.call("cuStreamEndCapture", target, ctypes.byref(graph))
         raw.call("cuGraphDestroy", graph)
+
+
+def test_a_stream_that_is_used_again_ends_no_capture_of_another_one(dev: Device) -> None:
+    # A card ends a global capture when another stream is asked whether it is done, also by another thread.
+    with dev.partition(8, 8) as parts:
+        seen = parts[0].context.create_stream()
+        pin(seen)
+        handle = seen.handle
+        seen.close()
+        with parts[1].stream.capture("global") as capture:
+            again = on_another_thread(parts[0].context.create_stream)
+        assert again.handle == handle
+        again.close()
+        capture.graph.close()

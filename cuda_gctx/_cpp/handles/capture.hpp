@@ -14,4 +14,21 @@ bool is_capturing(const Driver& driver, CUstream handle);
 // The driver's number of the capture that a stream is part of; 0 if it is in none.
 std::uint64_t capture_of(const Driver& driver, CUstream handle);
 
+// While it is there, what this thread asks about streams ends no global capture of another thread.
+class RelaxedThread {
+ public:
+  explicit RelaxedThread(const Driver& driver) noexcept : driver_(driver) { exchange(); }
+  ~RelaxedThread() { exchange(); }
+  RelaxedThread(const RelaxedThread&) = delete;
+  RelaxedThread& operator=(const RelaxedThread&) = delete;
+
+ private:
+  void exchange() noexcept {
+    driver_.note(driver_.cuThreadExchangeStreamCaptureMode(&mode_), "cuThreadExchangeStreamCaptureMode");
+  }
+
+  const Driver& driver_;
+  CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 }  // namespace gctx

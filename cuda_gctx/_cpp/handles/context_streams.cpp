@@ -70,6 +70,10 @@ void ContextStreams::keep_spare(CUstream stream, StreamKind kind) noexcept {
 CUstream ContextStreams::take_spare(const Driver& driver, StreamKind kind) {
   int asked = 0;
   const std::lock_guard lock(mutex_);
+  if (spare_.empty()) {
+    return nullptr;
+  }
+  const RelaxedThread relaxed(driver);
   auto next = spare_.begin();
   for (std::size_t left = spare_.size(); left != 0 && asked != most_asked; --left) {
     const auto spare = next++;
