@@ -8,6 +8,8 @@ With a CUDA build of torch it takes a GPU for each rank, NCCL and GEMMs; without
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.distributed as dist
 
@@ -56,7 +58,8 @@ def main() -> None:
         total = on_gpus(parts) if has_gpus else on_hosts(parts)
         parts.sync()
         sizes = ", ".join(f"{part.name} {part.sm_count} SMs" for part in parts)
-        print(f"rank {rank} of {size} on {dev.name}: {sizes}; isolated: {not report.problems}; sum {total:.0f}")
+        line = f"rank {rank} of {size} on {dev.name}: {sizes}; isolated: {not report.problems}; sum {total:.0f}"
+        sys.stdout.write(line + "\n")  # one write, since the ranks share the output
     dist.destroy_process_group()
 
 
