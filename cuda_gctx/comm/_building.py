@@ -28,7 +28,6 @@ from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import (
     CopyEngines,
     Gloo,
-    GlooByNodes,
     Hierarchical,
     Mode,
     Modes,
@@ -57,6 +56,7 @@ from cuda_gctx.comm._protocol import (
     signature,
 )
 from cuda_gctx.comm._record import Numbers, Prepared, Record
+from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu
 from cuda_gctx.comm._staging import Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
@@ -429,9 +429,9 @@ def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
         nccl = groups.nccl_modes(arguments)
         modes |= {one: Nccl(one, info, groups.world, groups.tp, groups.dp) for one in nccl}
     else:
-        modes[MixedCommMode.GLOO] = Gloo(info, lambda: groups.backend, groups.tp, groups.dp)
+        modes[MixedCommMode.GLOO] = Gloo(exchange_on_cpu, info, lambda: groups.backend, groups.tp, groups.dp)
         if info.use_inter:
-            by_nodes = GlooByNodes(info, lambda: groups.backend, groups.local, groups.inter)
+            by_nodes = Gloo(exchange_by_nodes, info, lambda: groups.backend, groups.local, groups.inter)
             modes[MixedCommMode.HIERARCHICAL] = by_nodes
     mapped, reaches_all = (None, False) if gpu is None else (gpu.mapped, gpu.staged_bytes == 0)
     messages = Messages(info, arguments.dtype, arguments.device, mapped, reaches_all=reaches_all)

@@ -18,13 +18,13 @@ from cuda_gctx.comm._nodes import NodeKernels, rounds_of
 from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._protocol import ALIGNMENT, room_of, signature
 from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
-from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu, exchange_with_nccl
+from cuda_gctx.comm._reference import exchange_with_nccl
 from cuda_gctx.comm._staging import Copy, Part, Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable
 
-__all__ = ["CopyEngines", "Gloo", "GlooByNodes", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
+__all__ = ["CopyEngines", "Gloo", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
 
 # More than any message has.
 NO_LIMIT = 1 << 62
@@ -473,29 +473,19 @@ class Nccl(_OfLibrary):
 
 
 class Gloo(_OfLibrary):
-    """Tensors on the CPU, through the ranks' own backend: two collectives, one for each axis.
+    """Tensors on the CPU, through the ranks' own backend: a collective for each axis, or for each level of the nodes.
 
-    world: returns what connects all ranks, which a checkpoint may replace.
+    exchange: that of the axes or of the nodes. world: returns what connects all ranks, which a checkpoint may replace.
     """
 
-    def __init__(self, info: ParallelInfo, world: Callable[[], CommBackend], tp_group: Any, dp_group: Any) -> None:
+    def __init__(
+        self, exchange: Callable[..., Any], info: ParallelInfo, world: Callable[[], CommBackend], *groups: Any
+    ) -> None:
+        self._exchange = exchange
         self._info = info
         self._world = world
-        self._groups = as_backend(tp_group), as_backend(dp_group)
+        self._groups = [as_backend(group) for group in groups]
 
     def run(self, message: Message, sms: int) -> None:
         call = self._info, message.sizes.op, message.x_in
-        message.x_out.copy_(exchange_on_cpu(*call, self._world(), *self._groups))
-
-
-class GlooByNodes(_OfLibrary):
-    """The same in the form of nodes."""
-
-    def __init__(self, info: ParallelInfo, world: Callable[[], CommBackend], local: Any, inter: Any) -> None:
-        self._info = info
-        self._world = world
-        self._groups = as_backend(local), as_backend(inter)
-
-    def run(self, message: Message, sms: int) -> None:
-        call = self._info, message.sizes.op, message.x_in
-        message.x_out.copy_(exchange_by_nodes(*call, self._world(), *self._groups))
+        message.x_out.copy_(self._exchange(*call, self._world(), *self._groups))
