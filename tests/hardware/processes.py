@@ -223,11 +223,11 @@ def run_as() -> Answer:
     return answer_of([*command, *program("torch")], 35)
 
 
-def at_once(runs: Mapping[str, Mapping[str, str]], limit_s: float) -> dict[str, Answer]:
-    """What processes answer that begin their long kernels at the same time, by the names of the runs."""
-    started = {
+def start(kind: str, runs: Mapping[str, Mapping[str, str]]) -> dict[str, subprocess.Popen[str]]:
+    """A process of a kind for each of the runs, in its environment."""
+    return {
         name: subprocess.Popen(
-            program("segments"),
+            program(kind),
             env=os.environ | dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -236,7 +236,26 @@ def at_once(runs: Mapping[str, Mapping[str, str]], limit_s: float) -> dict[str, 
         )
         for name, environment in runs.items()
     }
+
+
+def collect(started: Mapping[str, subprocess.Popen[str]], limit_s: float) -> dict[str, Answer]:
+    """What each process answers, or why it does not; none is left."""
     answers: dict[str, Answer] = {}
+    end = time.monotonic() + limit_s
+    for name, process in started.items():
+        try:
+            said, errors = process.communicate(timeout=max(0.1, end - time.monotonic()))
+            answers[name] = json.loads(said) if process.returncode == 0 else {"errors": errors[-500:]}
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            answers[name] = {"killed after": limit_s}
+    return answers
+
+
+def at_once(runs: Mapping[str, Mapping[str, str]], limit_s: float) -> dict[str, Answer]:
+    """What processes answer that begin their long kernels at the same time, by the names of the runs."""
+    started = start("segments", runs)
     try:
         for process in started.values():
             assert process.stdout is not None
@@ -246,17 +265,10 @@ def at_once(runs: Mapping[str, Mapping[str, str]], limit_s: float) -> dict[str, 
             with suppress(BrokenPipeError):
                 process.stdin.write("go\n")
                 process.stdin.flush()
-        end = time.monotonic() + limit_s
-        for name, process in started.items():
-            try:
-                said, errors = process.communicate(timeout=max(0.1, end - time.monotonic()))
-                answers[name] = json.loads(said) if process.returncode == 0 else {"errors": errors[-500:]}
-            except subprocess.TimeoutExpired:
-                answers[name] = {"killed after": limit_s}
+        return collect(started, limit_s)
     finally:
         for process in started.values():
             process.kill()
-    return answers
 
 
 def together(answers: dict[str, Answer]) -> Answer:
@@ -331,27 +343,7 @@ def daemon() -> Iterator[dict[str, str]]:
 
 def products(environments: Mapping[str, Mapping[str, str]], limit_s: float) -> Answer:
     """The answers of processes that multiply at the same time."""
-    started = {
-        name: subprocess.Popen(
-            program("products"),
-            env=os.environ | dict(environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, environment in environments.items()
-    }
-    answers: Answer = {}
-    end = time.monotonic() + limit_s
-    for name, process in started.items():
-        try:
-            said, errors = process.communicate(timeout=max(0.1, end - time.monotonic()))
-            answers[name] = json.loads(said) if process.returncode == 0 else {"errors": errors[-500:]}
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            answers[name] = {"killed after": limit_s}
-    return answers
+    return collect(start("products", environments), limit_s)
 
 
 def mps() -> Answer:
