@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,14 +61,22 @@ def exchange(size: int, meanwhile: Any, *, before: bool = False) -> list[Any]:
     return found
 
 
-def own_addresses() -> list[str]:
-    """The abstract addresses of ranks in this process: those of other tests come and go meanwhile."""
-    own = set()
-    for file in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            own.add(os.readlink(file))
-    rows = re.findall(r" (\d+) @(cuda-gctx-[0-9a-f]{32}-[0-2])$", Path("/proc/net/unix").read_text(), re.MULTILINE)
-    return sorted({name for inode, name in rows if f"socket:[{inode}]" in own})
+# In /proc/net/unix: the flags of a socket that listens, its inode and its abstract address.
+LISTENING = re.compile(r" 00010000 \S+ \S+ +(\d+) @(cuda-gctx-[0-9a-f]{32}-[0-2])$", re.MULTILINE)
+
+
+def addresses_of_ranks() -> list[str]:
+    """Where the three ranks in this process listen: the addresses of other tests come and go meanwhile."""
+    while True:
+        own = set()
+        for file in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                own.add(os.readlink(file))
+        rows = LISTENING.findall(Path("/proc/net/unix").read_text())
+        names = {name for inode, name in rows if f"socket:[{inode}]" in own}
+        if len(names) == 3:
+            return sorted(names)
+        time.sleep(0.001)
 
 
 def test_strangers_do_not_keep_ranks_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +84,7 @@ def test_strangers_do_not_keep_ranks_from_each_other(monkeypatch: pytest.MonkeyP
     kept: list[Any] = []
 
     def strangers() -> None:
-        for number, name in enumerate(own_addresses()):
+        for number, name in enumerate(addresses_of_ranks()):
             connection = socket.socket(socket.AF_UNIX)
             connection.connect("\0" + name)
             kept.append(connection)
