@@ -30,6 +30,7 @@ if not __package__:  # run as a program
 
     __package__ = recorder.__name__
 from .contract import Questions
+from .endings import ENDINGS
 from .sentences import SENTENCES
 from .world import FUNCTIONS, Unavailable, World
 
@@ -46,23 +47,31 @@ QUESTIONS = {question.__name__: question for question in Questions.ALL}
 SECONDS = 10  # for one question
 TOGETHER = 40  # questions of one process
 
-Case = tuple[str, str]  # a question and its function, or "sentence" and its number
+# A question and its function, "sentence" and its number, or "ending" and what is asked.
+Case = tuple[str, str]
+# Where answers stand that are not of the contract.
+SECTIONS = {"sentence": "sentences", "ending": "endings"}
 
 
 def cases(only: str = "") -> list[Case]:
     names = [symbol for symbol in FUNCTIONS if not SKIPPED.match(symbol)]
     asked = [(question, symbol) for symbol in names for question in QUESTIONS]
     said = [("sentence", str(number)) for number, one in SENTENCES.items() if not SKIPPED.match(one.function)]
-    return [case for case in asked + said if only in case[0]]
+    ends = [("ending", name) for name in ENDINGS]
+    return [case for case in asked + said + ends if only in case[0]]
 
 
 def function_of(case: Case) -> str:
+    if case[0] == "ending":
+        return "cuCtxDestroy_v2"
     return SENTENCES[int(case[1])].function if case[0] == "sentence" else case[1]
 
 
 def answer(case: Case, world: World) -> Any:
     """What the driver answers, in a world of its own."""
     kind, what = case
+    if kind == "ending":
+        return ENDINGS[what](world)
     if kind != "sentence":
         return {} if FUNCTIONS[what]["since"] > world.version else dict(QUESTIONS[kind](Questions(what), world))
     try:
@@ -129,12 +138,13 @@ def ask_in_children(
 
 def put(recording: dict[str, Any], case: Case, found: Any) -> None:
     kind, what = case
+    section = recording.setdefault(SECTIONS.get(kind, "contract"), {})
     if kind == "sentence":
-        one = SENTENCES[int(what)]
-        recording.setdefault("sentences", {})[f"{what} {one.function}: {one.text}"] = found
+        section[f"{what} {SENTENCES[int(what)].function}: {SENTENCES[int(what)].text}"] = found
+    elif kind == "ending":
+        section[what] = found
     else:
-        place = recording.setdefault("contract", {}).setdefault(what, {})
-        place.update(found if isinstance(found, dict) else {kind: found})
+        section.setdefault(what, {}).update(found if isinstance(found, dict) else {kind: found})
 
 
 def ask(todo: list[Case], together: int = TOGETHER, save: Callable[[dict[str, Any]], None] | None = None) -> Any:
@@ -158,20 +168,26 @@ def record_sentences(_: Any, note: Any) -> Any:
     return record("sentences", note)
 
 
-def record(section: str, note: Any) -> Any:
-    todo = [case for case in cases() if (case[0] == "sentence") == (section == "sentences")]
+def record_endings(_: Any, note: Any) -> Any:
+    return record("endings", note, together=1)
+
+
+def record(section: str, note: Any, together: int = TOGETHER) -> Any:
+    todo = [case for case in cases() if SECTIONS.get(case[0], "contract") == section]
 
     def save(recording: dict[str, Any]) -> None:
         note.answers.update(recording.get(section, {}))
         note.save()
 
-    return ask(todo, save=save)[section]
+    return ask(todo, together, save)[section]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a driver the contract of each function, and the sentences.")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument("--only", default="", help="refused, without_context, captured, called_back or sentence")
+    parser.add_argument(
+        "--only", default="", help="refused, without_context, captured, called_back, sentence or ending"
+    )
     parser.add_argument("--together", type=int, default=TOGETHER, help="questions of one process")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
