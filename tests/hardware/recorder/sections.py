@@ -7,6 +7,7 @@ from typing import Any
 
 from . import (
     descriptors,
+    ends,
     events,
     graph_contexts,
     graph_waits,
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Section] = {
     "graph_contexts.others": graph_contexts.record_others,
     "graph_contexts.pace": graph_contexts.record_pace,
     "graph_waits": graph_waits.record_waits,
+    **ends.SECTIONS,
     "tensor_maps": objects.record_tensor_maps,
     "contract": in_processes.record_contract,
     "sentences": in_processes.record_sentences,
