@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CostRecorder())
     if config.getoption("--real-gpu"):
         if is_simulated():
-            raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim exclude each other")
+            raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim are mutually exclusive")
     elif "CUDA_GCTX_DRIVER" not in os.environ and not has_real_driver():
         os.environ["CUDA_GCTX_DRIVER"] = DEFAULT_DRIVER
     if config.option.order == "random":

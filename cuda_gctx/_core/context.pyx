@@ -312,7 +312,7 @@ cdef class Context:
         if box.get() == NULL:
             return
         if box.get().kind() == ContextKind.primary:
-            raise RuntimeError("the primary context belongs to the whole process and cannot be closed here")
+            raise RuntimeError("the primary context belongs to the whole process and cannot be closed")
         if box.get().kind() == ContextKind.green:
             close_context(self._slot)
         let_go(self)

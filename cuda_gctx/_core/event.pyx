@@ -165,7 +165,7 @@ cdef class Event:
         present(end._slot)
         present(start._slot)
         if not (start._options.timing_enabled and end._options.timing_enabled):
-            raise RuntimeError("both events must be made with EventOptions(timing_enabled=True) to be subtracted")
+            raise RuntimeError("both events must be created with EventOptions(timing_enabled=True) to be subtracted")
         return elapsed_ms(start._slot, end._slot)
 
     def __reduce__(self):

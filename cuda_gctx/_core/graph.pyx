@@ -59,13 +59,13 @@ cdef uintptr_t graph_of(object obj) except? 0:
             return as_handle(of_torch())
         except RuntimeError as error:
             raise ValueError(
-                "torch provides the graph of a CUDAGraph only after its capture, and only if it was made with "
+                "torch provides the graph of a CUDAGraph only after its capture, and only if it was created with "
                 "torch.cuda.CUDAGraph(keep_graph=True)"
             ) from error
     handle = getattr(getattr(obj, "graph_definition", obj), "handle", None)
     if type(handle).__name__ != "CUgraph":
         raise TypeError(
-            "a Graph is made from torch's CUDAGraph, from a GraphDefinition or a GraphBuilder of cuda.core, or by "
+            "a Graph is created from torch's CUDAGraph, from a GraphDefinition or a GraphBuilder of cuda.core, or by "
             f"Graph.from_handle(), not from {type(obj).__name__}; the driver provides no graph of an executable one"
         )
     return as_handle(int(handle))
@@ -301,7 +301,7 @@ cdef class Capture:
     def __enter__(self):
         present(self._stream._slot)
         if not self._is_free:
-            raise RuntimeError("this block is open already: each block needs a Stream.capture() of its own")
+            raise RuntimeError("this block is already open: each block needs a Stream.capture() of its own")
         self._is_free = False
         self._graph = None
         self._capturing.share(self._stream._slot)

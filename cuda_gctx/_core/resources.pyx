@@ -193,7 +193,7 @@ cdef class SMResourceOptions(Options):
                 request.locality_domain = ANY_DOMAIN if domain == "any" else <unsigned int>domain
             request.supplemental = <bint>entry_of(self.supplemental_sms, position)
             if request.supplemental and domain is None:
-                raise ValueError("supplemental_sms belongs to a locality_domain: give that as well")
+                raise ValueError("supplemental_sms requires locality_domain")
             self._requests.push_back(request)
         return 0
 

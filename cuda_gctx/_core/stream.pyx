@@ -236,7 +236,7 @@ cdef class Stream:
         if event is None:
             event = new_event_for(self._slot, as_options(EventOptions, options))
         elif options is not None:
-            raise ValueError("options are only for a new event: omit either the options or the event")
+            raise ValueError("options apply only to a new event: omit either the options or the event")
         record_event(self._slot, event._slot)
         return event
 

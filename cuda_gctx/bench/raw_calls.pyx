@@ -22,7 +22,7 @@ cdef class RawCalls:
 
     def __init__(self, device):
         if not isinstance(device, Device):
-            raise TypeError(f"raw calls are made on a Device, not on {type(device).__name__}")
+            raise TypeError(f"device must be a Device, not {type(device).__name__}")
         make_raw_calls(self._calls, active_runtime()[0], device.device_id)
 
     def __dealloc__(self):

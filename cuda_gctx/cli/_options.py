@@ -39,7 +39,7 @@ def _known_version(ctx: click.Context, param: click.Parameter, word: str | None)
     from cuda_gctx.sim import driver_versions
 
     if word is not None and word not in (known := driver_versions()):
-        raise click.BadParameter(f"no driver {word!r} is simulated: choose from {', '.join(known)}")
+        raise click.BadParameter(f"unknown driver version {word!r}: choose from {', '.join(known)}")
     return word
 
 

@@ -92,7 +92,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def root() -> None:
-    """Partition GPU SMs, verify placement, and measure the benefit.
+    """Partition the SMs of a GPU, verify where work runs, and measure the benefit.
 
     Exit status: 0 success; 1 failure or a negative answer; 2 wrong usage; 3 no driver or device; 130 interrupted.
     """

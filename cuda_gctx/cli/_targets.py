@@ -39,7 +39,7 @@ def function_named(target: str) -> Callable[..., Any]:
         except AttributeError:
             raise click.UsageError(f"{module} has no {path}") from None
     if not callable(value):
-        raise click.UsageError(f"{target} is not a function but of type {type(value).__name__}")
+        raise click.UsageError(f"{target} is not a function: its type is {type(value).__name__}")
     function: Callable[..., Any] = value
     return function
 

@@ -79,8 +79,8 @@ def _show(result: dict[str, Any]) -> None:
 def bench(number: int | None, profile: str | None, version: str | None, quick: bool, as_json: bool) -> None:
     """Compare call costs with the raw driver and cuda.core.
 
-    Takes some seconds, in a separate process. Each contestant creates and closes 50 contexts there (--quick: 5), which
-    cost 4 MiB of device memory each until that process ends.
+    Takes a few seconds, in a separate process. Each library creates and closes 50 contexts there (--quick: 5), which
+    take about 200 MiB of device memory (--quick: 20 MiB) until that process ends.
     """
     with ExitStack() as closing:
         chosen = None

@@ -1,4 +1,4 @@
-"""``cuda-gctx demo``: partition a device, verify the placement, and measure what isolation does for latency."""
+"""``cuda-gctx demo``: partition a device, verify where work runs, and measure how isolation affects latency."""
 
 from __future__ import annotations
 
@@ -195,14 +195,14 @@ def _document(rows: tuple[LatencyRow, ...]) -> dict[str, Any]:
     type=click.IntRange(min=1, max=100_000),
     default=1000,
     show_default=True,
-    help="Launch the short kernel so many times per row.",
+    help="Launch the short kernel this many times per row.",
 )
 @device_number
 @driver_options
 def demo(number: int | None, profile: str | None, version: str | None, samples: int, as_json: bool) -> None:
-    """Partition a device, verify the placement, and measure what isolation does for latency. Takes some seconds.
+    """Partition a device, verify where work runs, and measure how isolation affects latency.
 
-    Without a GPU it uses a simulated one, and says so. The exit status is 1 if the partitions are not isolated.
+    Takes a few seconds. Without a GPU, it uses a simulated one and says so. The exit status is 1 if the partitions are not isolated.
     """
     story = _Story(silent=as_json)
     with _device(number, profile, version) as (device, reason):

@@ -1,4 +1,4 @@
-"""``cuda-gctx mps``: what to tell MPS so that each partition of a layout is a process."""
+"""``cuda-gctx mps``: the MPS settings that give each partition of a layout its own process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cuda_gctx.interop.mps import mps_plan
 @partial(layout_argument, required=True)
 @on_device
 def mps(device: Device, as_json: bool, layout: Layout) -> None:
-    """Print the settings of MPS that make each partition a process.
+    """Print the MPS settings that give each partition its own process.
 
     Prints the environment for percentages, the commands for static partitions, and the file of MPS v3. Nothing is
-    started. LAYOUT is written as for plan.
+    started. LAYOUT has the same form as for plan.
     """
     try:
         planned = mps_plan(device, layout)

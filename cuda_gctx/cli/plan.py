@@ -62,8 +62,8 @@ def _left(planned: tuple[PlannedPartition, ...]) -> int:
 def plan(device: Device, as_json: bool, layout: Layout) -> None:
     """Show the partitions of a layout without creating them.
 
-    LAYOUT is a number of SMs, a share of the device below 1, or "rest" (or 0) for all remaining SMs, one for each
-    partition: 16 rest, or 0.25 rest, or with names decode=16 prefill=rest.
+    LAYOUT has one word for each partition: a number of SMs, a share of the device below 1, or "rest" (or 0) for all
+    remaining SMs. Examples: 16 rest, 0.25 rest, and with names decode=16 prefill=rest.
     """
     try:
         planned = plan_layout(device, layout)

@@ -1,4 +1,4 @@
-"""``cuda-gctx run``: run a command whose partitions are chosen here."""
+"""``cuda-gctx run``: run a command with a given layout of partitions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cuda_gctx.partitions import BACKGROUND, LAYOUT_VARIABLE
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def run(text: str, name: str | None, program: tuple[str, ...]) -> None:
-    """Run a command whose partitions are chosen here.
+    """Run a command with a given layout of partitions.
 
-    Sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens without arguments. LAYOUT is written as for plan, in
-    one word; JSON or the path of a file will do, too. The layout is checked here, and against the device when it is
-    opened.
+    Sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens when it is called without arguments. LAYOUT has the
+    same form as for plan, as one word; JSON and the path of a file are accepted too. The layout is checked before the
+    command starts, and against the device when it is opened.
     """
     try:
         layout = layout_of([text])

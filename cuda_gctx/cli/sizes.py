@@ -15,10 +15,10 @@ from cuda_gctx.cli._output import console, heading, on_what, table, write_json
 @click.option("--all", "unaligned", is_flag=True, help="Also list the sizes that need backfill.")
 @on_device
 def sizes(device: Device, as_json: bool, unaligned: bool) -> None:
-    """List the possible sizes of a partition.
+    """List the sizes that a partition can have.
 
-    The driver is asked about each size. A number of SMs is rounded up to an aligned size. Other sizes need backfill,
-    and support smaller thread-block clusters. JSON always has all sizes.
+    Queries the driver for each size. SM counts are rounded up to an aligned size. Other sizes need backfill, and
+    support only smaller thread-block clusters. JSON output always contains all sizes.
     """
     possible = device.partition_sizes()
     if as_json:

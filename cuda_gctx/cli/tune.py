@@ -93,7 +93,7 @@ def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[s
             f"invalid mix {text!r}: write the number of calls of each part, like decode=8,prefill=1"
         ) from None
     if len(mix) < len(entries):
-        raise click.BadParameter(f"{text!r} has a part twice")
+        raise click.BadParameter(f"{text!r} names a part twice")
     return mix
 
 
@@ -101,7 +101,7 @@ def _objective(
     parts: Sequence[str], mix: dict[str, int] | None, tail: str | None, **limits: float | bool | None
 ) -> Objective:
     if mix is not None and tail is not None:
-        raise click.UsageError("--throughput and --tail-latency exclude each other")
+        raise click.UsageError("--throughput and --tail-latency are mutually exclusive")
     given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None and value is not False}
     if given and tail is None:
         raise click.UsageError(f"--{next(iter(given)).replace('_', '-')} needs --tail-latency")
@@ -134,22 +134,22 @@ def _objective(
     "--others",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="SHARE",
-    help="Demand this rate of each other part, as a share of its rate alone.",
+    help="Require each other part to keep this share of its rate alone.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
     metavar="CALLS",
-    help="Let so many calls arrive per second (default: half of what the part can take alone).",
+    help="Simulate arrivals at this rate, in calls per second (default: half of what the part can take alone).",
 )
-@click.option("--closed-loop", is_flag=True, help="Make each call when the one before has completed.")
+@click.option("--closed-loop", is_flag=True, help="Start each call when the previous one has completed.")
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="Measure for at most this time.",
+    help="Measure for at most this long.",
 )
 @click.option("--out", type=OutputFile(), help="Write the report as JSON to this file.")
 @click.option("--svg", type=OutputFile(), help="Write the results as an SVG picture.")
@@ -172,7 +172,7 @@ def tune(
 ) -> None:
     """Find the fastest way to run workloads concurrently.
 
-    Measures them in sequence, on plain and priority streams, and in partitions, and reports the best way.
+    Measures them in sequence, on plain and priority streams, and in partitions, and reports the fastest.
 
     A single FUNCTION is called without arguments and returns the parts: a mapping of names to functions. Several
     FUNCTIONs are the parts themselves. A part is called with a cuda_gctx.Stream, enqueues work on it, and returns.

@@ -1,4 +1,4 @@
-"""``cuda-gctx verify``: open partitions and verify on which SMs they run."""
+"""``cuda-gctx verify``: open partitions and verify which SMs they run on."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _coloured(picture: SMMap, terminal: str | None) -> Text:
 @click.option("--html", type=OutputFile(), help="Write the SM map as an HTML page.")
 @on_device
 def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | None, html: Path | None) -> None:
-    """Open partitions and verify on which SMs they run.
+    """Open partitions and verify which SMs they run on.
 
-    A kernel on every SM reports which partition uses it.
+    A probe kernel reports the SMs that each partition runs on.
 
-    LAYOUT is written as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are not
+    LAYOUT has the same form as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are not
     isolated.
     """
     with open_layout(device, layout or DEFAULT) as parts:

@@ -87,7 +87,7 @@ def _cu_device(cu_dev: Any) -> Device:
 def _device(dev: Any) -> Device:
     asked = load_torch().device(dev)
     if asked.type != "cuda":
-        raise ValueError(f"SMs are split on a cuda device, not on {asked}")
+        raise ValueError(f"dev must be a CUDA device, not {asked}")
     return torch_device(asked.index)
 
 
@@ -147,7 +147,7 @@ def _groups_and_remainder(whole: SMResource, counts: Sequence[int], *, chained: 
     if split[-1].sm_count == 0:
         raise RuntimeError(
             f"Insufficient SMs: groups of {[group.sm_count for group in split[:-1]]} leave none of "
-            f"{whole.sm_count} for the remainder, which is a group as well: request fewer ({_NOTHING_LEFT})"
+            f"{whole.sm_count} for the remainder, which is also a group: request fewer ({_NOTHING_LEFT})"
         )
     return split
 
@@ -214,7 +214,9 @@ def _of_device(device: Device, resources: Sequence[Any]) -> list[SMResource]:
     found = [_sms(resource) for resource in resources]
     for sms in found:
         if sms.device != device:
-            raise ValueError(f"cu_dev is device {device.device_id}, and a resource belongs to {sms.device.device_id}")
+            raise ValueError(
+                f"cu_dev is device {device.device_id}, but a resource belongs to device {sms.device.device_id}"
+            )
     return found
 
 
@@ -227,7 +229,7 @@ def create_green_ctx_streams(cu_dev: int, resources: Sequence[Any]) -> list[Any]
     device = _cu_device(cu_dev)
     groups = _of_device(device, resources)
     if not all(sms.sm_count for sms in groups):
-        raise RuntimeError(f"a resource with no SMs has no stream: leave it out ({_NOTHING_LEFT})")
+        raise RuntimeError(f"a stream cannot be created on a resource without SMs: omit it ({_NOTHING_LEFT})")
     names = [f"group {position}" for position in range(len(groups))]
     with _in_their_words():
         return _lend(open_each(device, names, groups, stacklevel=2), names)[0]
@@ -276,7 +278,7 @@ def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tu
     """
     counts = [as_int(f"sm_counts[{place}]", count) for place, count in enumerate(sm_counts)]
     if not counts:
-        raise ValueError("sm_counts is empty: give at least one number of SMs")
+        raise ValueError("sm_counts is empty: pass at least one SM count")
     for count in counts:
         if count <= 0:
             raise ValueError(f"SM count must be positive, got {count}")

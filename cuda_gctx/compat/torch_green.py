@@ -147,7 +147,7 @@ class SMPartition:
             if exact and count is None:
                 raise ValueError(
                     f"group {place} has num_sms=0 and backfill=True, which takes all remaining SMs: make it the last "
-                    "group, or give it a number"
+                    "group, or set its num_sms"
                 )
         groups, remainder = self.resource.split(
             SMResourceOptions(
@@ -292,18 +292,18 @@ class GreenContext:
                 raise ValueError(f"workqueue_scope is one of {', '.join(map(repr, _SCOPES))}, not {scope!r}")
             workqueue = WorkqueueResourceOptions(_SCOPES[scope], limit)
         elif limit is not None:
-            raise RuntimeError("workqueue_concurrency_limit belongs to a workqueue_scope: give that as well")
+            raise RuntimeError("workqueue_concurrency_limit requires workqueue_scope")
         elif num_sms is None and sm_partition is None:
-            raise RuntimeError("num_sms, sm_partition and workqueue_scope are all missing: give one of them, or both")
+            raise RuntimeError("pass num_sms or sm_partition, workqueue_scope, or both")
         num_sms = None if num_sms is None else as_int("num_sms", num_sms)
         if sm_partition is not None:
             if not isinstance(sm_partition, SMPartition):
                 raise TypeError(f"sm_partition must be an SMPartition, not {type(sm_partition).__name__}")
             if num_sms is not None:
-                raise ValueError("num_sms and sm_partition exclude each other: give one of them")
+                raise ValueError("num_sms and sm_partition are mutually exclusive: give one of them")
             if device_id is not None and device_id != sm_partition.device_id:
                 raise ValueError(
-                    f"device_id is {device_id}, and sm_partition belongs to device {sm_partition.device_id}"
+                    f"device_id is {device_id}, but sm_partition belongs to device {sm_partition.device_id}"
                 )
             device_id = sm_partition.device_id
         exclusive = as_bool("exclusive", exclusive)
@@ -385,9 +385,7 @@ class GreenContext:
         if not any(active is self for active, _ in entries):
             raise RuntimeError("pop_context() without set_context(): this GreenContext is not active on this thread")
         if entries[-1][0] is not self:
-            raise RuntimeError(
-                "another GreenContext was set after this one: contexts are popped in the reverse order, that one first"
-            )
+            raise RuntimeError("another GreenContext was set after this one: pop that one first")
         _, leaving = entries.pop()
         leaving.close()
 
@@ -424,7 +422,7 @@ class GreenContext:
 
     def _demand_open(self) -> None:
         if self.is_closed:
-            raise RuntimeError("the GreenContext has been closed: create another one")
+            raise RuntimeError("the GreenContext is closed: create another one")
 
     def __enter__(self) -> GreenContext:
         self.set_context()

@@ -145,6 +145,6 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
             wrong = "on a thread on which it was not entered"
         if kind is None:
             raise RuntimeError(
-                f"the block of {self._target!r} was left {wrong}: blocks cannot be interleaved on a thread: do not "
+                f"the block of {self._target!r} was left {wrong}: blocks cannot be interleaved on a thread; do not "
                 "await or yield inside a block"
             )

@@ -41,7 +41,7 @@ class Fork:
 
     def __enter__(self) -> Fork:
         if self._outer is not None:
-            raise RuntimeError("this fork has been entered already: make another one")
+            raise RuntimeError("this fork has already been entered: create another one")
         self._outer = self._streams.current()
         self._begin = self._streams.record(self._outer)
         return self

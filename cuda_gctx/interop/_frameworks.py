@@ -53,9 +53,9 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
     version = getattr(with_version, "__version__", None)
     if version is None:
         # A stray folder of that name, or an unfinished import.
-        raise ImportError(f"this needs {package} {minimum} or newer, and {with_version} has no version", name=module)
+        raise ImportError(f"this needs {package} {minimum} or newer, but {with_version} has no version", name=module)
     if release(version) < release(minimum):
-        raise ImportError(f"this needs {package} {minimum} or newer, and found {version}", name=module)
+        raise ImportError(f"this needs {package} {minimum} or newer, but found {version}", name=module)
     _checked[module, minimum] = imported
     return imported
 
@@ -64,7 +64,7 @@ def refuse_default_of_green(stream: Stream) -> None:
     """Raise ValueError for the default stream of a green context: its handle means that of the current context."""
     if stream.handle in LEGACY_DEFAULT and stream.context.is_green:
         raise ValueError(
-            "a framework would use the default stream of the device instead of that of the green context: pass another "
+            "frameworks map this handle to the default stream of the device, not of the green context: pass another "
             "stream of the context"
         )
 

@@ -74,13 +74,13 @@ def compare(torch: Any, group: Any, own: Callable[[], Mapping[str, object]]) -> 
         raise failure
     if failed:
         reasons = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
-        raise RanksDifferError(f"no rank of this group can go on, because some cannot: {reasons}")
+        raise RanksDifferError(f"some ranks of this group cannot continue: {reasons}")
     different = [name for name in said if len({statement[name] for statement in statements}) > 1]
     if different:
         reasons = "; ".join(f"{name}: {_said_by(statements, name)}" for name in different)
         raise RanksDifferError(
-            f"the ranks of this group differ in what has to be equal ({reasons}): give all of them the same layout, "
-            "driver, libraries and settings"
+            f"the ranks of this group differ ({reasons}): use the same layout, driver, libraries and settings on all "
+            "of them"
         )
 
 

@@ -65,8 +65,8 @@ def _recorder(torch: Any) -> Any:
                 first = self.contexts.setdefault(name, context)
                 if context != first:
                     raise RuntimeError(
-                        f"group {name} is used in {first!r} and in {context!r}: its collectives deadlock where they "
-                        "run at once; make one group for each partition, new_group(part)"
+                        f"group {name} is used in {first!r} and in {context!r}: its collectives can deadlock if they "
+                        "run concurrently; create one group for each partition with new_group(part)"
                     )
             ranks = tuple(torch.distributed.get_process_group_ranks(group))
             self.launches.append(Launch(name, ranks, operation.strip("_")))

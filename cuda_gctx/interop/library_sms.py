@@ -65,7 +65,9 @@ def _loaded(name: str) -> Any:
     try:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
     except OSError:
-        raise RuntimeError(f"{name} is not loaded: pass the name of the cuBLAS library that made the handle") from None
+        raise RuntimeError(
+            f"{name} is not loaded: pass the name of the cuBLAS library that created the handle"
+        ) from None
 
 
 def _function(library: Any, name: str) -> Any:

@@ -227,7 +227,7 @@ def mps_plan(device: Device, layout: Layout) -> MPSPlan:
     left = there - sum(chunks.values())
     if left < (rest is not None):
         raise ValueError(
-            f"{layout} needs {sum(chunks.values()) + (rest is not None)} chunks of {chunk} SMs, and the device has "
+            f"{layout} needs {sum(chunks.values()) + (rest is not None)} chunks of {chunk} SMs, but the device has "
             f"{there}: request fewer SMs"
         )
     if rest is not None:

@@ -37,7 +37,7 @@ _numbers = count(1)
 def _load() -> Any:
     torch = load_torch(MINIMUM)
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        raise ImportError(f"this needs a build of torch with NCCL, and found {torch.__version__} without")
+        raise ImportError(f"this needs torch built with NCCL; {torch.__version__} is built without it")
     return torch
 
 
@@ -53,7 +53,7 @@ def _fitting(torch: Any, stream: Stream, ctas: int | None, cta_policy: CTAPolicy
         options.config.min_ctas = ctas
     if cta_policy is not None:
         if not hasattr(options.config, "cta_policy"):
-            raise ImportError(f"cta_policy needs a torch built with NCCL 2.27 or newer: {torch.__version__} has none")
+            raise ImportError(f"cta_policy needs torch built with NCCL 2.27 or newer; {torch.__version__} is not")
         options.config.cta_policy = _POLICIES[cta_policy]
     if stream.device.compute_capability >= (9, 0):
         options.config.cga_cluster_size = min(USUAL_CLUSTER, sms.coscheduled_alignment)
@@ -108,7 +108,7 @@ def new_group(
     """
     torch = _load()
     if pg_options is not None and (ctas, cta_policy) != (None, None):
-        raise ValueError("pg_options already contains what ctas and cta_policy set: give one or the other")
+        raise ValueError("pg_options already sets what ctas and cta_policy set: pass one or the other")
     distributed = torch.distributed
     stream = own_stream(target)
     number = next(_numbers)

@@ -253,7 +253,7 @@ def check(**uses: Any) -> SharingReport:
     Returns a SharingReport. Raises ValueError for fewer than two keywords.
     """
     if len(uses) < 2:
-        raise ValueError("check() compares partitions: give the objects of two or more, as in check(a=[...], b=[...])")
+        raise ValueError("check() compares partitions: pass the objects of at least two, as in check(a=[...], b=[...])")
     searched = [_search(name, given) for name, given in uses.items()]
     uses_of_each = [found for found, _ in searched]
     shared: dict[tuple[str, object, object], Shared] = {}

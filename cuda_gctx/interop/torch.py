@@ -31,7 +31,9 @@ _seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 def load_torch(minimum: str = MINIMUM) -> Any:
     torch = load("torch", "torch", minimum)
     if torch.version.cuda is None:
-        raise ImportError(f"this needs torch {minimum} or newer built for CUDA, and found {torch.__version__} without")
+        raise ImportError(
+            f"this needs torch {minimum} or newer built for CUDA; {torch.__version__} is built without it"
+        )
     return torch
 
 

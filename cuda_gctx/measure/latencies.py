@@ -69,7 +69,7 @@ def stream_next_to(load: Load, make: Callable[[], Stream]) -> Stream:
                 return stream
             sharing.enter_context(stream)
     raise SharedQueueError(
-        "every stream shares a hardware queue with the background load, and waits for it on any SM: set "
+        "every stream shares a hardware queue with the background load and waits for it on any SM: set "
         "CUDA_DEVICE_MAX_CONNECTIONS to 8 or more before the driver is first used"
     )
 

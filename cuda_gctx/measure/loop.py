@@ -70,8 +70,8 @@ def seconds_between(start: Event, end: Event) -> float:
         if error.name != "CUDA_ERROR_INVALID_HANDLE":
             raise
         raise RuntimeError(
-            f"the driver does not measure the time between events of two contexts ({error}), so work on different "
-            f"streams cannot be timed here"
+            f"the driver cannot measure the time between events of two contexts ({error}), so work on different "
+            f"streams cannot be timed"
         ) from error
 
 

@@ -171,8 +171,8 @@ class Arrangements:
             left = dict.fromkeys((*self.left_in_capture, old))
             if not self._switching.order_all([arrangement.number for arrangement in left], new.number):
                 raise CapturingError(
-                    "a stream of a partition, which the pool has not lent, is capturing a graph: switch before or "
-                    "after that"
+                    "a stream that the pool has not lent is capturing a graph in one of its partitions: switch "
+                    "before or after the capture"
                 )
             self.left_in_capture.clear()
             self._capture = None

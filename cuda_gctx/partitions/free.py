@@ -150,7 +150,7 @@ def free_sms(whole: SMResource) -> SMResource:
     """The value of SMResource.free."""
     device = whole.device
     if whole != device.resources.sm:
-        raise ValueError("only a whole device knows its free SMs: read device.resources.sm.free")
+        raise ValueError("free SMs are known only for a whole device: read device.resources.sm.free")
     found = FreeSMs(device)
     return found.take(found._pieces())
 
@@ -165,7 +165,7 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
     if not pieces:
         raise SplitError(
             f"{layout} does not fit: {free.words()} when {name} requests {count}: close other contexts, or request "
-            "fewer. The SMs of a context count as taken, too, where it is not known which they are"
+            "fewer. SMs of a context whose ids are unknown also count as taken"
         )
     if options is None:
         return free.take(pieces)
@@ -193,7 +193,7 @@ def order_among_free(device: Device, layout: Layout) -> Order:
         if spec.takes_the_remainder:
             if spec.sms is not None:
                 raise ValueError(
-                    f"partition {name}: among free SMs, request all that remain with None, not {spec.sms!r}"
+                    f"partition {name}: with among='free', request the remaining SMs with None, not {spec.sms!r}"
                 )
             pieces = free.all_of_one_context(aligned=spec.aligned)
             if not pieces:

@@ -190,18 +190,18 @@ class GraphSet:
         if self._once:
             with self._lock:
                 if key in self._captures:
-                    raise ValueError(f"there is a graph {key!r} already: drop that first")
+                    raise ValueError(f"there is already a graph {key!r}: drop it first")
                 known = self._captures[key] = _Capture(graph, None, 0)
                 self._move(place, key, known)
             return
         if graph.context != place.context:
             raise ValueError(
-                f"{graph!r} was not captured in {_called(place)} (context {place.context.id}), and would not run "
-                "on its SMs: capture it there"
+                f"{graph!r} was not captured in {_called(place)} (context {place.context.id}), so it would not "
+                "run on its SMs: capture it there"
             )
         with self._lock:
             if (_key(place), key) in self._entries:
-                raise ValueError(f"{_called(place)} has a graph {key!r} already: drop that first")
+                raise ValueError(f"{_called(place)} already has a graph {key!r}: drop it first")
             entry = _Entry(*_described(place), _OwnGraph(graph.instantiate(), None), 0)
             self._entries[_key(place), key] = entry
 
@@ -234,8 +234,8 @@ class GraphSet:
         if others:
             name, sm_count = _described(place)
             raise ValueError(
-                f"graph {key!r} was captured in {', '.join(others)} and not in {name} ({sm_count} SMs), and "
-                f"would run on the SMs of the former: capture it in this {type(place).__name__.lower()} too"
+                f"graph {key!r} was captured in {', '.join(others)} and not in {name} ({sm_count} SMs), so "
+                f"it would run on the SMs of the former: capture it in this {type(place).__name__.lower()} too"
             )
         raise ValueError(f"there is no graph {key!r}: capture it first")
 

@@ -242,10 +242,10 @@ class Layout:
         return layout_of(requests, named)
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError("a Layout is a value and cannot be changed: make another one")
+        raise AttributeError("a Layout is immutable: create another one")
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError("a Layout is a value and cannot be changed: make another one")
+        raise AttributeError("a Layout is immutable: create another one")
 
     def to_json(self) -> str:
         """The layout as JSON, which from_json() reads."""
@@ -263,7 +263,7 @@ class Layout:
         """
         document = parsed_json(text)
         if not isinstance(document, Mapping) or not isinstance(document.get("partitions"), list):
-            raise ValueError('this JSON is not a layout: it must be an object with a list "partitions"')
+            raise ValueError('this JSON is not a layout: it must be an object with a "partitions" list')
         if document.get("schema") != SCHEMA:
             raise ValueError(
                 f"this JSON is not a layout of schema {SCHEMA}: its schema is {document.get('schema', 'missing')}. In "

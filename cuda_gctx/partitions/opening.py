@@ -29,8 +29,8 @@ def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
         raise CapturingError(
-            f"{capturing} is capturing a graph, and contexts cannot be made during a capture: open the partitions "
-            "before it"
+            f"{capturing} is capturing a graph, and contexts cannot be created during a capture: open the "
+            "partitions first"
         )
 
 

@@ -57,8 +57,8 @@ def in_words(request: Any) -> str:
 def refuse_pickling(self: object) -> NoReturn:
     """Raise TypeError for pickle and copy: a body for __reduce__."""
     raise TypeError(
-        f"{type(self).__name__} holds contexts of this process and cannot be copied or pickled: send its layout, and "
-        "open that in the other process"
+        f"{type(self).__name__} holds contexts of this process and cannot be copied or pickled: send its layout and "
+        "open it in the other process"
     )
 
 
@@ -216,7 +216,7 @@ class Partition:
         elif isinstance(other, Event):
             self.context.wait_event(other)
         else:
-            raise TypeError(f"a partition waits for a Partition or an Event, not for {type(other).__name__}")
+            raise TypeError(f"wait() expects a Partition or an Event, not {type(other).__name__}")
 
     def sync(self) -> None:
         """Wait on the host until all work of all streams of the partition has finished."""
@@ -364,7 +364,7 @@ class Partitions:
             raise AttributeError(name)
         self._demand_open()
         if name == BACKGROUND:
-            raise AttributeError("there is no background partition: the requested partitions have all SMs")
+            raise AttributeError("there is no background partition: the requested partitions use all SMs")
         raise AttributeError(self._unknown(name))
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -614,7 +614,7 @@ def partition(
                 "to what the program requests, unset it, or request nothing, dev.partition()"
             )
     elif given is None:
-        raise ValueError(f"a layout needs at least one partition: request some, or set {LAYOUT_VARIABLE}")
+        raise ValueError(f"a layout needs at least one partition: request one, or set {LAYOUT_VARIABLE}")
     else:
         layout = given.layout
     try:

@@ -69,7 +69,7 @@ class PartitionPool:
     def __init__(self, device: Device, *, limit: int = MOST_LAYOUTS) -> None:
         """limit: the largest number of layouts. Beyond it, the pool warns, and drops those used longest ago."""
         if not isinstance(device, Device):
-            raise TypeError(f"a PartitionPool is made for a Device, not for {type(device).__name__}")
+            raise TypeError(f"device must be a Device, not {type(device).__name__}")
         self._device = device
         self._limit = as_int("limit", limit, 1)
         self._group = next(_pool_numbers)
@@ -151,7 +151,7 @@ class PartitionPool:
             raise AttributeError("the pool has no current layout: call pool.switch() first")
         if current.partitions is None:
             raise AttributeError(
-                "the current plan of the pool has no partitions: all of its parts have the whole device"
+                "the current plan of the pool has no partitions: all of its parts use the whole device"
             )
         return current.partitions
 
@@ -273,8 +273,8 @@ class PartitionPool:
             if parts is not None:
                 if self._arrangements.has_in_use(parts):
                     raise RuntimeError(
-                        f"{layout} is current in the pool, or was left while a graph was captured: switch to another "
-                        "one first"
+                        f"{layout} is the current layout of the pool, or was left during a capture: switch to another "
+                        "layout first"
                     )
                 self._drop(layout, parts)
 

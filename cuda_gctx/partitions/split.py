@@ -25,7 +25,7 @@ def count_of(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
         least = max(grain, whole.min_partition_size)
         raise ValueError(
             f"partition {name}: {spec.sms} of {whole.sm_count} SMs are {spec.sms * whole.sm_count:.1f}, fewer than the "
-            f"smallest partition of {least}: request {least / whole.sm_count:.3f} or more, or a number of SMs"
+            f"smallest partition ({least} SMs): request a share of {least / whole.sm_count:.3f} or more, or a number of SMs"
         )
     return units * grain
 
@@ -68,7 +68,7 @@ def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) ->
         return [*groups, remainder] if remainder.sm_count else groups
     if not remainder.sm_count:
         raise SplitError(
-            f"{layout} does not fit: the other partitions take all {whole.sm_count} SMs, so that none remain for "
+            f"{layout} does not fit: the other partitions take all {whole.sm_count} SMs, and none remain for "
             f"{layout.names[open_at]}: request fewer for the others"
         )
     return [*groups[:open_at], remainder, *groups[open_at:]]

@@ -278,7 +278,7 @@ def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
             f"not {type(contexts).__name__}"
         )
     if not contexts:
-        raise ValueError("contexts is empty: give at least one context to verify")
+        raise ValueError("contexts is empty: pass at least one context to verify")
     for name, context in contexts.items():
         if not isinstance(name, str) or not isinstance(context, Context):
             raise TypeError(
@@ -286,7 +286,7 @@ def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
                 f"{type(name).__name__}: {type(context).__name__}; partitions and streams have a .context"
             )
     if unknown := [name for name in over if name not in contexts]:
-        raise ValueError(f"over names {unknown[0]!r}, which is not one of the contexts {', '.join(contexts)}")
+        raise ValueError(f"over contains {unknown[0]!r}, which is not one of the contexts {', '.join(contexts)}")
     devices = {context.device for context in contexts.values()}
     if len(devices) > 1:
         raise ValueError("the contexts are on several devices: verify those of one device at a time")
@@ -297,7 +297,7 @@ def _refuse_capture(device: Device) -> None:
     capturing = capturing_stream(device.resources.sm)
     if capturing is not None:
         raise RuntimeError(
-            f"{capturing} is capturing a graph, which a launch of the probe could invalidate: verify before or after "
+            f"{capturing} is capturing a graph, which launching the probe could invalidate: verify before or after "
             "the capture"
         )
 

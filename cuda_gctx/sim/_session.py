@@ -276,7 +276,7 @@ class Session:
         ValueError with both.
         """
         if nth is not None and probability is not None:
-            raise ValueError("give nth or probability, not both")
+            raise ValueError("pass nth or probability, not both")
         self._lib.fail(function, self._lib.error_code(code), nth=nth, probability=probability, seed=seed)
 
     def limit_contexts(self, count: int) -> None:
@@ -358,7 +358,7 @@ class Session:
             raise ValueError(f"throughput is {throughput}; it must be 0 to 1")
         if (tiles > 0) != (tile_ns > 0) or (tile_bytes > 0 and tiles == 0):
             raise ValueError(
-                f"tiles is {tiles}, tile_ns {tile_ns}, tile_bytes {tile_bytes}; give both tiles and tile_ns, or none"
+                f"tiles is {tiles}, tile_ns {tile_ns}, tile_bytes {tile_bytes}; pass both tiles and tile_ns, or neither"
             )
         if any(number < 0 for numbers in (reads, writes) for number in numbers or ()):
             raise ValueError(f"reads is {reads}, writes {writes}; the first argument has number 0")

@@ -211,7 +211,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["verify", "a=" + "9" * 400], "sms must be an int from 0 to 1000000, not 9"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),
         (["plan", "8", "--profile", "voodoo"], "unknown card 'voodoo': choose from h200,"),
-        (["plan", "8", "--profile", "h200", "--driver", "11.8"], "no driver '11.8' is simulated: choose from 12.3, "),
+        (["plan", "8", "--profile", "h200", "--driver", "11.8"], "unknown driver version '11.8': choose from 12.3, "),
         (["plan", "8", "--driver", "13.1"], "add --profile CARD"),
         (["verify", "--svg", "no-such-folder/map.svg"], "directory 'no-such-folder' does not exist"),
     ],

@@ -291,7 +291,7 @@ def test_a_device_without_a_number_is_the_current_one(torch: Any) -> None:
 
 
 def test_a_device_that_is_none_of_cuda_is_refused(torch: Any) -> None:
-    with pytest.raises(ValueError, match="on a cuda device, not on"):
+    with pytest.raises(ValueError, match="must be a CUDA device, not"):
         split_device_green_ctx(torch.device("cpu"), 2, 8)
 
 
@@ -438,7 +438,7 @@ def test_a_resource_of_another_device_is_refused(torch: Any, sim: Any) -> None:
         lambda: create_green_ctx_streams(0, [get_device_resource(1)]),
         lambda: split_resource_by_sm_count(0, get_device_resource(1), [8]),
     ):
-        assert "a resource belongs to 1" in str(refusal(ValueError, use))
+        assert "a resource belongs to device 1" in str(refusal(ValueError, use))
 
 
 def test_results_of_cuda_bindings_are_checked() -> None:

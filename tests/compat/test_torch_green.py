@@ -155,7 +155,7 @@ def test_without_a_number_the_device_is_torchs_current_one(sim: Any, monkeypatch
 
 
 def test_nothing_to_make_it_of_is_a_runtime_error(torch: Any) -> None:
-    with pytest.raises(RuntimeError, match="give one of them, or both"):
+    with pytest.raises(RuntimeError, match="workqueue_scope, or both"):
         GreenContext.create()
 
 
@@ -249,7 +249,7 @@ def test_a_split_that_cannot_be_is_a_value_error(torch: Any, dev: Device, option
 
 def test_arguments_that_exclude_each_other_are_refused(torch: Any, dev: Device) -> None:
     part = SMPartition.from_device(0)
-    assert "exclude" in str(refusal(ValueError, lambda: GreenContext(num_sms=8, sm_partition=part)))
+    assert "mutually exclusive" in str(refusal(ValueError, lambda: GreenContext(num_sms=8, sm_partition=part)))
     assert "device 0" in str(refusal(ValueError, lambda: GreenContext(sm_partition=part, device_id=1)))
     refusal(TypeError, lambda: GreenContext(sm_partition=part.resource))  # type: ignore[arg-type]
     refusal(TypeError, lambda: SMPartition(8))  # type: ignore[arg-type]
@@ -336,7 +336,7 @@ def test_a_workqueue_that_the_driver_lacks_is_refused(torch: Any, sim: Any, driv
 def test_workqueue_arguments_that_cannot_be_are_refused(torch: Any) -> None:
     with pytest.raises(ValueError, match="is one of 'device_ctx', 'balanced', not 'green'"):
         GreenContext.create(num_sms=16, workqueue_scope="green")
-    with pytest.raises(RuntimeError, match="belongs to a workqueue_scope"):
+    with pytest.raises(RuntimeError, match="requires workqueue_scope"):
         GreenContext.create(num_sms=16, workqueue_concurrency_limit=2)
     with pytest.raises(ValueError, match="limit must be an int from 1"):
         GreenContext.create(num_sms=16, workqueue_scope="balanced", workqueue_concurrency_limit=0)
@@ -523,7 +523,7 @@ def test_a_pop_out_of_order_is_refused_and_changes_nothing(torch: Any, fresh: De
     first = GreenContext.create(num_sms=16, exclusive=True)
     second = GreenContext.create(num_sms=16, exclusive=True)
     with first, second:
-        assert "reverse order" in str(refusal(RuntimeError, first.pop_context))
+        assert "pop that one first" in str(refusal(RuntimeError, first.pop_context))
         assert second.context.is_current
 
 

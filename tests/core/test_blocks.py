@@ -368,7 +368,7 @@ def test_the_whole_stack_is_as_it_was_whichever_call_fails(sim: Callable[..., An
 
 @pytest.fixture
 def others(raw: Raw) -> Iterator[list[int]]:
-    """Contexts of other code, as handles; nothing is current on this thread before and after."""
+    """Contexts of other code, as handles; no context is current on this thread before and after."""
     with raw.ordinary_context() as first, raw.ordinary_context() as second:
         yield [first, second]
         while raw.current():

@@ -169,7 +169,7 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
     "exclusive overlap": (lambda dev: overlapping(dev, True), "or take all groups from one split"),
     "workqueues": (lambda dev: dev.resources.workqueue, "need CUDA driver 13.1 or newer; this driver is 13.0"),
     "close while current": (close_while_current, "leave its 'with' block, or make another context current by"),
-    "blocking stream": (blocking_stream, "leave nonblocking=True"),
+    "blocking stream": (blocking_stream, "keep nonblocking=True"),
     "priority": (lambda dev: dev.create_stream(StreamOptions(priority=9)), "the lowest is 0, the highest -5"),
     "device": (lambda dev: Device(9), "this machine has 1"),
     "time of an event": (difference, r"EventOptions\(timing_enabled=True\)"),

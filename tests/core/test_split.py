@@ -523,7 +523,7 @@ def test_supplemental_sms_are_those_beyond_what_every_domain_has(sim: Machines) 
             [None, None], locality_domain=[0, 1], coscheduled_sm_count=2, supplemental_sms=supplemental
         )
         assert [group.sm_count for group in whole.split(options)[0]] == given
-    with pytest.raises(ValueError, match="supplemental_sms belongs to a locality_domain"):
+    with pytest.raises(ValueError, match="supplemental_sms requires locality_domain"):
         SMResourceOptions(8, supplemental_sms=True)
     sim("b200", driver="13.4")
     error = refusal(

@@ -88,7 +88,7 @@ def test_a_device_makes_streams_of_its_primary_context(dev: Device) -> None:
 def test_blocking_streams_are_for_ordinary_contexts_alone(dev: Device, ctx: Context) -> None:
     with dev.create_stream(StreamOptions(nonblocking=False)) as stream:
         assert not stream.is_nonblocking
-    with pytest.raises(ValueError, match="must be non-blocking: leave nonblocking=True"):
+    with pytest.raises(ValueError, match="must be non-blocking: keep nonblocking=True"):
         ctx.create_stream(StreamOptions(nonblocking=False))
 
 
@@ -156,7 +156,7 @@ def test_record_returns_the_event_it_was_given(dev: Device, ctx: Context) -> Non
         with stream.record(options=EventOptions(timing_enabled=True)) as timed:
             assert timed.is_timing_enabled
             assert timed.context == ctx
-        with pytest.raises(ValueError, match="options are only for a new event"):
+        with pytest.raises(ValueError, match="options apply only to a new event"):
             stream.record(event, EventOptions())
 
 
@@ -341,7 +341,7 @@ def test_the_per_thread_stream_is_refused_in_a_green_context(ctx: Context) -> No
 @pytest.mark.parametrize("special", [LEGACY, PER_THREAD])
 def test_a_default_stream_without_a_context_is_refused(dev: Device, special: int) -> None:
     Raw().set_current(0)
-    with pytest.raises(RuntimeError, match="nothing is current"):
+    with pytest.raises(RuntimeError, match="no context is current"):
         Stream.from_handle(special)
 
 
@@ -411,7 +411,7 @@ def test_a_named_default_stream_is_that_of_the_context_that_is_current(
     dev: Device, default: DefaultStream, handle: int
 ) -> None:
     assert default.handle == handle
-    with pytest.raises(RuntimeError, match="nothing is current"):
+    with pytest.raises(RuntimeError, match="no context is current"):
         default.sync()
     with dev.context.current(), dev.create_stream() as stream:
         assert default.here() == Stream.from_handle(handle)

@@ -74,7 +74,7 @@ def test_ranks_that_differ_are_named_by_the_same_error_on_all(ranks: Ranks, dev:
     errors = ranks.run(lambda rank: agree(Layout(comm=32 if rank == 1 else 16), device=dev))
     assert len(set(errors)) == 1
     assert errors[0] is not None
-    assert errors[0].startswith("RanksDifferError: the ranks of this group differ in what has to be equal (request")
+    assert errors[0].startswith("RanksDifferError: the ranks of this group differ (request")
     assert "request: Layout(comm=16) on ranks 0, 2, Layout(comm=32) on rank 1" in errors[0]
     assert "numbers of SMs: comm 16, background 116 on ranks 0, 2, comm 32, background 100 on rank 1" in errors[0]
 
@@ -90,7 +90,7 @@ def test_a_rank_that_cannot_open_its_layout_stops_all(ranks: Ranks, dev: Device)
     errors = ranks.run(lambda rank: agree(Layout(comm=200 if rank == 2 else 16), device=dev))
     assert len(set(errors)) == 1
     assert errors[0] is not None
-    assert "because some cannot: rank 2: SplitError: Layout(comm=200) does not fit" in errors[0]
+    assert "cannot continue: rank 2: SplitError: Layout(comm=200) does not fit" in errors[0]
 
 
 def test_a_layout_that_fits_nowhere_is_the_error_of_opening_it(ranks: Ranks, dev: Device) -> None:

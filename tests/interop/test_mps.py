@@ -88,5 +88,5 @@ def test_the_file_of_v3_is_toml(dev: Device) -> None:
 def test_what_does_not_fit_is_refused(dev: Device) -> None:
     with pytest.raises(SplitError, match="does not fit"):
         mps_plan(dev, Layout(decode=200))
-    with pytest.raises(ValueError, match="needs 17 chunks of 8 SMs, and the device has 16"):
+    with pytest.raises(ValueError, match="needs 17 chunks of 8 SMs, but the device has 16"):
         mps_plan(dev, Layout(decode=128, prefill=None))

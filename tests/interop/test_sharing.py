@@ -258,5 +258,5 @@ def test_a_report_says_if_the_search_came_to_no_end() -> None:
 
 
 def test_one_partition_cannot_be_compared() -> None:
-    with pytest.raises(ValueError, match="two or more"):
+    with pytest.raises(ValueError, match="at least two"):
         check(a=[])

@@ -232,7 +232,7 @@ def test_a_fork_that_is_not_open_is_refused(torch: Any, dev: Device) -> None:
             pass
         with pytest.raises(RuntimeError, match="the fork is not open"), parts[0].torch(after=start):
             pass
-        with pytest.raises(RuntimeError, match="make another one"):
+        with pytest.raises(RuntimeError, match="create another one"):
             start.__enter__()
         with pytest.raises(TypeError, match="after must be a fork"):
             parts[0].torch(after=1)
@@ -324,7 +324,7 @@ def test_tasks_that_wait_inside_their_blocks_are_refused_and_leave_torch_where_i
         first, second = asyncio.run(both())
         assert str(first) == (
             f"the block of {parts.a!r} was left before that of {parts.b!r}, which was entered inside it: blocks cannot "
-            "be interleaved on a thread: do not await or yield inside a block"
+            "be interleaved on a thread; do not await or yield inside a block"
         )
         assert isinstance(first, RuntimeError)
         assert second == 16
@@ -675,12 +675,12 @@ def test_without_frameworks_or_their_device_a_stream_is_made_current_nowhere(
     ("attributes", "said"),
     [
         (None, r"needs torch 2\.4 or newer, which cannot be imported"),
-        ({"__version__": "2.3.1+cu121"}, r"needs torch 2\.4 or newer, and found 2\.3\.1\+cu121"),
+        ({"__version__": "2.3.1+cu121"}, r"needs torch 2\.4 or newer, but found 2\.3\.1\+cu121"),
         (
             {"__version__": "2.11.0+cpu", "version": types.SimpleNamespace(cuda=None)},
-            r"needs torch 2\.4 or newer built for CUDA, and found 2\.11\.0\+cpu without",
+            r"needs torch 2\.4 or newer built for CUDA; 2\.11\.0\+cpu is built without it",
         ),
-        ({}, r"needs torch 2\.4 or newer, and <module 'torch'> has no version"),
+        ({}, r"needs torch 2\.4 or newer, but <module 'torch'> has no version"),
     ],
     ids=["missing", "too old", "without CUDA", "a stray folder"],
 )
@@ -716,7 +716,7 @@ def test_work_without_frameworks_goes_on_next_to_one_that_is_unusable(
         module.__version__ = "0.9"
         module.cuda = types.SimpleNamespace(is_available=lambda: True, Device=None)
         module.is_available = lambda: True
-        said = rf"work of {name} does not go to the stream: this needs {name} .*and found 0\.9"
+        said = rf"work of {name} does not go to the stream: this needs {name} .*but found 0\.9"
         with pytest.warns(UserWarning, match=said), current_stream_of_frameworks(stream):
             pass
 
@@ -751,7 +751,7 @@ def test_a_framework_that_is_missing_or_too_old_is_named(module: str, function: 
         "for name, version in [('numba.cuda', '-'), ('numba_cuda', '0.9')]:\n"
         "    sys.modules[name] = types.ModuleType(name); sys.modules[name].__version__ = version"
     )
-    for setup, said in [(missing, f"this needs {needs} or newer, which cannot be imported"), (old, "and found 0.9")]:
+    for setup, said in [(missing, f"this needs {needs} or newer, which cannot be imported"), (old, "but found 0.9")]:
         done = run_python(
             f"import sys, types\n{setup}\nfrom cuda_gctx.interop.{module} import {function}\n"
             f"try:\n    {function}(None)\nexcept ImportError as error:\n    print(error)"

@@ -55,7 +55,7 @@ def test_without_arguments_and_without_the_variable_the_error_names_it(
         monkeypatch.delenv(VARIABLE, raising=False)
     else:
         given(monkeypatch, value)
-    with pytest.raises(ValueError, match=f"at least one partition: request some, or set {VARIABLE}"):
+    with pytest.raises(ValueError, match=f"at least one partition: request one, or set {VARIABLE}"):
         dev.partition()
 
 
@@ -104,7 +104,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_one_that_fits_and_nothing_is
 
 def test_a_share_that_is_too_small_names_the_variable(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, "0.001")
-    with pytest.raises(ValueError, match=rf"^{VARIABLE}='0.001': .*request 0\.\d+ or more"):
+    with pytest.raises(ValueError, match=rf"^{VARIABLE}='0.001': .*request a share of 0\.\d+ or more"):
         dev.partition()
 
 

@@ -142,7 +142,7 @@ def test_a_block_of_a_capture_is_entered_and_left_in_turn(parts: Partitions) -> 
     assert "is not open" in str(refusal(RuntimeError, lambda: capture.__exit__(None, None, None)))
     for _ in range(2):
         with capture:
-            assert "open already" in str(refusal(RuntimeError, capture.__enter__))
+            assert "already open" in str(refusal(RuntimeError, capture.__enter__))
         assert capture.graph.node_count == 0
     with parts.a.stream.capture():
         assert "end that capture first" in str(refusal(RuntimeError, capture.__enter__))
@@ -246,7 +246,7 @@ def test_a_graph_of_another_partition_is_refused(parts: Partitions) -> None:
         with captured(parts.a) as graph:
             assert "was not captured in partition b" in str(refusal(ValueError, lambda: graphs.add(parts.b, 1, graph)))
             graphs.add(parts.a, 1, graph)
-            assert "drop that first" in str(refusal(ValueError, lambda: graphs.add(parts.a, 1, graph)))
+            assert "drop it first" in str(refusal(ValueError, lambda: graphs.add(parts.a, 1, graph)))
             with parts.b.context.create_stream() as stream:
                 assert "was not captured in stream of priority 0" in str(
                     refusal(ValueError, lambda: graphs.add(stream, 1, graph))

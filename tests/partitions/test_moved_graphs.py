@@ -269,7 +269,7 @@ def test_verification_raises_if_a_kernel_would_run_elsewhere(
         assert f"kernel one ran on SM {strange}, which are not those of its context" in str(error)
         assert "the probe did not run in the place of kernel two" in str(error)
     with captured(parts.a.stream, lambda: None) as graph, graph.instantiate() as executable:
-        assert "only a graph that was moved" in str(refusal(ValueError, executable.verify))
+        assert "only a moved graph" in str(refusal(ValueError, executable.verify))
 
 
 # ---- what is refused
@@ -539,7 +539,7 @@ def test_a_set_captures_once_and_moves_at_the_first_use(dev: Device, parts: Part
         graphs.replay(parts.b, 8)
         with captured(parts.a.stream, lambda: spin(parts.a.stream, 1, 0)) as graph:
             graphs.add(parts.b, 1, graph)
-            assert "drop that first" in str(refusal(ValueError, lambda: graphs.add(parts.a, 1, graph)))
+            assert "drop it first" in str(refusal(ValueError, lambda: graphs.add(parts.a, 1, graph)))
             graphs.replay(parts.a, 1)
             dev.sync()
         graphs.drop()

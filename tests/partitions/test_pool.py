@@ -409,7 +409,7 @@ def test_a_layout_that_fails_is_not_kept(sim: Machines) -> None:
         assert len(pool) == 0
         assert machine.ledger().live_of("green context") == ()
         assert len(pool.prepare((8, 16))) == 2
-    with pytest.raises(TypeError, match="for a Device"):
+    with pytest.raises(TypeError, match="must be a Device"):
         PartitionPool(0)  # type: ignore[arg-type]
 
 

@@ -321,9 +321,9 @@ def test_the_current_layout_is_not_dropped_and_an_unknown_one_is_none_of_the_poo
         pool.drop(decode=16)
         parts = pool.switch(decode=16)
         error = refusal(RuntimeError, lambda: pool.drop(decode=16))
-        assert "Layout(decode=16) is current in the pool" in str(error)
+        assert "Layout(decode=16) is the current layout of the pool" in str(error)
         OVERLAY.switch(pool)
-        assert "is current in the pool" in str(refusal(RuntimeError, lambda: pool.drop(OVERLAY.layout)))
+        assert "is the current layout of the pool" in str(refusal(RuntimeError, lambda: pool.drop(OVERLAY.layout)))
         with parts.decode.context.current():
             refusal(RuntimeError, lambda: pool.drop(decode=16))
         assert not parts.is_closed

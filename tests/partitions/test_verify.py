@@ -233,7 +233,7 @@ def test_runs_that_were_given_up_keep_a_bounded_memory_until_they_finish(sim: Ma
             assert "did not finish within 1 ms" in str(error)
         free = machine.memory()["free"]
         error = refusal(RuntimeError, lambda: run_probe(streams[16:], [1], HOUR_NS, 1_000_000))
-        assert "the last 16 runs of the probe that were given up have not finished" in str(error)
+        assert "the last 16 abandoned runs of the probe have not finished" in str(error)
         assert machine.memory()["free"] == free
         for stream in streams:
             stream.sync()

@@ -179,7 +179,7 @@ def test_a_block_without_tiles_ends_at_once(machine: Machine) -> None:
 
 def test_tiles_without_a_time_are_refused(machine: Machine) -> None:
     for wrong in ({"tiles": 3}, {"tile_ns": 3}, {"tile_bytes": 3}):
-        with pytest.raises(ValueError, match="give both tiles and tile_ns, or none"):
+        with pytest.raises(ValueError, match="pass both tiles and tile_ns, or neither"):
             machine.sim.kernel("gemm", **wrong)
 
 

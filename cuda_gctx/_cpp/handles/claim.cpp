@@ -17,7 +17,7 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
   runtime.driver().require(Feature::green_contexts);
   for (const auto& sm : sms_) {
     if (sm->driver != &runtime.driver()) {
-      fail_value("an SMResource belongs to a driver that has been closed");
+      fail_value("an SMResource belongs to a driver that is closed");
     }
     if (sm->device != device) {
       fail_value("an SMResource of device " + std::to_string(sm->device) + " cannot be part of a context on device " +
@@ -28,7 +28,7 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
   for (auto a = sms_.begin(); a != sms_.end(); ++a) {
     for (auto b = std::next(a); b != sms_.end(); ++b) {
       if (overlaps(**a, **b).value_or(false)) {
-        fail_value("two of the SMResources name the same SMs: the driver would count them twice and use them once");
+        fail_value("two of the SMResources contain the same SMs: the driver would count them twice and use them once");
       }
       if (!(*a)->origin || (*a)->origin != (*b)->origin) {
         fail_value("the SMResources of a context must be groups of one split");

@@ -111,10 +111,11 @@ bool ContextBox::pin() {
 void ContextBox::ask_to_be_there() const {
   const CUresult answer = owned_->ask_whether_there();
   if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
-    fail(ErrorKind::closed, kind_ == ContextKind::primary
-                                ? "device " + std::to_string(device_) +
-                                      " has been reset, and what was made on its primary context is gone: make it anew"
-                                : label() + " has been destroyed by its owner, and what was made on it is gone");
+    fail(ErrorKind::closed,
+         kind_ == ContextKind::primary
+             ? "device " + std::to_string(device_) +
+                   " has been reset, and everything created on its primary context is gone: create it again"
+             : label() + " has been destroyed by its owner, and everything created on it is gone");
   }
   runtime_.driver().check(answer, "cuCtxGetId");
 }
@@ -468,7 +469,7 @@ std::string capturing_stream(Runtime& runtime, int device) {
 void demand_no_capture_on(Runtime& runtime, int device) {
   if (const std::string capturing = capturing_stream(runtime, device); !capturing.empty()) {
     fail(ErrorKind::capturing,
-         capturing + " is capturing a graph: contexts cannot be made meanwhile; make them before that");
+         capturing + " is capturing a graph: contexts cannot be created during a capture; create them first");
   }
 }
 

@@ -206,7 +206,7 @@ PriorityRange priorities(Runtime& runtime, int ordinal);
 
 // The context of a raw handle: ours if we made it, else a view that never destroys it.
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle);
-ContextHandle current_context(Runtime& runtime);  // null if nothing is current on this thread
+ContextHandle current_context(Runtime& runtime);  // null if no context is current on this thread
 int current_device(Runtime& runtime);             // of that context; 0 if nothing is
 
 void synchronize_context(const ContextHandle& context);

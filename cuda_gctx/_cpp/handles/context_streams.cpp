@@ -46,7 +46,7 @@ bool ContextStreams::has_capture(const Driver& driver) {
 
 void ContextStreams::fail_too_many(std::size_t number) {
   fail_value("a context lends " + std::to_string(most_lent) + " streams of each priority, and not number " +
-             std::to_string(number + 1) + ": make more by create_stream()");
+             std::to_string(number + 1) + ": create more with create_stream()");
 }
 
 CUstream ContextStreams::any() noexcept {

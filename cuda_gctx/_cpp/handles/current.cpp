@@ -472,7 +472,7 @@ void ThreadEntries::leave(Entry& entry, const void* task) {
   }
   const ContextHandle context = entry.context_;
   if (context->runtime().is_set_aside()) {
-    fail_state(name_of_block(*context) + " belongs to a driver that is set aside" + until);
+    fail_state(name_of_block(*context) + " belongs to a driver that is inactive" + until);
   }
   for (const Entry* inner = top; inner != &entry; inner = inner->below_) {
     if (inner->block_ != nullptr && inner->state_.load() == State::open) {

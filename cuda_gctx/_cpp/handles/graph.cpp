@@ -34,7 +34,7 @@ void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
     fail_value("a default stream cannot capture a graph: use another stream of " + stream->context()->label());
   }
   if (is_capturing(driver, stream->handle())) {
-    fail(ErrorKind::capturing, "the stream is capturing a graph already: end that capture first");
+    fail(ErrorKind::capturing, "the stream is already capturing a graph: end that capture first");
   }
   stream->expose();
   GCTX_CALL(driver, cuStreamBeginCapture, stream->handle(), mode);

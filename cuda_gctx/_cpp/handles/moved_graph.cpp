@@ -146,7 +146,7 @@ class Mover {
           break;  // uses no SM
         default:
           fail_value("the graph has a node of type " + std::to_string(static_cast<int>(type)) +
-                     ", which is not known here to use no SM: capture it in " + to_.label());
+                     ", which may use SMs: capture it in " + to_.label());
       }
     }
   }
@@ -383,7 +383,7 @@ GraphExecHandle move_graph(const GraphHandle& graph, const ContextHandle& contex
   if (&runtime != &graph->context()->runtime() || context->device() != graph->context()->device()) {
     fail_value("the graph was captured on device " + std::to_string(graph->context()->device()) + ", and " +
                context->label() + " is one of device " + std::to_string(context->device()) +
-               ": a graph can be moved within its device");
+               ": a graph can only be moved within its device");
   }
   context->demand_there();
   auto exec = std::make_shared<GraphExecBox>(ContextUse(context), ordered ? graph->order() : nullptr);
@@ -399,7 +399,7 @@ GraphExecHandle move_graph(const GraphHandle& graph, const ContextHandle& contex
 std::vector<KernelSms> probe_graph(const GraphExecHandle& exec, const StreamHandle& stream, std::uint64_t spin_ns,
                                    std::uint64_t timeout_ns) {
   if (exec->copy() == nullptr) {
-    fail_value("only a graph that was moved can be verified: graph.in_partition() makes one, also for its own context");
+    fail_value("only a moved graph can be verified: graph.in_partition() creates one, also for its own context");
   }
   const ContextHandle& context = exec->context();
   context->demand_there();
@@ -434,7 +434,7 @@ std::vector<KernelSms> probe_graph(const GraphExecHandle& exec, const StreamHand
     if (std::chrono::steady_clock::now() > end) {
       probes_of(runtime).keep(probing);
       fail_state("the probe of the graph did not finish within " + std::to_string(timeout_ns / 1'000'000) +
-                 " ms: other work holds the SMs of " + context->label());
+                 " ms: other work occupies the SMs of " + context->label());
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }

@@ -104,7 +104,7 @@ class Probe::Deadline {
       while (!stream_is_done(stream)) {
         if (std::chrono::steady_clock::now() > end_) {
           fail_state("the probe kernel did not finish within " + std::to_string(timeout_ns_ / 1'000'000) +
-                     " ms: other work holds the SMs of " + stream->context()->label() + ", or its queue");
+                     " ms: other work occupies the SMs of " + stream->context()->label() + ", or its queue");
         }
         std::this_thread::sleep_for(std::chrono::microseconds(20));
       }
@@ -200,7 +200,7 @@ void Probe::take_back_finished() {
     given_up_.erase(free);
   } else if (free == given_up_.end() && given_up_.size() == most_given_up) {
     fail_state("the last " + std::to_string(most_given_up) +
-               " runs of the probe that were given up have not finished: other work holds their SMs, or their queues");
+               " abandoned runs of the probe have not finished: other work occupies their SMs or their queues");
   }
 }
 

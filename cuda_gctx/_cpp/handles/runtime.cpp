@@ -139,9 +139,9 @@ void Runtime::fail_unusable() const {
     fail_forked();
   }
   if (is_set_aside()) {
-    fail_state("the driver that this object belongs to is set aside while another one is in use");
+    fail_state("the driver that this object belongs to is inactive while another one is in use");
   }
-  fail(ErrorKind::closed, "the driver that this object belongs to has been closed");
+  fail(ErrorKind::closed, "the driver that this object belongs to is closed");
 }
 
 SmResourcePtr sm_resource_from_query(const Runtime& runtime, int ordinal, const CUdevResource& queried) {

@@ -71,7 +71,7 @@ void SplitContexts::drop() {
 SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
                            bool dry_run) {
   if (input->driver != &runtime.driver()) {
-    fail_value("this SMResource belongs to a driver that has been closed");
+    fail_value("this SMResource belongs to a driver that is closed");
   }
   return split(runtime.driver(), input, requests, dry_run,
                [&](const SmResourcePtr& group) { return split_contexts(runtime).splittable(group); });

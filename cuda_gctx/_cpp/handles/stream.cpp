@@ -171,7 +171,7 @@ std::uint64_t StreamBox::id() {
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking) {
   ContextUse use(context);
   if (context->is_green() && !nonblocking) {
-    fail_value("a stream of a green context must be non-blocking: leave nonblocking=True");
+    fail_value("a stream of a green context must be non-blocking: keep nonblocking=True");
   }
   const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const StreamKind kind{nonblocking, checked_priority(context, priority)};
@@ -228,12 +228,12 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
   if (StreamBox::is_default_handle(handle)) {
     auto context = current_context(runtime);
     if (!context) {
-      fail_state("a default stream belongs to the current context, and nothing is current on this thread");
+      fail_state("a default stream belongs to the current context, and no context is current on this thread");
     }
     int priority = 0;
     if (driver.cuStreamGetPriority(handle, &priority) == CUDA_ERROR_INVALID_HANDLE) {
       // Seen with the per-thread stream while a green context is current (driver 13.0): every use of it is refused.
-      fail_state("the driver knows no such default stream in " + context->label() + ": use one of its own streams");
+      fail_state("the driver has no such default stream in " + context->label() + ": use one of its own streams");
     }
     auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
     box->take(handle);

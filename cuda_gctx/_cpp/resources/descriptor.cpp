@@ -7,7 +7,7 @@ void demand_sms(const SmResource& resource) {
     fail_value("a dry-run SMResource cannot be used: repeat the split without dry_run");
   }
   if (resource.sm_count == 0) {
-    fail_value("an SMResource has no SMs: the split that made it left nothing over");
+    fail_value("an SMResource has no SMs: the split that created it left no remainder");
   }
 }
 

@@ -390,7 +390,7 @@ void objects_of_a_driver_that_is_set_aside_wait() {
   auto event = create_event(contexts[0], 0);
   context_stream(contexts[1], std::nullopt, 0);
   Runtime::set_aside_active();
-  CHECK(message_of<Error>([&] { synchronize_stream(stream); }).find("set aside") != std::string::npos);
+  CHECK(message_of<Error>([&] { synchronize_stream(stream); }).find("inactive") != std::string::npos);
   stream.reset();
   event.reset();
   contexts.clear();
@@ -416,7 +416,7 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   CHECK(!message_of<Error>([&] { wait_context_event(context, event); }).empty());
   CHECK(!message_of<Error>([&] { synchronize_context(context); }).empty());
   CHECK(!message_of<Error>([&] { synchronize_stream(stream); }).empty());
-  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[1]); }).find("contexts cannot be made") !=
+  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[1]); }).find("contexts cannot be created") !=
         std::string::npos);
   CUgraph graph = nullptr;
   CHECK(end(stream->handle(), &graph) == CUDA_SUCCESS);
