@@ -202,7 +202,8 @@ def _document(rows: tuple[LatencyRow, ...]) -> dict[str, Any]:
 def demo(number: int | None, profile: str | None, version: str | None, samples: int, as_json: bool) -> None:
     """Partition a device, verify where work runs, and measure how isolation affects latency.
 
-    Takes a few seconds. Without a GPU, it uses a simulated one and says so. The exit status is 1 if the partitions are not isolated.
+    Takes a few seconds. Without a GPU, it uses a simulated one and says so. The exit status is 1 if the
+    partitions are not isolated.
     """
     story = _Story(silent=as_json)
     with _device(number, profile, version) as (device, reason):

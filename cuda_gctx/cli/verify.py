@@ -49,8 +49,8 @@ def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | Non
 
     A probe kernel reports the SMs that each partition runs on.
 
-    LAYOUT has the same form as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are not
-    isolated.
+    LAYOUT has the same form as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are
+    not isolated.
     """
     with open_layout(device, layout or DEFAULT) as parts:
         try:

@@ -25,7 +25,8 @@ def count_of(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
         least = max(grain, whole.min_partition_size)
         raise ValueError(
             f"partition {name}: {spec.sms} of {whole.sm_count} SMs are {spec.sms * whole.sm_count:.1f}, fewer than the "
-            f"smallest partition ({least} SMs): request a share of {least / whole.sm_count:.3f} or more, or a number of SMs"
+            f"smallest partition ({least} SMs): request a share of {least / whole.sm_count:.3f} or more, or a number "
+            "of SMs"
         )
     return units * grain
 

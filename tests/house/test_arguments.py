@@ -189,7 +189,7 @@ DOORS: dict[str, Door] = {
     ),
     "StreamOptions(nonblocking)": Door(BOOL, True, lambda w, v: StreamOptions(nonblocking=v)),
     "StreamOptions(priority)": Door(INT, 0, lambda w, v: StreamOptions(priority=v), (HUGE, -HUGE)),
-    "Stream.from_handle(handle)": Door(INT, 1, lambda w, v: Stream.from_handle(v), then="nothing is current"),
+    "Stream.from_handle(handle)": Door(INT, 1, lambda w, v: Stream.from_handle(v), then="no context is current"),
     # ---- partitions
     "PartitionSpec(sms)": Door(REQUEST, 8, lambda w, v: PartitionSpec(v), said="sms"),
     "PartitionSpec(aligned)": Door(BOOL, True, lambda w, v: PartitionSpec(None, aligned=v)),
