@@ -1,4 +1,4 @@
-"""What a split must give, by the documented rules (docs/splitting.md, "What a request means").
+"""What a split must give, by the documented rules (docs/guide.md, "What a request means").
 
 The rules are written down here a second time, without the planner: by plain arithmetic over the layout of the chip, by
 search over all smaller requests, and by asking the driver itself how many groups of a size it gives.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..conftest import REPOSITORY
 
-GLOSSARY = REPOSITORY / "docs" / "glossary.md"
+GLOSSARY = REPOSITORY / "docs" / "concepts.md"
 
 
 def test_the_glossary_defines_each_term_once_and_in_order() -> None:

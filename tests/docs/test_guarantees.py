@@ -186,12 +186,15 @@ SHARING: Rows = {
 }
 
 
-def rows(page: str, until: str | None = None) -> list[str]:
-    """The rows of the tables of a page, and the items of its lists, without headings."""
-    text = (REPOSITORY / "docs" / page).read_text()
-    if until is not None:  # without a part that has tests of its own
-        begin, end = until.split("...")
-        text = text[: text.index(begin)] + text[text.index(end) :]
+OF_EXCEPTIONS = "## What an exception guarantees"
+
+
+def rows(of_exceptions: bool) -> list[str]:
+    """The rows of the tables of a part of the page, and the items of its lists, without headings."""
+    sharing, heading, text = (REPOSITORY / "docs" / "guarantee.md").read_text().partition(OF_EXCEPTIONS)
+    assert heading
+    if not of_exceptions:  # "Finding it" has tests of its own
+        text = re.sub(r"^### Finding it.*?^(?=## )", "", sharing, flags=re.DOTALL | re.MULTILINE)
     tables = re.findall(r"^\| (?!---)(.*)$", re.sub(r"^\|.*\n(?=\| ---)", "", text, flags=re.MULTILINE), re.MULTILINE)
     return [*tables, *re.findall(r"^- (.*)$", text, re.MULTILINE)]
 
@@ -203,11 +206,10 @@ def names_in(file: str) -> frozenset[str]:
 
 
 @pytest.mark.parametrize(
-    ("page", "held", "without"),
-    [("exceptions.md", EXCEPTIONS, None), ("guarantee.md", SHARING, "### Finding it...## Between threads")],
+    ("of_exceptions", "held"), [(True, EXCEPTIONS), (False, SHARING)], ids=["exceptions", "partitions"]
 )
-def test_every_row_is_held_by_tests_that_exist(page: str, held: Rows, without: str | None) -> None:
-    found = rows(page, without)
+def test_every_row_is_held_by_tests_that_exist(of_exceptions: bool, held: Rows) -> None:
+    found = rows(of_exceptions)
     assert [row for row in found if not any(row.startswith(begin) for begin in held)] == []
     assert [begin for begin in held if not any(row.startswith(begin) for row in found)] == []
     names = [name.split("::") for tests in held.values() for name in tests or ()]
@@ -218,7 +220,7 @@ def test_every_row_is_held_by_tests_that_exist(page: str, held: Rows, without: s
 def test_the_table_of_exceptions_has_every_public_one() -> None:
     kinds = {name for name in cuda_gctx.__all__ if isinstance(getattr(cuda_gctx, name), type)}
     raised = {name for name in kinds if issubclass(getattr(cuda_gctx, name), Exception)}
-    listed = {name for row in rows("exceptions.md") for name in re.findall(r"`(\w+)`", row.split("|")[0])}
+    listed = {name for row in rows(of_exceptions=True) for name in re.findall(r"`(\w+)`", row.split("|")[0])}
     assert raised <= listed
 
 

@@ -21,8 +21,7 @@ STRICT = [
     "install",
     "which-should-i-use",
     "guarantee",
-    "how-to/latency-critical-kernel",
-    "how-to/communication",
+    "how-to",
 ]
 # On the other pages, those that have a unit or a decimal point; whole numbers there are sizes of examples and codes.
 # The two that are left out quote the notes of their own measurements.

@@ -227,7 +227,7 @@ def folders_in_table(page: str) -> list[str]:
 
 
 def test_the_tables_of_folders_name_every_room() -> None:
-    design = folders_in_table("docs/design.md")
+    design = folders_in_table("docs/appendix/design.md")
     assert [name for name in folders_in_table("CONTRIBUTING.md") if name != ".github"] == design
     assert [name for name in design if not (REPOSITORY / name).is_dir()] == []
     rooms = {name if name in (PACKAGE, *PROGRAMS) else f"{PACKAGE}/{name}" for name in MAY_USE} - {PACKAGE}
