@@ -1,7 +1,8 @@
 """The functions of flashinfer.green_ctx that split the SMs of a device, without their leaks.
 
 The same arguments, results and exceptions, with one more warning: ResourceOverlapWarning, the first time that live
-contexts use the SMs. The contexts live as long as a stream of their split, and are then stored for the next one.
+contexts already use the SMs. The contexts live as long as a stream of their split, and are then stored for the next
+one.
 """
 
 from __future__ import annotations

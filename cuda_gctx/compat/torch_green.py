@@ -1,7 +1,7 @@
 """torch.cuda.green_contexts.GreenContext: the same methods, on contexts that detect overlap and lose no memory.
 
-Each has its own stream, which is torch's current one between set_context() and pop_context(). A context that is
-not used any more waits in the store for its next use.
+Each has its own stream, which is torch's current stream between set_context() and pop_context(). A context that is no
+longer used is kept in the store for its next use.
 """
 
 from __future__ import annotations

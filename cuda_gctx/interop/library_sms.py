@@ -1,6 +1,6 @@
-"""SM counts for libraries, which see the whole device in a partition: in a block, or where they help.
+"""SM counts for libraries, which see the whole device even in a partition: for a block, or only where they help.
 
-For cuBLAS and cuBLASLt the count is a hint, which makes some GEMMs faster and others slower, so that "auto" measures
+For cuBLAS and cuBLASLt, the count is a hint that makes some GEMMs faster and others slower; "auto" therefore measures
 each GEMM once. Persistent kernels of DeepGEMM, Triton and FlashAttention 3 get the count in both cases.
 """
 
@@ -337,11 +337,11 @@ class Decisions:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether nothing is measured any more."""
+        """Whether measuring has stopped."""
         return self._is_pinned
 
     def pin(self) -> None:
-        """Measure nothing from now on: GEMMs without a decision get no target.
+        """Stop measuring: GEMMs without a decision get no target.
 
         Each run that loads the same decisions then uses the same kernels, and gets the same numbers.
         """

@@ -1,8 +1,8 @@
-"""What a process was granted of a device from outside, by MPS or MIG, and how to grant a layout to processes by MPS.
+"""What MPS or MIG grants a process of a device, and how to grant a layout to processes with MPS.
 
-A percentage of MPS limits how many SMs a process uses, and not which ones. On an H200 with driver 13.0, kernels then
-got fewer SMs than their partition reports, and GEMMs of cuBLAS were wrong (docs/appendix/asked.md). A static partition
-of MPS (driver 13.1 and newer) is a set of whole chunks of SMs, by NVIDIA's documentation; none was run on a card.
+An MPS percentage limits how many SMs a process uses, not which ones. On an H200 with driver 13.0, kernels then got
+fewer SMs than their partition reports, and GEMMs of cuBLAS were wrong (docs/appendix/asked.md). A static partition of
+MPS (driver 13.1 and newer) is a set of whole chunks of SMs, by NVIDIA's documentation; none was run on a card.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class MPSGrant:
 
 @dataclass(frozen=True)
 class MPSPlan:
-    """A layout whose partitions are processes: what to tell MPS.
+    """A layout whose partitions are processes: the MPS settings for it.
 
     chunk_sms: the SMs of a chunk, taken to be the alignment of the device; the MPS server reports its own.
     """
@@ -213,7 +213,7 @@ def _chunks(whole: SMResource, chunk: int) -> int:
 
 
 def mps_plan(device: Device, layout: Layout) -> MPSPlan:
-    """What to tell MPS so that each partition of a layout is a process.
+    """The MPS settings that give each partition of a layout its own process.
 
     device: the device. layout: the processes, by name. Raises SplitError if it does not fit the device, and ValueError
     if its chunks are more than the device has.

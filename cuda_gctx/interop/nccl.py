@@ -1,6 +1,6 @@
 """NCCL in a partition: groups of torch.distributed whose communicators are no larger than the partition.
 
-Use a communicator in one partition only: collectives of the same communicator in two partitions deadlock.
+Use a communicator in one partition only: collectives of one communicator in two partitions deadlock.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _fitting(torch: Any, stream: Stream, ctas: int | None, cta_policy: CTAPolicy
 def nccl_options(target: Target, *, ctas: int | None = None, cta_policy: CTAPolicy | None = None) -> Any:
     """ProcessGroupNCCL.Options for a partition, a context or a stream, for code that calls torch.distributed itself.
 
-    At most one block per SM, and clusters that fit. target: the partition, context or stream. ctas: exactly so many
-    blocks. cta_policy: "efficiency" for as few as keep the bandwidth, "zero" for copy engines
-    instead of SMs where NCCL can use them (collectives that compute nothing, on symmetric memory).
+    At most one block per SM, and clusters that fit. target: the partition, context or stream. ctas: exactly this many
+    blocks. cta_policy: "efficiency" for as few as sustain the bandwidth, "zero" for copy engines instead of SMs where
+    NCCL can use them (collectives that compute nothing, on symmetric memory).
     """
     return _fitting(_load(), own_stream(target), ctas, cta_policy)
 
@@ -92,14 +92,14 @@ def new_group(
     cta_policy: CTAPolicy | None = None,
     **options: Any,
 ) -> Any:
-    """Make a torch.distributed group whose communicator fits a partition, a context or a stream, and connect it.
+    """Create a torch.distributed group whose communicator fits a partition, a context or a stream, and connect it.
 
     target: the partition, context or stream. ranks, timeout, backend, pg_options, others, options: as for
     torch.distributed.new_group, in the same order; the backend is nccl.
 
-    Every rank calls it, for its groups in the same order. The ranks of the group compare their partitions, options,
-    driver, NCCL and settings as agree() does, and raise the same RanksDifferError if they differ; the group is then
-    destroyed.
+    Every rank calls it, and creates its groups in the same order. The ranks of the group compare their partitions,
+    options, driver, NCCL and settings as agree() does, and raise the same RanksDifferError if they differ; the group is
+    then destroyed.
     The current context of the thread is restored. Use the group in this partition only, inside
     ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
     all SMs. ctas, cta_policy: as in nccl_options(); ValueError together with pg_options.

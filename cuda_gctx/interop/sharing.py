@@ -1,4 +1,5 @@
-"""What partitions must not share: ``check(decode=[...], prefill=[...])`` finds it in the objects that each uses.
+"""Objects that partitions must not share: ``check(decode=[...], prefill=[...])`` finds them among the objects that each
+uses.
 
 Nothing runs on the device, and no library is imported. docs/guarantee.md lists what cannot be found this way.
 """

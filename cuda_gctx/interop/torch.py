@@ -57,7 +57,8 @@ def torch_stream(target: Target) -> Any:
 
     target: the partition, context or stream, or an object with ``__cuda_stream__``.
 
-    The handle stays valid when it is gone, as the allocator needs it: for record_stream, pinned memory and others.
+    The handle stays valid after the object is gone, because torch's allocator needs it: for record_stream, pinned
+    memory and others.
     """
     return _as_torchs(load_torch(), own_stream(target))
 
@@ -101,8 +102,8 @@ def fork() -> Fork:
 
     A block with ``after=start`` starts after what torch was given before the fork on the stream that is current there,
     and waits for nothing else: not for the other blocks of the fork, on whichever thread. At the end of the fork, the
-    stream that was current at its beginning waits for all of them. Keep the tensors that the blocks read until then,
-    and let a partition that needs what another one computes wait for it (``part.wait(other)``).
+    stream that was current at its start waits for all of them. Keep the tensors that the blocks read until then. If a
+    partition needs the result of another one, make it wait: ``part.wait(other)``.
     """
     return Fork(_streams)
 
@@ -111,15 +112,15 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
     """Run torch in a partition, a context or a stream for the length of a block, which returns its torch stream.
 
     The block starts after earlier work of torch on the stream that is current outside, and later work on that stream
-    waits for the block: tensors can be used inside and outside as if there were one stream.
+    waits for the block: tensors can be used inside and outside as on a single stream.
 
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
     inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
 
     target: the partition, context or stream, or an object with ``__cuda_stream__``.
-    library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for the GEMMs
-    that were measured to be faster with it. after: a fork(), after whose beginning the block starts, next to its other
-    blocks; the end of the fork waits for the block.
+    library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for those
+    GEMMs that run faster with it, as measured. after: a fork(), after whose beginning the block starts, next to its
+    other blocks; the end of the fork waits for the block.
     """
     demand_choice(library_sms, ("off", "on", "auto"))
     demand_fork(after, _streams)

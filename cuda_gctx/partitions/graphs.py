@@ -29,7 +29,7 @@ class Replayable(Protocol):
     output: Any
 
     def launch(self, place: Place) -> None:
-        """Enqueue it on the stream of the place."""
+        """Enqueue the graph on the stream of the place."""
 
     def close(self) -> None:
         """Destroy it."""
@@ -99,7 +99,7 @@ class _Entry:
 
 
 class GraphSet:
-    """Graphs of functions, by the partition or stream in which they run.
+    """Graphs of functions, by the partition or stream that they run in.
 
     Partitions of two layouts that share a context share its graphs. A stream serves work on the whole device, and its
     graphs are its own.
@@ -132,7 +132,7 @@ class GraphSet:
         self._captures: dict[Hashable, _Capture] = {}
 
     def capture(self, part: Place | str, key: Hashable, function: Function) -> Any:
-        """Capture ``function(part)`` in a partition or a stream, unless it is captured already; returns its result.
+        """Capture ``function(part)`` in a partition or a stream, unless it is already captured; returns its result.
 
         key: distinguishes the graphs of one place, such as a batch size. With torch, the function is called
         once before the capture, so that its kernels and workspaces exist.
@@ -180,7 +180,7 @@ class GraphSet:
         return made, max(0, before - after)
 
     def add(self, part: Place | str, key: Hashable, graph: Graph) -> None:
-        """Add a graph that was captured elsewhere. With captures="once" it is moved to where it is used.
+        """Add a graph that was captured elsewhere. With captures="once", it is moved to where it is used.
 
         key: distinguishes the graphs of one partition.
 
@@ -210,7 +210,7 @@ class GraphSet:
 
         key: that of the capture.
 
-        With captures="once" the graph is moved to the partition first, where that has not been done. Otherwise raises
+        With captures="once", the graph is first moved to the partition, unless it is already there. Otherwise raises
         ValueError if it was captured in other partitions only: it would run on their SMs.
         """
         place = self._place(part)

@@ -1,4 +1,4 @@
-"""Layouts: the requests of a set of partitions, as values."""
+"""Layouts: sets of partition requests, as values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class PartitionSpec:
     sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None or 0 for all
     remaining SMs; or SMResourceOptions for one group.
     workqueue: the options of its hardware queues (driver 13.1 and newer).
-    aligned: with None, only those remaining SMs that fill whole units of the device's alignment; the others go to the
+    aligned: with None, only the remaining SMs that fill whole units of the device's alignment; the others go to the
     background partition.
 
     Requests that mean the same are equal: 0 becomes None, ``SMResourceOptions([8])`` becomes 8, and
@@ -217,9 +217,9 @@ def _spec_from_json(entry: Any) -> PartitionSpec:
 
 @final
 class Layout:
-    """The partitions that a device is split into: a value, by name (``Layout(decode=16)``) or by position.
+    """The partitions that a device is split into, by name (``Layout(decode=16)``) or by position.
 
-    There is one object for each value, so that comparing two layouts, and looking one up, costs next to nothing.
+    Immutable, with one object per value: comparing two layouts and looking one up costs next to nothing.
     """
 
     __slots__ = ("__weakref__", "_named", "names", "specs")

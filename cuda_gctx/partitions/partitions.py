@@ -96,11 +96,11 @@ class _LentStream:
 
 
 class Partition:
-    """One part of a device: its context, and the streams that it lends.
+    """One part of a device: its context and its streams.
 
     Its occupancy methods take a kernel (a CUfunction or CUkernel as an int, or an object with a ``handle`` such as
-    cuda.core's Kernel), and its launch configuration. Without a kernel, the result is that of one with few registers
-    and no static shared memory: an upper bound for others.
+    cuda.core's Kernel), and its launch configuration. Without a kernel, the result is that of a kernel with few
+    registers and no static shared memory: an upper bound for others.
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class Partition:
 
     @property
     def strategy(self) -> str | None:
-        """How the split formed it (see SMResource.strategy); None for the whole device."""
+        """How the split formed the partition (see SMResource.strategy); None for the whole device."""
         return self._group.strategy
 
     @property
@@ -161,7 +161,7 @@ class Partition:
 
     @property
     def sm_ids(self) -> tuple[int, ...] | None:
-        """The ids of the SMs; None until verify() has seen them."""
+        """The ids of its SMs; None until verify() has observed them."""
         return self._stored.sm_ids
 
     @property
@@ -179,7 +179,7 @@ class Partition:
             return self._stream
 
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
-        """`number` streams of a priority (None: the lowest); the same ones each time.
+        """The first `number` streams of a priority (None: the lowest); each call returns the same ones.
 
         number: at most 1024, which include `stream`.
         """
@@ -203,13 +203,13 @@ class Partition:
         return stream
 
     def record(self, event: Event | None = None) -> Event:
-        """Record `event`, or a new one, behind all work of all streams of the partition, and return it."""
+        """Record `event`, or a new event, after all work enqueued on all streams of the partition, and return it."""
         return self.context.record_event(event)
 
     def wait(self, other: Partition | Event) -> None:
-        """Make all later work of the partition wait, on the device. The host goes on.
+        """Make all later work of the partition wait on the device; the host does not wait.
 
-        other: an event, or a partition, whose work enqueued so far is waited for.
+        other: an event, or a partition whose work enqueued so far must finish first.
         """
         if isinstance(other, Partition):
             self.context.wait_context(other.context)
@@ -247,7 +247,8 @@ class Partition:
         return block
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """The number of blocks that run at once in the partition: also the largest grid of a cooperative launch.
+        """The number of blocks that can run at once in the partition, which is also the largest grid of a cooperative
+        launch.
 
         kernel: by default, one with few registers. threads: per block; shared_memory: dynamic, bytes per block.
         """
@@ -262,7 +263,7 @@ class Partition:
         return max_cluster_size(self.stream, *self._shape(kernel, threads, shared_memory))
 
     def max_clusters(self, cluster_size: int, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
-        """The number of clusters of a size that run at once in the partition.
+        """The number of clusters of a size that can run at once in the partition.
 
         cluster_size: blocks per cluster. kernel: by default, one with few registers. threads: per block;
         shared_memory: dynamic, bytes per block.
@@ -308,8 +309,8 @@ class Partitions:
     """Disjoint parts of a device.
 
     A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``). Iteration,
-    unpacking and len() give the requested partitions in the order of the request. SMs that none of them requests are in
-    one more partition, ``parts.background``, for all other work.
+    unpacking and len() cover the requested partitions in the order of the request. The SMs that none of them requests
+    form one more partition, ``parts.background``, for all other work.
     """
 
     # An instance has a dictionary, in which each open partition is an attribute: nothing is faster to look up.
@@ -334,7 +335,7 @@ class Partitions:
 
     @property
     def layout(self) -> Layout:
-        """The layout for which they were opened."""
+        """The layout that these partitions were opened for."""
         return self._layout
 
     @property
@@ -344,7 +345,7 @@ class Partitions:
 
     @property
     def background(self) -> Partition:
-        """The partition over the SMs that no other one requests, for all other work.
+        """The partition over the SMs that no other partition requests, for all other work.
 
         Raises AttributeError if there are no such SMs.
         """
@@ -589,15 +590,15 @@ def partition(
     requests: by position, or one mapping, sequence or Layout. named: by name. Without any, the layout is that of the
     environment variable CUDA_GCTX_LAYOUT; if that is set, a program that requests another one gets a ValueError.
 
-    An int is a number of SMs, rounded up to what the device can give; a float is a share of the device below 1, rounded
-    down; None or 0 is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further conditions.
+    An int is a number of SMs, rounded up to a size that the device supports; a float is a share of the device below 1,
+    rounded down; None or 0 is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further
+    conditions.
     SMs that no partition requests become the background partition. exclusive: refuse SMs that a live context uses,
     instead of warning.
 
     among: "free" splits only SMs that no live context of the process is known to have (device.resources.sm.free), in
-    one step with claiming them: several libraries can share a device without coordination. None is
-    then all that are free, and there is no background partition. The SMs of a context count as taken, too, where it is
-    not known which they are.
+    one step with claiming them: several libraries can share a device without coordination. None then stands for all
+    free SMs, and there is no background partition. SMs of a context whose ids are unknown also count as taken.
 
     Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid
     requests, ResourceOverlapError with `exclusive`, and CapturingError during a capture.

@@ -1,4 +1,4 @@
-"""Pools: layouts of one device that are built at their first use and stay open."""
+"""Pools: layouts of one device, built on first use and kept open."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Switchable(Protocol):
 
 
 class PartitionPool:
-    """Layouts of one device, built at their first use and kept open: a known one is looked up without a driver call.
+    """Layouts of one device, built on first use and kept open: looking up a known one makes no driver call.
 
-    The layouts may overlap each other, because one is in use at a time; those that the same split serves share their
-    contexts. Usable from any thread.
+    Layouts may overlap each other, because only one is in use at a time; layouts served by the same split share their
+    contexts. Thread-safe.
     """
 
     def __init__(self, device: Device, *, limit: int = MOST_LAYOUTS) -> None:
@@ -114,16 +114,18 @@ class PartitionPool:
         stream: object = None,
         **named: Request,
     ) -> Partitions:
-        """Build a layout, or look up a known one, and return its partitions. It orders nothing: switch() does.
+        """Build a layout, or look up a known one, and return its partitions. Does not order work: use switch() for
+        that.
 
         requests, named: the requests by position or by name, or one mapping or Layout, as for Device.partition().
 
-        Work in the partitions of other layouts continues, and what is enqueued in these partitions runs next to it,
-        on the same SMs where the layouts overlap. Use it to build layouts before they are needed, and to read them.
+        Work in the partitions of other layouts continues, and work enqueued in these partitions runs concurrently with
+        it, on the same SMs where the layouts overlap. Use it to build layouts before they are needed, and to inspect
+        them.
 
-        Building is refused while a stream of this package, or a blocking one of the primary context, is capturing a
-        graph. The driver does not report the streams of other libraries: pass the one that may be capturing as `stream`
-        (any object with ``__cuda_stream__``).
+        Building a layout is refused while a stream of this package, or a blocking stream of the primary context, is
+        capturing a graph. The driver does not report streams of other libraries: if one may be capturing, pass it as
+        `stream` (any object with ``__cuda_stream__``).
         """
         spelled = spelling(requests, named)
         try:
@@ -143,7 +145,7 @@ class PartitionPool:
     def current(self) -> Partitions:
         """The partitions of the last switch().
 
-        Raises AttributeError before the first one, and after a switch to a plan without partitions.
+        Raises AttributeError before the first switch, and after a switch to a plan without partitions.
         """
         current = self._arrangements.current
         if current is None:
@@ -162,12 +164,12 @@ class PartitionPool:
         stream: object = None,
         **named: Request,
     ) -> Partitions:
-        """Make a layout the current one, behind the work of earlier layouts, and return its partitions.
+        """Make a layout current, ordered after the work of earlier layouts, and return its partitions.
 
-        On the device, all later work of each partition of the new layout waits for the work that is enqueued so far in
-        those partitions of earlier layouts whose SMs it shares or may share, and in those of the same name, also on
-        other SMs. The host does not wait. A partition that has the same name and the same SMs in both layouts goes on
-        without waiting. Switching to the current layout does nothing.
+        On the device, later work of each partition of the new layout waits for the work enqueued so far in the
+        partitions of earlier layouts that share or may share its SMs, and in those with the same name, even on other
+        SMs. The host does not wait. A partition with the same name and the same SMs in both layouts continues without
+        waiting. Switching to the current layout does nothing.
 
         While streams of the current layout capture a graph, it orders the graph: the streams that the new partitions
         have lent so far become part of the capture, behind the streams of the old ones. A capture ends on the stream on
@@ -260,11 +262,11 @@ class PartitionPool:
     def drop(
         self, /, *requests: Layout | Mapping[str, Request] | Sequence[Request] | Request, **named: Request
     ) -> None:
-        """Forget a layout and close its partitions. Their contexts return to the store, once no other layout has them.
+        """Forget a layout and close its partitions. Their contexts return to the store once no other layout uses them.
 
-        requests, named: as for prepare(). A layout that is not built is none of the pool's: nothing happens.
+        requests, named: as for prepare(). Does nothing if the pool has not built the layout.
 
-        Work in its partitions continues, and later switches are ordered behind it. Raises RuntimeError for the current
+        Work in its partitions continues, and later switches are ordered after it. Raises RuntimeError for the current
         layout, and while one of the contexts is current on a thread.
         """
         layout = layout_of(requests, named)
@@ -359,8 +361,7 @@ class PartitionPool:
 def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
     """PartitionPool.switch() to a plan (see Plan.switch() of the tuner); returns the stream of each of its parts.
 
-    The pool makes the streams on the whole device, each of them once, and closes them. They share SMs with every
-    partition.
+    The pool creates each stream on the whole device once, and closes it. These streams share SMs with every partition.
     """
     with pool._lock:
         arrangements = pool._arrangements

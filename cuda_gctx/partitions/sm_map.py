@@ -33,7 +33,7 @@ SHARED_COLOUR = "#b00020"
 
 @dataclass(frozen=True)
 class MapCell:
-    """One SM: its id, and the names of those that run on it (none, one, or several that share it)."""
+    """One SM: its id, and the names of the owners that run on it (none, one, or several that share it)."""
 
     sm: int
     owners: tuple[str, ...]
@@ -41,7 +41,7 @@ class MapCell:
 
 @dataclass(frozen=True)
 class MapRow:
-    """SMs that belong together, with a label: a GPC if the GPCs are known."""
+    """A labelled group of SMs: a GPC, if the GPCs are known."""
 
     label: str
     cells: tuple[MapCell, ...]
@@ -60,8 +60,8 @@ class SMMap:
     """Which partition or context owns which SM. ``str()`` is for terminals, ``svg()`` and ``html()`` are pictures.
 
     owners: names with the ids of their SMs, in order.
-    gpcs: the SM ids of each GPC; empty if the GPCs are not known, and the map is by SM id then.
-    outside: SMs of the device that have no owner, as far as known.
+    gpcs: the SM ids of each GPC; empty if the GPCs are unknown, in which case the map is ordered by SM id.
+    outside: SMs of the device that are known to have no owner.
     """
 
     device: str

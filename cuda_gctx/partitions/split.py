@@ -97,7 +97,7 @@ class PlannedPartition:
 
 
 def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
-    """The partitions that opening a layout would give, the background partition last. Makes no context.
+    """The partitions that opening a layout would create, with the background partition last. Creates no context.
 
     device: the device to split. The other arguments are those of Device.partition().
 
@@ -116,9 +116,9 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
 class PartitionSize:
     """A size that a partition can have.
 
-    aligned: it is requested by its number, and consists of units of the driver, into which large thread-block clusters
-    fit; if not, request it with ``SMResourceOptions(count, backfill=True)``.
-    cluster_sms: the size of the sets of SMs that can be promised to be in one GPC each.
+    aligned: whether it can be requested by its SM count and consists of units of the driver, which large thread-block
+    clusters fit; if not, request it with ``SMResourceOptions(count, backfill=True)``.
+    cluster_sms: the size of the sets of SMs that are guaranteed to be in one GPC each.
     """
 
     sm_count: int

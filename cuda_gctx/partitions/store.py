@@ -1,4 +1,4 @@
-"""The store of unused green contexts, loans of them, and the device memory that they hold."""
+"""The store of unused green contexts, their loans, and the device memory that they hold."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StoredContext:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether a framework has seen it, so that it is not destroyed before its driver is closed."""
+        """Whether a framework has seen it, in which case it is not destroyed before its driver is closed."""
         return is_pinned(self.context)
 
     def can_be_lent(self) -> bool:
@@ -105,9 +105,9 @@ def _can_all_be_lent(contexts: Iterable[StoredContext]) -> bool:
 class ContextStore:
     """Unused green contexts, kept for the next request for the same SMs.
 
-    Making a context takes about a millisecond, and destroying it does not give its device memory back. Therefore the
-    contexts of closed partitions come here. Beyond `limit` contexts, those that have been here longest are destroyed.
-    Contexts that a framework has seen do not count, and are destroyed by ``drop(pinned=True)`` alone.
+    Creating a context takes about a millisecond, and destroying it does not return its device memory. Contexts of
+    closed partitions are therefore stored here. Beyond `limit` contexts, the oldest are destroyed. Contexts that a
+    framework has seen do not count, and only ``drop(pinned=True)`` destroys them.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -120,7 +120,7 @@ class ContextStore:
 
     @property
     def limit(self) -> int:
-        """The largest number of contexts that are kept, without those that frameworks have seen."""
+        """The largest number of stored contexts, not counting those that frameworks have seen."""
         return self._limit
 
     @limit.setter
@@ -153,11 +153,12 @@ class ContextStore:
     def drop(self, *, pinned: bool = False) -> None:
         """Destroy all contexts in the store, and those that splits needed.
 
-        pinned: also those that a framework has seen and that nothing here uses. Only where each framework has finished
-        with all streams and memory of them: one that still uses a handle crashes, or works on a wrong object.
+        pinned: also destroy unused contexts that a framework has seen. Safe only after every framework has finished
+        with all of their streams and memory: a framework that still uses a handle crashes, or operates on the wrong
+        object.
 
-        No device memory comes back: on an H200 with driver 13.0, 0 of the 212 MiB of the destroyed contexts did (see
-        system.memory()). What ends is their count against `pinned_limit`.
+        No device memory is returned: on an H200 with driver 13.0, 0 of the 212 MiB of the destroyed contexts came back
+        (see system.memory()). The contexts no longer count against `pinned_limit`.
         """
         pinned = as_bool("pinned", pinned)
         self._drop(lambda stored: pinned or not stored.is_pinned)
@@ -297,7 +298,7 @@ def _leave() -> None:
 
 
 class Loan:
-    """The use of stored contexts: they return to the store when it ends, or when nothing refers to it any more.
+    """A loan of stored contexts: they return to the store when the loan ends, or when nothing refers to it any more.
 
     contexts: those that it lends. Some of them can be on loan already, by the `sources`, which it keeps alive; own: the
     others.
@@ -334,14 +335,14 @@ class Loan:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Device memory and the green contexts that this package made on a device.
+    """Device memory, and the green contexts that this package created on a device.
 
-    contexts: alive, of which `stored` are in use by nobody, `splitting` exist because a split needed them, and `pinned`
-    have been seen by a framework, which keeps them alive until the process ends; destroyed: the number of destroyed
-    ones.
-    held_bytes, lost_bytes: the device memory that the live ones take, and that the driver did not give back for the
-    destroyed ones. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on
-    an H200 with driver 13.0.
+    contexts: the number of live ones, of which `stored` are unused, `splitting` exist because a split needed them, and
+    `pinned` have been seen by a framework, which keeps them alive until the process ends; destroyed: the number of
+    destroyed ones.
+    held_bytes, lost_bytes: the device memory that live contexts take, and that the driver did not return for destroyed
+    ones. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on an H200
+    with driver 13.0.
     """
 
     free_bytes: int
@@ -359,12 +360,12 @@ class MemoryUse:
 
     @property
     def lost_bytes(self) -> int:
-        """The device memory that the driver did not give back for the destroyed contexts."""
+        """The device memory that the driver did not return for destroyed contexts."""
         return self.destroyed * CONTEXT_BYTES
 
 
 def memory_use() -> dict[int, MemoryUse]:
-    """The memory of green contexts, for each device on which this package has made any."""
+    """The memory of green contexts, for each device on which this package has created any."""
     uses = {}
     for device_id in range(Device.count()):
         device = Device(device_id)

@@ -1,4 +1,4 @@
-"""Verification of isolation: a probe kernel fills contexts and records on which SMs, and when, its blocks ran."""
+"""Verification of isolation: a probe kernel fills contexts and records which SMs its blocks ran on, and when."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class VerifyReport:
     """What the probe recorded. ``problems`` is empty if each context ran on all of its SMs, and on no others.
 
     overlaps: SMs on which two contexts ran. over: the contexts that may share SMs with all others, as in an overlay.
-    concurrent: whether each two of them ran at the same time, by the timer of the device; None for a single one.
-    cause: if they did not, the known cause that fits.
-    outside: SMs of the device that belong to none of the contexts; empty unless they should cover all of it.
+    concurrent: whether each pair of contexts ran at the same time, by the timer of the device; None for a single
+    context. cause: if they did not, the known cause that fits.
+    outside: SMs of the device that belong to none of the contexts; empty unless the contexts should cover the whole
+    device.
     in_use: other layouts of the same pool that had unfinished work at that time.
     clusters: the SM ids of each GPC, for the map; empty if unknown.
     kernels: those of a graph that was verified, in the order of its nodes.
@@ -111,7 +112,7 @@ class VerifyReport:
 
     @property
     def shared_on_purpose(self) -> tuple[str, ...]:
-        """The overlaps that are wanted, as sentences."""
+        """The intended overlaps, as sentences."""
         return tuple(
             f"{shared.first} and {shared.second} share SM {ranges(shared.sm_ids)}, as requested"
             for shared in self.overlaps

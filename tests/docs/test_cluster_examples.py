@@ -18,7 +18,7 @@ from ..conftest import REPOSITORY
 
 pytestmark = pytest.mark.sim_only
 PROGRAMS = REPOSITORY / "examples" / "cluster"
-PAGE = (REPOSITORY / "docs" / "beyond-one-machine.md").read_text()
+PAGE = (REPOSITORY / "docs" / "processes.md").read_text()
 TOOL = [sys.executable, "-m", "cuda_gctx.cli"]
 
 
