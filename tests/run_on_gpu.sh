@@ -9,7 +9,7 @@
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
 #                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, contract,
-#                    questions, processes, studies, pairs (ten minutes), allreduce, comm, or all. Default: what takes less than nine minutes
+#                    questions, processes, studies, pairs (ten minutes), allreduce, comm, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -18,6 +18,8 @@
 # From the environment:
 #   PYTHON  the interpreter (default: python3). If it has Cython and scikit-build-core, nothing is fetched from a registry
 #           and nothing is installed into it; else a virtual environment is made with pip.
+#   SOAK_SECONDS, SOAK_SEEDS  how long the step soak takes (default: 540), and the seeds of its processes, which share
+#           the card (default: "1 2 3").
 #   WORK    a folder for what is built, kept for the next run (default: a temporary one, removed at the end).
 #   CUDA_GCTX_DRIVER=sim  rehearses the same steps on the software driver: everything is then simulated.
 #
@@ -35,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,pairs,allreduce,comm
+all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,pairs,allreduce,comm,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -268,6 +270,31 @@ if wanted comm; then
   else
     step comm 110 "$python" "$repository/tests/comm/gpu_suite.py" --out "$output/comm" --limit 100
   fi
+fi
+
+if wanted sanitizers && [ -n "$simulated" ]; then
+  note 'sanitizers did not run: they need a GPU'
+elif wanted sanitizers; then
+  step sanitizers 90 "$python" "$repository/tests/trust/device_sanitizers.py" --only core --limit 80 --each 20 \
+    --out "$output/sanitizers.json"
+fi
+
+if wanted soak; then
+  seconds=${SOAK_SECONDS:-540} seeds=(${SOAK_SEEDS:-1 2 3}) alone=
+  [ ${#seeds[@]} -gt 1 ] || alone=--alone
+  mkdir -p "$output/soak"
+  step soak $((seconds + 110)) bash -c '
+    code=0 pids=()
+    for seed in "${@:6}"; do
+      timeout -s KILL $(($4 + 100)) "$1" "$2/tests/trust/soak.py" --seconds "$4" --seed "$seed" $5 \
+        --out "$3/$seed.json" &
+      pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || code=1; done
+    exit $code' - "$python" "$repository" "$output/soak" "$seconds" "$alone" "${seeds[@]}"
+  for seed in "${seeds[@]}"; do
+    note "soak $seed: $(tail -n 1 "$output/soak/$seed.json")"
+  done
 fi
 
 if wanted studies || wanted pairs || wanted allreduce; then

@@ -1,6 +1,6 @@
 """Hours of everything at once on a GPU: is any answer wrong, does anything hang, does memory grow?
 
-    python tests/trust/soak.py --seconds 540 --seed 1 [--out FILE]
+    python tests/trust/soak.py --seconds 540 --seed 1 [--alone] [--out FILE]
 
 A round opens one of some layouts in a pool or by itself. Four threads work in its partitions with torch, on integers in
 floats, so that each result is known to the bit whatever the order of sums; a chain of steps goes on across the switches
@@ -8,15 +8,23 @@ of the pool, so that work that is not ordered changes its number; a graph that w
 partitions; results are copied to pinned memory while their partitions close; every eighth round, partitions are ranks
 that reduce over their SMs. torch allocates in expandable segments.
 
-Each minute, and at the end, a line of JSON says what was checked and what was wrong, and what memory is in use. The
-exit code is 1 if anything was wrong, or if memory has grown. A round that takes longer than two minutes ends the run
-with the stacks of all threads. On the software driver, which computes no numbers, the same calls are made with kernels
-that only take time: that shows that the program runs, and that the package leaves nothing.
+Every fifteen seconds a line of JSON says what was checked, what was wrong, and which memory is in use, by who has it:
+torch, the contexts of the driver, malloc and Python. torch keeps a workspace of cuBLAS for each thread and stream, and
+memory for each stream, which grow for minutes and then stay. So at each quarter of the run, everything that may be
+given back is, and the line is marked "settled". From the half to the end, settled memory must not grow: the exit code
+is 1 if it has, or if anything was wrong. A driver of CUDA 13.0 keeps 4 MiB of each context that is destroyed, so
+contexts are destroyed in the first half only.
+
+A round that takes longer than 90 seconds ends the run with the stacks of all threads. Several soaks may share a card:
+what the driver has of a process is then known only where NVML reports processes. On the software driver, which computes
+no numbers, the same calls are made with kernels that only take time: that shows that the program runs, and that the
+package leaves nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import faulthandler
 import gc
 import json
@@ -41,15 +49,27 @@ if __name__ == "__main__":  # torch and the driver read these once
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.setdefault(name, "expandable_segments:True")
 
+MIB = 2**20
 THREADS = 4
-ROUND_LIMIT_S = 120
-ROW_S = 60.0
+ROUND_LIMIT_S = 90
+ROW_S = 15.0
 CHAIN_MODULUS = 65521
 MOST_WRONG = 20
-# What may be in use more at the end than after the first half: libraries make workspaces for streams and handles for a
-# while (a minute, on an H200). A leaked context is about 4 MiB, a stream or an event
-# a few KiB: a soak of minutes sees leaks of contexts and of tensors, one of hours the others too.
-DEVICE_MIB, HOST_MIB = 16, 48
+# The parts of a run after which memory settles. What is compared is the second with the last, if the first half had
+# this many rounds.
+QUARTERS = (0.25, 0.5, 0.75, 1.0)
+LEAST_ROUNDS = 16
+# What settled memory may grow by from the half to the end. Contexts are counted: none may be made or destroyed.
+MOST_GROWN = {
+    "torch_mib": 1.0,
+    "torch_reserved_mib": 40.0,  # pages of expandable segments, 20 MiB each, that a small tensor keeps
+    "driver_mib": 16.0,
+    "pinned_mib": 4.0,
+    "malloc_mib": 4.0,
+    "host_mib": 32.0,
+    "contexts": 0.0,
+    "contexts_destroyed": 0.0,
+}
 
 
 class Simulated:
@@ -88,6 +108,9 @@ class Simulated:
     def memory(self) -> dict[str, float]:
         return {}
 
+    def give_back(self) -> None:
+        self.graphs.drop()
+
     def synchronize(self) -> None:
         self.dev.sync()
 
@@ -100,10 +123,10 @@ class Torch:
 
     is_simulated = False
 
-    def __init__(self, dev: Device) -> None:
+    def __init__(self, dev: Device, alone: bool) -> None:
         import torch
 
-        self.torch, self.dev = torch, dev
+        self.torch, self.dev, self.alone = torch, dev, alone
         torch.backends.cuda.matmul.allow_tf32 = False
         self.device = f"cuda:{dev.device_id}"
         generator = torch.Generator().manual_seed(0)
@@ -204,12 +227,30 @@ class Torch:
             return sum(world.run(rank_works))
 
     def memory(self) -> dict[str, float]:
-        torch = self.torch
-        free, total = torch.cuda.mem_get_info()
+        """What torch has, and what else the driver has for this process, where that can be known."""
+        cuda = self.torch.cuda
+        free, total = cuda.mem_get_info()
+        reserved, of_processes = cuda.memory_reserved() / MIB, process_mib(self.dev)
+        own = of_processes.get(os.getpid())
+        if own is None and len(of_processes) == 1:  # in a container, its number there is another one
+            own = next(iter(of_processes.values()))
+        if self.alone:
+            own = (total - free) / MIB
         return {
-            "device_mib": round((total - free) / 2**20, 1),
-            "torch_mib": round(torch.cuda.memory_allocated() / 2**20, 1),
+            "torch_mib": round(cuda.memory_allocated() / MIB, 1),
+            "torch_reserved_mib": round(reserved, 1),
+            "pinned_mib": round(cuda.host_memory_stats().get("allocated_bytes.current", 0) / MIB, 1),
+            "card_mib": round((total - free) / MIB, 1),
+            "processes": len(of_processes),
+            **({} if own is None else {"driver_mib": round(own - reserved, 1)}),
         }
+
+    def give_back(self) -> None:
+        torch = self.torch
+        self.graphs.drop()  # first: they use the workspaces
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
 
     def synchronize(self) -> None:
         self.torch.cuda.synchronize()
@@ -218,8 +259,65 @@ class Torch:
         self.graphs.drop()
 
 
-def host_mib() -> float:
-    return round(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
+class MallocUse(ctypes.Structure):
+    """struct mallinfo2 of the C library."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    ]
+
+
+def host_memory() -> dict[str, float]:
+    """Resident memory, what of it was handed out by malloc, and the number of Python's own blocks."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = MallocUse
+    use = mallinfo()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "host_mib": round(resident / MIB, 1),
+        "malloc_mib": round((use.uordblks + use.hblkhd) / MIB, 1),
+        "python_blocks": sys.getallocatedblocks(),
+    }
+
+
+class ProcessUse(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+def process_mib(dev: Device) -> dict[int, float]:
+    """The memory that each process has on a device, as far as NVML says so."""
+    found: Any = (ProcessUse * 64)()
+    count, handle = ctypes.c_uint(len(found)), ctypes.c_void_p()
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        answers = [
+            nvml.nvmlInit_v2(),
+            nvml.nvmlDeviceGetHandleByPciBusId_v2(dev.pci_bus_id.encode(), ctypes.byref(handle)),
+            nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found),
+        ]
+    except (OSError, AttributeError):
+        return {}
+    # All ones where the driver does not know how much one has.
+    return {} if any(answers) else {one.pid: one.used / MIB for one in found[: count.value] if one.used + 1 < 2**64}
 
 
 def layouts_of(dev: Device) -> list[Layout]:
@@ -235,15 +333,24 @@ def layouts_of(dev: Device) -> list[Layout]:
     ]
 
 
+def growth(settled: list[dict[str, Any]]) -> dict[str, Any]:
+    """By what settled memory has grown from the half to the end, and which part of it by too much."""
+    if len(settled) < len(QUARTERS) or settled[1]["rounds"] < LEAST_ROUNDS:
+        return {"grown": f"not measured: fewer than {LEAST_ROUNDS} rounds in the first half", "too_much": []}
+    half, end = settled[1], settled[-1]
+    grown = {name: round(end[name] - half[name], 1) for name in MOST_GROWN if name in half and name in end}
+    return {"grown": grown, "too_much": [name for name, by in grown.items() if by > MOST_GROWN[name]]}
+
+
 class Soak:
-    def __init__(self, dev: Device, seed: int, out: Any) -> None:
+    def __init__(self, dev: Device, seed: int, alone: bool, out: Any) -> None:
         self.dev, self.random, self.out = dev, random.Random(seed), out
-        self.work: Any = Simulated(dev) if is_simulated() else Torch(dev)
+        self.work: Any = Simulated(dev) if is_simulated() else Torch(dev, alone)
         self.pool, self.layouts = PartitionPool(dev), layouts_of(dev)
         self.right: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.chain = 1
-        self.rows: list[dict[str, Any]] = []
+        self.settled: list[dict[str, Any]] = []
         self.begin = time.monotonic()
 
     def attempt(self, what: str, action: Callable[[], int]) -> None:
@@ -343,59 +450,69 @@ class Soak:
             self.attempt("drops", self.dropped)
 
     def dropped(self) -> int:
-        """Everything that may go goes, and is made anew."""
+        """Graphs and layouts go, and are made anew; in the first half, contexts that nothing needs go too."""
         self.work.synchronize()
         self.work.graphs.drop()
         current = self.pool.current.layout
         for layout in self.pool.layouts:
             if layout != current:
                 self.pool.drop(layout)
-        partitions.store.drop()
+        if len(self.settled) < 2:
+            partitions.store.drop()
         return 1
 
-    def row(self, rounds: int) -> dict[str, Any]:
+    def settle(self) -> int:
+        """Everything that is kept for later is given back, but for the contexts of all layouts."""
+        for layout in self.layouts:  # the same contexts each time, whatever was dropped before
+            self.pool.switch(layout)
+        for layout in self.layouts:
+            self.dev.partition(layout).close()
         self.work.synchronize()
         gc.collect()
+        self.work.give_back()
+        ctypes.CDLL(None).malloc_trim(0)
+        return 1
+
+    def row(self, rounds: int, **marks: Any) -> dict[str, Any]:
+        use = system.memory()[self.dev.device_id]
         row = {
             "seconds": round(time.monotonic() - self.begin, 1),
             "rounds": rounds,
+            **marks,
             "right": dict(self.right),
             "wrong": len(self.wrong),
             **self.work.memory(),
-            "host_mib": host_mib(),
-            "contexts_in_store": len(partitions.store),
+            **host_memory(),
+            "contexts": use.contexts,
+            "contexts_destroyed": use.destroyed,
+            "contexts_pinned": use.pinned,
+            "contexts_stored": use.stored,
             "threads": threading.active_count(),
             "files": len(os.listdir("/proc/self/fd")),
         }
-        self.rows.append(row)
         print(json.dumps(row), file=self.out, flush=True)
         return row
 
     def run(self, seconds: float) -> dict[str, Any]:
-        rounds, next_row, warm = 0, ROW_S, None
+        rounds, next_row = 0, ROW_S
         while (passed := time.monotonic() - self.begin) < seconds and len(self.wrong) < MOST_WRONG:
             self.round(rounds)
             rounds += 1
-            if warm is None and passed > seconds / 2 and rounds > 16:
-                warm = self.row(rounds)
-            elif passed > next_row:
+            is_quarter = passed > QUARTERS[len(self.settled)] * seconds
+            if is_quarter or passed > next_row:
                 next_row = passed + ROW_S
                 self.row(rounds)
-        last = self.row(rounds)
+            if is_quarter:
+                self.attempt("settlings", self.settle)
+                self.settled.append(self.row(rounds, settled=True))
+        self.row(rounds)
+        self.attempt("settlings", self.settle)
+        self.settled.append(self.row(rounds, settled=True))
         faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
-        grown = {
-            name: round(last[name] - (warm or last)[name], 1) for name in ("device_mib", "host_mib") if name in last
-        }
-        is_flat = grown.get("device_mib", 0) <= DEVICE_MIB and grown["host_mib"] <= HOST_MIB
         self.pool.close()
         self.work.close()
         faulthandler.cancel_dump_traceback_later()
-        return {
-            "wrong": self.wrong,
-            "grown_mib": grown if warm is not None else "not measured: fewer than 17 rounds before the half",
-            "is_flat": is_flat,
-            "simulated": self.work.is_simulated,
-        }
+        return {"wrong": self.wrong, **growth(self.settled), "simulated": self.work.is_simulated}
 
 
 def is_simulated() -> bool:
@@ -407,6 +524,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="receives the lines too")
+    parser.add_argument("--alone", action="store_true", help="all memory in use on the card is that of this process")
     options = parser.parse_args()
     faulthandler.enable()
     faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
@@ -421,15 +539,15 @@ def main() -> int:
             "package": cuda_gctx.__version__,
         }
         print(json.dumps(first), file=out, flush=True)
-        soak = Soak(dev, options.seed, out)
+        soak = Soak(dev, options.seed, options.alone, out)
         try:
             result = soak.run(options.seconds)
         except Exception as error:  # of a device that does not answer any more
-            result = {"wrong": [*soak.wrong, f"it ended with {type(error).__name__}: {error}"], "is_flat": False}
+            result = {"wrong": [*soak.wrong, f"it ended with {type(error).__name__}: {error}"], "too_much": []}
         print(json.dumps(result), file=out, flush=True)
     if options.out:
         print(json.dumps(result), flush=True)
-    return 1 if result["wrong"] or not result["is_flat"] else 0
+    return 1 if result["wrong"] or result["too_much"] else 0
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import REPOSITORY
+from .soak import growth
 
 pytestmark = pytest.mark.sim_only
 
@@ -31,7 +32,19 @@ def test_the_soak_runs_and_says_what_it_did() -> None:
     assert last["wrong"] == []
     assert last["simulated"]
     assert rows[-1]["rounds"] > 0
+    assert last["too_much"] == []
     assert all(rows[-1]["right"][what] for what in ("results in a pool", "steps across switches", "replays"))
+
+
+def test_memory_that_grows_after_the_half_is_named() -> None:
+    def settled(rounds: int, torch_mib: float, host_mib: float) -> dict[str, float]:
+        return {"rounds": rounds, "torch_mib": torch_mib, "host_mib": host_mib, "contexts": 20}
+
+    flat = [settled(20, 10, 500), settled(40, 100, 600), settled(60, 100, 605), settled(80, 100.5, 610)]
+    assert growth(flat) == {"grown": {"torch_mib": 0.5, "host_mib": 10, "contexts": 0}, "too_much": []}
+    assert growth([*flat[:3], settled(80, 102, 610)])["too_much"] == ["torch_mib"]
+    assert growth([*flat[:3], {**flat[3], "contexts": 21}])["too_much"] == ["contexts"]
+    assert "not measured" in growth([settled(1, 0, 0), settled(2, 0, 0), settled(3, 0, 0), settled(4, 9, 9)])["grown"]
 
 
 FAKE = """#!/bin/sh
