@@ -2,15 +2,20 @@
 
 A comment on the line before a block of Python says how it is run:
 
-    <!-- on a GPU: torch -->    on a GPU, with these modules, by docs/record_outputs.py
-    <!-- not run: reason -->    not at all
-    <!-- pytest -->             as a file of tests
-    (none)                      on the software driver, by the tests
+    <!-- on a GPU: torch, numpy<2.5 -->    on a GPU, with these modules, by docs/record_outputs.py
+    <!-- not run: reason -->               not at all
+    <!-- pytest -->                        as a file of tests
+    (none)                                 on the software driver, by the tests
 
 Blocks of a page run in order and share their names. What a reader has already, such as a model, a page defines in
-comments that begin with "given:", which run in their places where the blocks need a GPU. On the line before a block of
-text, "numbers vary" says that it shows one run of the block above, and "recorded" that the block above printed it on a
-GPU.
+comments that begin with "given:", which run in their places where the blocks need a GPU.
+
+A block of text below is what the block above prints. A comment on the line before it says how far:
+
+    (none)                    in full; a line with nothing but "..." stands for lines that are left out
+    <!-- numbers vary -->     one run shows other numbers than the next
+    <!-- like: PATTERN -->    one run; in PATTERN, which every run has to match, "..." stands for any text
+    <!-- recorded -->         the block above printed it on a GPU
 """
 
 from __future__ import annotations
@@ -22,7 +27,13 @@ NUMBERS_VARY = "numbers vary"
 RECORDED = "recorded"
 ON_A_GPU = "on a GPU: "
 GIVEN = re.compile(r"^<!-- given:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
-OF_OUTPUT = ("", NUMBERS_VARY, RECORDED)
+LIKE = "like: "
+COMMENT = re.compile(r"<!--\s*(.*?)\s*-->")
+
+
+def is_of_output(comment: str) -> bool:
+    """Whether a comment, or none, is one that a block of output can have."""
+    return comment in ("", NUMBERS_VARY, RECORDED) or comment.startswith(LIKE)
 
 
 @dataclass
@@ -76,17 +87,16 @@ def blocks_of(text: str) -> list[Block]:
             else:
                 current.lines.append(line)
         elif line.startswith("```"):
-            comment = re.fullmatch(r"<!--\s*(.*?)\s*-->", before.strip())
+            comment = COMMENT.fullmatch(before.strip())
             current = Block(
                 line[3:].strip(), number, comment[1] if comment else ""
             )
-            if blocks and not gap and current.comment in OF_OUTPUT:
+            if blocks and not gap and is_of_output(current.comment):
                 blocks[-1].below = current
             blocks.append(current)
-        elif line.strip() and line.strip() not in {
-            f"<!-- {comment} -->" for comment in OF_OUTPUT
-        }:
-            gap = True
+        elif line.strip():
+            comment = COMMENT.fullmatch(line.strip())
+            gap |= comment is None or not is_of_output(comment[1])
         before = line
     assert current is None, "a block is not closed"
     return blocks

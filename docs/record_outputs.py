@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import io
 import json
@@ -39,7 +40,7 @@ OUTPUTS = REPOSITORY / "docs" / "outputs.json"
 PAGE_OUTPUTS = REPOSITORY / "docs" / "page-outputs.json"
 SECTION = "(?<=<!-- {0}: begin -->\n).*(?=<!-- {0}: end -->)"
 LIMIT_S = 100
-PAGE_LIMIT_S = 60
+PAGE_LIMIT_S = 90
 RAN = "ran"
 # The examples, and the module without which they cannot run.
 EXAMPLES = {
@@ -70,11 +71,21 @@ TORCHRUN = (
 Row = dict[str, Any]
 
 
-def is_installed(module: str) -> bool:
+def is_installed(need: str) -> bool:
+    """Whether a module can be imported, and is older than a version: `numba_cuda`, `numpy<2.5`."""
+    module, _, limit = need.partition("<")
     try:
-        return importlib.util.find_spec(module) is not None
+        found = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+    if not found or not limit:
+        return found
+    version = importlib.metadata.version(module)
+    return numbers_of(version) < numbers_of(limit)
+
+
+def numbers_of(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def pages() -> list[Path]:

@@ -3,8 +3,8 @@ every example.
 
 The blocks of a page run in order, in one namespace, on a simulated H200 with driver 13.0 that is checked for leaks when
 the page is over. A ``text`` block right below a block of Python is what that block prints, a ``console`` block shows
-``$ python ...`` and ``$ cuda-gctx ...`` commands with what they print, and "..." stands for any text. docs/blocks.py
-knows what a comment on the line before a block changes. Blocks that need a GPU are run there by docs/record_outputs.py;
+``$ python ...`` and ``$ cuda-gctx ...`` commands with what they print. docs/blocks.py knows what a comment on the line
+before a block changes. Blocks that need a GPU are run there by docs/record_outputs.py;
 here, each of their names has to come from somewhere. Commands in ``sh`` blocks are not run.
 """
 
@@ -29,7 +29,8 @@ from ..conftest import REPOSITORY
 from .modules import module_of_docs
 
 page_blocks = module_of_docs("blocks")
-Block, blocks_of, NUMBERS_VARY = page_blocks.Block, page_blocks.blocks_of, page_blocks.NUMBERS_VARY
+Block, blocks_of = page_blocks.Block, page_blocks.blocks_of
+NUMBERS_VARY, LIKE = page_blocks.NUMBERS_VARY, page_blocks.LIKE
 on_a_gpu = page_blocks.on_a_gpu
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
@@ -43,13 +44,15 @@ PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cud
 
 # Runs the blocks of a page: takes JSON on the standard input, and writes JSON to the standard output.
 RUN_PAGE = """
-import contextlib, gc, io, json, sys, traceback
+import contextlib, gc, io, json, os, sys, tempfile, traceback
 from cuda_gctx.sim import session
 
 page = json.load(sys.stdin)
 names = {"__name__": "__main__"}
 printed = []
 problem = None
+folder = tempfile.TemporaryDirectory()
+os.chdir(folder.name)  # pages write files
 try:
     with session("h200", driver="13.0"):
         for line, source in page["blocks"]:
@@ -71,13 +74,21 @@ def pages_with(kind: str) -> list[Path]:
     return [page for page in PAGES if any(block.kind == kind for block in blocks_of(page.read_text()))]
 
 
-def as_shown(shown: str, printed: str, numbers_vary: bool = False) -> bool:
-    """Whether `printed` is what a page shows, where "..." stands for any text, or any number for a number."""
+def as_shown(shown: str, printed: str, comment: str = "") -> bool:
+    """Whether `printed` is what a page shows, by the comment on the line before it."""
     lines = "\n".join(line.rstrip() for line in printed.strip().splitlines())
-    if numbers_vary:
+    shown = shown.strip()
+    if comment.startswith(LIKE):
+        pattern = comment.removeprefix(LIKE)
+        return all(matches(pattern, " ".join(text.split())) for text in (shown, lines))
+    if comment == NUMBERS_VARY:
         shown, lines = (re.sub(r"\d+(?:\.\d+)?", "0", re.sub(" +", " ", text)) for text in (shown, lines))
-    pattern = ".*?".join(re.escape(part) for part in shown.strip().split("..."))
-    return re.fullmatch(pattern, lines, re.DOTALL) is not None
+    return matches(shown, lines)
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a text is a pattern, in which "..." stands for any text."""
+    return re.fullmatch(".*?".join(map(re.escape, pattern.split("..."))), text, re.DOTALL) is not None
 
 
 def child(*command: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -119,8 +130,8 @@ def test_python_on_a_page_runs_and_prints_what_the_page_shows(page: Path) -> Non
     found = [block for block in blocks_of(page.read_text()) if block.kind == "python"]
     for block, printed in zip(found, run_page(name_of(page), found), strict=True):
         if block.below is not None and block.below.language == "text":
-            shown, varying = block.below.text, block.below.comment == NUMBERS_VARY
-            assert as_shown(shown, printed, varying), (
+            shown = block.below.text
+            assert as_shown(shown, printed, block.below.comment), (
                 f"{name_of(page)}:{block.line} shows\n{shown}\nbut prints\n{printed}"
             )
 
@@ -139,7 +150,9 @@ def test_commands_on_a_page_print_what_the_page_shows(page: Path) -> None:
             done = child(*PROGRAMS[program], *words, CUDA_GCTX_DRIVER="sim:h200@13.0")
             assert done.returncode == 0, f"{command}: {done.stderr}"
             printed = done.stdout
-            assert as_shown(shown, printed), f"{name_of(page)}:{block.line} shows\n{shown}\nbut prints\n{printed}"
+            assert as_shown(shown, printed, block.comment), (
+                f"{name_of(page)}:{block.line} shows\n{shown}\nbut prints\n{printed}"
+            )
 
 
 @pytest.mark.parametrize("page", pages_with("pytest"), ids=name_of)
@@ -278,8 +291,17 @@ def test_other_numbers_are_as_good_where_a_page_says_so() -> None:
     page = "```python\nx\n```\n\n<!-- numbers vary -->\n```text\n16 SMs, 2.5 ms\n```\n"
     [code, output] = blocks_of(page)
     assert code.below is output
-    assert as_shown(output.text, "8 SMs, 31 ms\n", output.comment == NUMBERS_VARY)
-    assert not as_shown(output.text, "8 SMs, 31 us\n", output.comment == NUMBERS_VARY)
+    assert as_shown(output.text, "8 SMs, 31 ms\n", output.comment)
+    assert not as_shown(output.text, "8 SMs, 31 us\n", output.comment)
+
+
+def test_a_run_is_shown_in_full_where_the_next_one_is_only_like_it() -> None:
+    page = "```python\nx\n```\n\n<!-- like: choice: a=16...; ...x -->\n```text\nchoice: a=16, b=116;  1.9x\n```\n"
+    [code, output] = blocks_of(page)
+    assert code.below is output
+    assert as_shown(output.text, "choice: a=16, b=112; 1.8x\n", output.comment)
+    assert not as_shown(output.text, "choice: a=8, b=124; 1.8x\n", output.comment)
+    assert not as_shown("choice: a=8; 1x", "choice: a=16, b=112; 1.8x\n", output.comment)
 
 
 def test_every_kind_of_block_is_found() -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ..conftest import REPOSITORY
+from .modules import module_of_docs
 
+page_blocks = module_of_docs("blocks")
 DOCS = REPOSITORY / "docs"
 LINES_OF_AN_OPENING = 5
 COLUMNS = 6
@@ -71,6 +73,22 @@ def test_code_is_narrow_enough_for_a_column(page: str) -> None:
         r"^```(?:python|sh|c|cpp|cython|rust|cmake)\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE
     )
     assert [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS_OF_CODE] == []
+
+
+@pytest.mark.parametrize("page", [*NAVIGATION, "../README"])
+def test_an_output_shows_the_values_that_the_reader_came_for(page: str) -> None:
+    # Lines may be left out, by a line with nothing but "...". In a line, it is part of what was printed.
+    blocks = page_blocks.blocks_of((DOCS / f"{page}.md").read_text())
+    outputs = [
+        block for block in blocks if block.language in ("text", "console") and block.comment != page_blocks.RECORDED
+    ]
+    shortened = re.compile(r"(?<!\()\.\.\.(?!\))")
+    assert [
+        f"{block.line + number}: {line}"
+        for block in outputs
+        for number, line in enumerate(block.lines, 1)
+        if shortened.search(line) and line != "..."
+    ] == []
 
 
 @pytest.mark.parametrize("page", [*NAVIGATION, "../README"])
