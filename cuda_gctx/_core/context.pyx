@@ -191,7 +191,7 @@ cdef class Context:
 
     @property
     def is_closed(self):
-        """Whether the context has been closed. Streams that were made before may still use it."""
+        """Whether the context has been closed. Streams created before may still use it."""
         cdef Borrowed[ContextBox] box = self._slot.borrow()
         return box.get() == NULL or box.get().is_closed()
 
@@ -236,7 +236,7 @@ cdef class Context:
         return self.resources.sm.sm_count
 
     def create_stream(self, options=None):
-        """Create a stream. The current context of the thread does not matter.
+        """Create a stream, whatever context is current on the thread.
 
         options: StreamOptions, or a dict of their fields.
 
@@ -256,7 +256,7 @@ cdef class Context:
 
     @cython.binding(False)
     def record_event(self, Event event=None):
-        """Record `event`, or a new one, behind all work of all streams of the context, and return it.
+        """Record `event`, or a new event, after all work enqueued on all streams of the context, and return it.
 
         Raises CapturingError while a stream of the context is capturing.
         """
@@ -294,7 +294,7 @@ cdef class Context:
     def current(self):
         """A ``with`` block in which the context is current on the calling thread. It restores the previous one.
 
-        Blocks of a thread must end in the reverse order of their beginning, and must not contain an await.
+        Blocks of a thread must end in the reverse order in which they began, and must not contain an await.
         """
         live(self._slot)
         return new_block(&self._kept_block, &self._slot, self)

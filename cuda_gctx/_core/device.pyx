@@ -1,4 +1,4 @@
-"""GPUs: their properties and resources, and what can be made on them."""
+"""GPUs: their properties, their resources, and what can be created on them."""
 
 from collections import namedtuple
 from types import MappingProxyType
@@ -220,7 +220,7 @@ cdef class Device:
         return found
 
     def create_context(self, options=_NO_OPTIONS, **fields):
-        """Create a green context. Warns (ResourceOverlapWarning) if live contexts use its SMs or may.
+        """Create a green context. Warns (ResourceOverlapWarning) if live contexts use, or may use, its SMs.
 
         options: ContextOptions, or a dict of their fields.
 
@@ -264,7 +264,7 @@ cdef class Device:
 
     @property
     def memory_resource(self):
-        """The memory resource with which cuda.core allocates on the device; it can be set. Needs cuda.core."""
+        """The memory resource that cuda.core allocates with on the device; it can be set. Needs cuda.core."""
         return above.cuda_core(self).memory_resource
 
     @memory_resource.setter
@@ -298,8 +298,8 @@ cdef class Device:
         exclusive: refuse SMs that a live context uses, instead of warning.
         among: "free" splits only SMs that no live context of the process is known to have.
 
-        Returns Partitions, whose ``background`` has the SMs that nobody requested. Raises SplitError if the requests do
-        not fit, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
+        Returns Partitions, whose ``background`` has the SMs that no partition requests. Raises SplitError if the
+        requests do not fit, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
         """
         return above.partition(self, *requests, exclusive=exclusive, among=among, **named)
 

@@ -163,7 +163,7 @@ cdef class SMResourceOptions(Options):
         self._fill_requests()
 
     cdef int _check_open_groups(self) except -1:
-        """One group can have all that is left, or one group in each locality domain, which it does not leave."""
+        """One group can have all remaining SMs, or one group in each locality domain, which it stays in."""
         if not isinstance(self.count, tuple) or self.count.count(None) < 2:
             return 0
         domains = [
@@ -217,7 +217,7 @@ cdef class SMResourceOptions(Options):
 
 
 cdef SMResourceOptions sm_options(value):
-    """Options of a split, also from a dict of fields or from a count alone."""
+    """Options of a split, from SMResourceOptions, a dict of fields, or a count alone."""
     if isinstance(value, (SMResourceOptions, Mapping)):
         return as_options(SMResourceOptions, value)
     if value is not None and (is_sequence(value) or hasattr(value, "__index__")):
@@ -311,8 +311,8 @@ cdef class SMResource:
     def descriptor(self):
         """The driver's descriptor of all of its SMs: a CUdevResourceDesc as an int, for cuGreenCtxCreate.
 
-        It stays valid, may be used for any number of contexts, and is the same at each call: the driver has no call
-        that frees it. ValueError for a dry run and a resource with no SMs.
+        It stays valid, can be used for any number of contexts, and is the same at each call: the driver has no call
+        that frees it. ValueError for a dry run and a resource without SMs.
         """
         if self._descriptor == NULL:
             self._runtime.demand_usable()
@@ -321,7 +321,7 @@ cdef class SMResource:
 
     @property
     def unit_count(self):
-        """The number of driver resources that it consists of; all of them go into one context."""
+        """The number of driver resources that it consists of; a context takes all of them."""
         return self._sm.get().units.size()
 
     @property
@@ -337,20 +337,20 @@ cdef class SMResource:
 
     @property
     def is_dry_run(self):
-        """Whether it is the result of a dry run, which cannot be used."""
+        """Whether it is the result of a dry run, which no context accepts."""
         return self._sm.get().dry_run
 
     @property
     def free(self):
-        """Those SMs of a device that no open context of this process has, or may have: a snapshot.
+        """The SMs of a device that no open context of this process has, or may have: a snapshot.
 
-        Known to be free are SMs of the same units that this property and ``Device.partition(among="free")`` use. Where
-        it is not known which SMs a context has, all count as taken that it may have.
+        SMs are known to be free by the units that this property and ``Device.partition(among="free")`` use. Where the
+        SMs of a context are unknown, all SMs that it may have count as taken.
         """
         return above.free_sms(self)
 
     def overlaps(self, SMResource other not None):
-        """Whether two resources share SMs; None if this cannot be known.
+        """Whether two resources share SMs; None if unknown.
 
         other: an SMResource of any device.
         """
@@ -363,9 +363,9 @@ cdef class SMResource:
 
         options: SMResourceOptions, a dict of their fields, or their `count` alone, as in ``split(8)``.
         The driver splits only what a device or a context holds. Splitting a group or a remainder therefore needs a
-        context over it, which is kept for the next split of it (see ``system.memory()``); a dry run makes it only where
-        counting does not answer.
-        dry_run: only compute what a split would give; contexts refuse these groups.
+        context over it, which is kept for its next split (see ``system.memory()``); a dry run creates one only where
+        counting is not enough.
+        dry_run: only compute the result; contexts refuse these groups.
 
         Raises SplitError, with a request that fits in its `suggestion`.
         """
@@ -472,8 +472,8 @@ cdef class WorkqueueResourceOptions(Options):
 cdef class WorkqueueResource:
     """The workqueue of a device or context (driver 13.1 and newer).
 
-    A context that is made with that of another context shares the queues of that one, which the driver then keeps as
-    long. One that is made with that of a device, or with one that was configured, gets queues by this configuration.
+    A context created with the workqueue of another context shares its queues, which the driver then keeps alive. A
+    context created with the workqueue of a device, or with a configured one, gets queues by this configuration.
     """
 
     def __dealloc__(self):
@@ -503,14 +503,14 @@ cdef class WorkqueueResource:
 
     @property
     def handle(self):
-        """The address of the driver's CUdevResource: existing queues or a configuration, as a new context gets them."""
+        """The address of the driver's CUdevResource: existing queues, or a configuration for a new context."""
         return <uintptr_t>self.given()
 
     def configure(self, options):
         """Change the fields that the options set (WorkqueueResourceOptions, or a dict of their fields).
 
-        A context made with this resource gets queues by the changed configuration, also where this is the resource of
-        a context, whose own queues do not change.
+        A context created with this resource gets queues by the changed configuration. If the resource is that of a
+        context, the queues of that context do not change.
         """
         if options is None:
             raise TypeError("options are needed: WorkqueueResourceOptions, or a dict of their fields")
@@ -592,7 +592,7 @@ cdef class DeviceResources:
 
     @property
     def workqueue(self):
-        """The workqueue: a copy, to be configured or shared, and passed to a context (driver 13.1 and newer)."""
+        """The workqueue: a copy, to configure or share, and to pass to a context (driver 13.1 and newer)."""
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
         if self._context.was_filled():

@@ -117,7 +117,7 @@ cdef uintptr_t pin_stream(Stream stream) except? 0:
 
 
 def show_to_device(Stream stream not None):
-    """Let waits of the primary context, such as torch.cuda.synchronize(), see a graph that other code launched last.
+    """Make waits of the primary context, such as torch.cuda.synchronize(), cover a graph that other code launched last.
 
     On a stream of a green context they miss it (seen with driver 13.0). Does nothing on other streams.
     """
@@ -129,8 +129,8 @@ cdef class Stream:
 
     ``Stream(obj)`` adopts the stream of any object with ``__cuda_stream__``, and keeps `obj` alive.
 
-    A stream whose handle a framework received through ``__cuda_stream__`` or cuda_gctx.interop is not destroyed: once
-    closed, it is kept for the next stream of its context with the same options.
+    A stream whose handle a framework has received through ``__cuda_stream__`` or cuda_gctx.interop is not destroyed:
+    once closed, it is kept for the next stream of its context with the same options.
     """
 
     def __init__(self, obj):
@@ -155,7 +155,7 @@ cdef class Stream:
         handle: the CUstream, as an int; 1 is the legacy default stream of the current context. owner: an object to keep
         alive as long as this one.
 
-        Returns a Stream. Raises ValueError for a handle that is not a live stream, and for 0, which has two meanings.
+        Returns a Stream. Raises ValueError for a handle that is not a live stream, and for 0, which is ambiguous.
         """
         number = as_handle(handle)
         if number == 0:
@@ -214,7 +214,9 @@ cdef class Stream:
 
     @property
     def is_owned(self):
-        """Whether it was made for this object; False for adopted streams, and for those that belong to a context."""
+        """Whether it was created for this object; False for adopted streams, and for streams that belong to a
+        context.
+        """
         return live(self._slot).get().is_owned()
 
     @property
@@ -229,7 +231,7 @@ cdef class Stream:
 
     @cython.binding(False)
     def record(self, Event event=None, options=None):
-        """Record `event`, or a new one made with `options`, behind all work enqueued so far, and return it.
+        """Record `event`, or a new event with `options`, after all work enqueued so far, and return it.
 
         Raises ValueError for an event together with options.
         """
@@ -242,9 +244,9 @@ cdef class Stream:
 
     @cython.binding(False)
     def wait(self, event_or_stream):
-        """Make all later work wait, on the device. The host goes on.
+        """Make all later work wait on the device; the host does not wait.
 
-        event_or_stream: an event, or a stream, whose work enqueued so far is waited for.
+        event_or_stream: an event, or a stream whose work enqueued so far must finish first.
         """
         cdef Stream stream
         if isinstance(event_or_stream, Event):
