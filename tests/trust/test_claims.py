@@ -38,7 +38,8 @@ def sentences(text: str) -> list[str]:
 
 def claims_of_the_pages() -> dict[str, list[str]]:
     docs = REPOSITORY / "docs"
-    pages = [REPOSITORY / "README.md", *sorted(docs.glob("*.md")), docs / "appendix" / "design.md"]
+    pages = [REPOSITORY / "README.md", *sorted(docs.glob("*.md"))]
+    pages += [docs / "appendix" / name for name in ("collectives.md", "design.md")]
     found = {
         str(page.relative_to(REPOSITORY)): [
             one for one in sentences(page.read_text().partition(ELSEWHERE)[0]) if WORDS.search(one)
