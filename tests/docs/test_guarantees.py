@@ -52,7 +52,7 @@ EXCEPTIONS: Rows = {
     "The current context of the thread is unchanged": (
         "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
     ),
-    "The same call can be made again": (
+    "You can retry the call": (
         "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
         "partitions/test_pool.py::test_a_layout_that_fails_is_not_kept",
     ),
@@ -80,7 +80,7 @@ EXCEPTIONS: Rows = {
         "core/test_current.py::test_an_exception_restores_too",
         "interop/test_torch.py::test_an_exception_leaves_the_block_in_order_too",
     ),
-    "The exception of the body is": ("interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",),
+    "The exception of the body propagates": ("interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",),
     "A block that another task": ("core/test_tasks.py::test_a_block_that_another_task_leaves_is_left_and_raises",),
     "What other code pushed inside a block": (
         "core/test_blocks.py::test_a_block_takes_its_own_place_away_below_what_other_code_left_in_it",
@@ -174,7 +174,7 @@ SHARING: Rows = {
         "docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",
     ),
     "A forked child": ("core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",),
-    "Two processes do not know": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
+    "Processes do not see": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
     "L2 cache": None,
     "device memory and its bandwidth": (
         "sim/test_curves.py::test_a_memory_bound_step_is_slower_next_to_others_in_other_sms",
