@@ -1,11 +1,13 @@
-"""Mutants of the Python rooms, chosen by a seed: how many of them does a test of their room notice?
+"""Mutants of the Python rooms and of the planner, chosen by a seed: how many of them does a test of their room notice?
 
-    python tests/random_mutants.py [--count 150] [--seed 42] [--rooms partitions,interop] [--out FILE]
+    python tests/random_mutants.py [--count 150] [--seed 42] [--rooms partitions,planner] [--out FILE]
 
 A mutant is one change of an expression: a comparison, `and` for `or`, a condition without its `not`, a number that is
 one larger, True for False, a sum for a difference, or None for what is returned. Each is tried with the tests of its
-room. A line of JSON follows each. What survived has to be looked at: tests/survivors.json says of each that was seen
-why it changes nothing that a user would notice, or which test notices it now.
+room, first with the quickest ones that call the changed function (see tests/callers.py). The planner is C++, and is
+built anew for each of its mutants, as in tests/native_mutants.py. A line of JSON follows each. What survived has to be
+looked at: tests/survivors.json says of each that was seen why it changes nothing that a user would notice, or which
+test notices it now.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import ast
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -27,6 +31,7 @@ from typing import NamedTuple
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
+from tests import native_mutants
 from tests.mutants import PACKAGE, REPOSITORY, failed_test
 
 ROOMS = {
@@ -36,6 +41,25 @@ ROOMS = {
     "measure": "tests/measure tests/tune/test_intervals.py tests/tune/test_ranking.py",
     "tune": "tests/tune",
 }
+QUICKEST = 40
+# The planner's sources, and what is tried with their mutants.
+PLANNER = "planner"
+PLANNER_SOURCES = "_cpp/resources"
+PLANNER_TESTS = (
+    "tests/core/test_split.py tests/core/test_split_oracle.py tests/core/test_split_raw_values.py "
+    "tests/core/test_split_contexts.py tests/core/test_overlap.py tests/core/test_workqueue.py "
+    "tests/core/test_device.py tests/core/test_bad_input.py tests/core/test_versions.py tests/partitions"
+)
+# In sources that clang-format has written, an operator with two sides stands between blanks.
+OTHER_CXX = {
+    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+",
+    "*": "/", "/": "*", "%": "/", "true": "false", "false": "true", "!": "",
+}  # fmt: skip
+OPERATOR_CXX = re.compile(
+    r"(?<= )(?:[<>=!]=|[<>+*/%-]|&&|\|\|)(?= )|\b(?:true|false)\b|!(?=[\w(])|(?<![\w.'])\d+(?![\w.'])"
+)
+# What holds no code: comments, texts, and lines for the preprocessor or the compiler alone.
+NO_CODE_CXX = re.compile(r'//.*|"(?:\\.|[^"\\])*"|^#.*|^template.*|static_assert\(.*', re.MULTILINE)
 OTHER = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -52,9 +76,10 @@ class Site(NamedTuple):
     begin: int
     end: int
     new: str
+    function: int | None  # the first line of the function around it
 
     def old(self) -> str:
-        return (PACKAGE / self.file).read_bytes()[self.begin : self.end].decode()
+        return (REPOSITORY / "cuda_gctx" / self.file).read_bytes()[self.begin : self.end].decode()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.old()} -> {self.new}"
@@ -111,6 +136,16 @@ def left_out(tree: ast.Module) -> set[ast.AST]:
     return found
 
 
+def functions_of(tree: ast.Module) -> dict[ast.AST, int]:
+    """The first line of the innermost function around each node."""
+    found: dict[ast.AST, int] = {}
+    for node in ast.walk(tree):  # from the outside to the inside
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            found.update(dict.fromkeys((one for part in node.body for one in ast.walk(part)), first))
+    return found
+
+
 def sites(room: str) -> list[Site]:
     found = []
     for path in sorted((PACKAGE / room).glob("*.py")):
@@ -119,7 +154,7 @@ def sites(room: str) -> list[Site]:
         for line in source.splitlines(keepends=True):
             starts.append(starts[-1] + len(line))
         tree = ast.parse(source)
-        ignored = left_out(tree)
+        ignored, functions = left_out(tree), functions_of(tree)
         for node in ast.walk(tree):
             if node not in ignored:
                 for new in changed(node):
@@ -127,11 +162,53 @@ def sites(room: str) -> list[Site]:
                     end = starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
                     text = ast.unparse(ast.fix_missing_locations(new))
                     text = f"({text})" if isinstance(new, ast.expr) and not isinstance(new, ast.Constant) else text
-                    found.append(Site(room, f"{room}/{path.name}", node.lineno, begin, end, text))  # type: ignore[attr-defined]
+                    where = f"{room}/{path.name}"
+                    found.append(Site(room, where, node.lineno, begin, end, text, functions.get(node)))  # type: ignore[attr-defined]
     return found
 
 
-def killed_by(site: Site) -> str | None:
+def planner_sites() -> list[Site]:
+    found = []
+    for path in sorted((REPOSITORY / "cuda_gctx" / PLANNER_SOURCES).glob("*.cpp")):
+        text = path.read_text()
+        assert text.isascii(), path  # places are those of bytes
+        code = NO_CODE_CXX.sub(lambda part: " " * len(part[0]), text)
+        for one in OPERATOR_CXX.finditer(code):
+            new = OTHER_CXX.get(one[0]) if not one[0].isdigit() else str(int(one[0]) + 1)
+            assert new is not None, one
+            line = text.count("\n", 0, one.start()) + 1
+            found.append(Site(PLANNER, f"{PLANNER_SOURCES}/{path.name}", line, *one.span(), new, None))
+    return found
+
+
+def callers_of(room: str) -> dict[str, list[str]]:
+    """The tests of a room that call each function, quickest first, by the place of the function."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "callers.json"
+        path = os.pathsep.join([str(PACKAGE.parent), str(REPOSITORY)])
+        tests = f"-p tests.callers {ROOMS[room]}"
+        if (test := failed_test(tests, PACKAGE.parent, PYTHONPATH=path, CUDA_GCTX_CALLERS=str(file))) is not None:
+            raise SystemExit(f"without a mutant, {test} fails")
+        return json.loads(file.read_text())  # type: ignore[no-any-return]
+
+
+def killed_in_planner(site: Site) -> str | None:
+    file = native_mutants.SOURCES / "cuda_gctx" / site.file
+    text = file.read_text()
+    file.write_text(text[: site.begin] + site.new + text[site.end :])
+    try:
+        if native_mutants.build().returncode != 0:
+            return "(the compiler)"
+        native_mutants.install()
+        return failed_test(PLANNER_TESTS, native_mutants.PACKAGE)
+    finally:
+        file.write_text(text)
+
+
+def killed_by(site: Site, callers: dict[str, list[str]]) -> str | None:
+    """What fails with a mutant: a test, or the compiler; None if it survives."""
+    if site.room == PLANNER:
+        return killed_in_planner(site)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "cuda_gctx"
         shutil.copytree(PACKAGE, copy, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
@@ -139,25 +216,34 @@ def killed_by(site: Site) -> str | None:
         text = file.read_bytes()
         file.unlink()  # a link to the installed file
         file.write_bytes(text[: site.begin] + site.new.encode() + text[site.end :])
-        return failed_test(ROOMS[site.room], Path(folder))
+        quickest = shlex.join(callers.get(f"{site.file}:{site.function}", [])[:QUICKEST])
+        test = failed_test(quickest, Path(folder)) if quickest else None
+        # Without a test that has failed, such as where the names of tests have changed, all of them decide.
+        return test if test is not None and test.startswith("tests/") else failed_test(ROOMS[site.room], Path(folder))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--rooms", default=",".join(ROOMS), help="of those chosen, the ones that are run")
+    parser.add_argument("--rooms", default=",".join((*ROOMS, PLANNER)), help="of those chosen, the ones that are run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="none begins after these")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     options = parser.parse_args()
     if PACKAGE == REPOSITORY / "cuda_gctx":
         raise SystemExit("the install is editable, so that a copy would not be imported: use 'make random-mutants'")
-    every = [site for room in ROOMS for site in sites(room)]
+    every = [*(site for room in ROOMS for site in sites(room)), *planner_sites()]
     chosen = random.Random(options.seed).sample(every, options.count)
     wanted = [site for site in chosen if site.room in options.rooms.split(",")]
-    for room in () if options.list else dict.fromkeys(site.room for site in wanted):
-        if (test := failed_test(ROOMS[room], PACKAGE.parent)) is not None:
+    rooms = () if options.list else dict.fromkeys(site.room for site in wanted)
+    callers = {room: callers_of(room) if room != PLANNER else {} for room in rooms}
+    if PLANNER in callers:
+        native_mutants.prepare()
+        if (done := native_mutants.build()).returncode != 0:
+            raise SystemExit(done.stdout[-3000:])
+        native_mutants.install()
+        if (test := failed_test(PLANNER_TESTS, native_mutants.PACKAGE)) is not None:
             raise SystemExit(f"without a mutant, {test} fails")
     begin, outcomes, rows = time.monotonic(), Counter[str](), []
     for site in wanted:
@@ -166,7 +252,7 @@ def main() -> int:
             continue
         if time.monotonic() - begin > options.seconds:
             break
-        test = killed_by(site)
+        test = killed_by(site, callers[site.room])
         outcomes["survived" if test is None else "killed"] += 1
         rows.append({"mutant": str(site), "killed_by": test})
         print(json.dumps(rows[-1]), flush=True)

@@ -9,7 +9,7 @@
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
 #                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, contract,
-#                    questions, processes, studies, pairs (ten minutes), allreduce, comm, sanitizers, soak, or all. Default: what takes less than nine minutes
+#                    questions, processes, studies, pairs (ten minutes), allreduce, comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -37,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,pairs,allreduce,comm,sanitizers,soak
+all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,pairs,allreduce,comm,answers,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -271,6 +271,8 @@ if wanted comm; then
     step comm 110 "$python" "$repository/tests/comm/gpu_suite.py" --out "$output/comm" --limit 100
   fi
 fi
+
+wanted answers && step answers 60 env --chdir="$repository" "$python" -m tests.trust.silent_answers --card --programs 60
 
 if wanted sanitizers && [ -n "$simulated" ]; then
   note 'sanitizers did not run: they need a GPU'

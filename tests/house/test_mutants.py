@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from .. import mutants, native_mutants
+from .. import mutants, native_mutants, random_mutants
 from ..conftest import REPOSITORY
 from ..trust import broken_claims
 
@@ -19,6 +19,16 @@ def test_every_mutant_applies() -> None:
 def test_every_mutant_of_the_core_and_of_the_claims_applies() -> None:
     assert native_mutants.misfits(native_mutants.MUTANTS) == []
     assert native_mutants.misfits(broken_claims.mutants()) == []
+
+
+def test_random_mutants_of_the_planner_change_its_code() -> None:
+    sites = random_mutants.planner_sites()
+    assert {"<", "==", "&&", "!", "+", "0", "true"} <= {site.old() for site in sites}
+    for site in sites:
+        line = (REPOSITORY / "cuda_gctx" / site.file).read_text().splitlines()[site.line - 1]
+        assert site.old() in line.partition("//")[0], site
+        assert site.new != site.old(), site
+        assert "#include" not in line, site
 
 
 def test_what_random_mutants_left_alive_has_a_reason_or_a_test() -> None:
