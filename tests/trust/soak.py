@@ -534,6 +534,7 @@ def main() -> int:
             "soak": 1,
             "seed": options.seed,
             "seconds": options.seconds,
+            "alone": options.alone,
             "card": dev.name,
             "driver": system.driver_version,
             "package": cuda_gctx.__version__,
