@@ -32,6 +32,9 @@ from cuda_gctx.tune import Report, TailLatency
 REPOSITORY = Path(__file__).resolve().parent.parent
 RESULTS = REPOSITORY / "benchmarks" / "results"
 DOCS = REPOSITORY / "docs"
+# What a card was asked, which the software driver is tested against.
+RECORDINGS = REPOSITORY / "tests" / "hardware"
+RECORDED = "h200-driver-13.0"
 BEGIN = "<!-- table {}: written by benchmarks/tables.py -->"
 END = "<!-- end of table -->"
 MARKED = re.compile(rf"({BEGIN.format('([a-z ]+)')}\n).*?({END})", re.DOTALL)
@@ -527,6 +530,51 @@ def answers_of(rows_of: Callable[[Result], list[list[str]]]) -> Callable[[Sequen
     return each(section)
 
 
+# The recorded contexts of the table of clusters, and what they are.
+CLUSTERED = {
+    "8 flags=0": "one group of 8",
+    "groups 0,3,7 of 8": "three groups of 8 in one context",
+    "16 flags=0": "the driver's group of 16",
+    "32 flags=0": "the driver's group of 32",
+    "64 flags=0": "the driver's group of 64",
+    "64 flags=2": "64, flag for the largest clusters",
+    "10 flags=1": "10 SMs, fine",
+    "64 flags=1": "64 SMs, fine",
+    "rest of all 8": "remainder of all groups of 8",
+    "primary": "whole device",
+}
+# The recorded splits of groups, with the size of the groups that were asked for.
+SPLIT_AGAIN = {
+    "32 flags=0": ("a group of 32", 16),
+    "64 flags=0": ("a group of 64", 32),
+    "128 flags=0": ("a group of 128", 16),
+    "rest of one 8": ("the rest of the device, after a group of 8", 8),
+}
+
+
+def clusters_section(recording: Result) -> str:
+    """How many thread-block clusters of each size are active in a context, by its SMs."""
+    rows = [["context", "SMs", "clusters of 2", "of 4", "of 8", "of 16"]]
+    for name, words in CLUSTERED.items():
+        limits = recording["limits"][name]
+        active = limits["active clusters, 128 threads"]
+        rows.append(
+            [words, *(str(number) for number in (limits["sms"], *(active[size] for size in ("2", "4", "8", "16"))))]
+        )
+    return markdown(rows)
+
+
+def second_splits_section(recording: Result) -> str:
+    """What the driver returns for a split of what a context has, where that is less than was asked for."""
+    rows = [["split of", "requested", "returned"]]
+    for name, (words, wanted) in SPLIT_AGAIN.items():
+        [(groups, sms, left)] = [
+            found for size, found in recording["two_step"][name]["split flags=0"] if size == wanted
+        ]
+        rows.append([words, f"groups of {wanted}", f"{groups} groups of {sms}, {left} left"])
+    return markdown(rows)
+
+
 TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of calls": ("calls", each(calls_section)),
     "of missed targets": ("calls", each(missed_section)),
@@ -546,11 +594,15 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of nodes": ("communication-nodes", each(nodes_section)),
     **{name: ("questions", answers_of(rows)) for name, rows in answers.QUESTIONS.items()},
     **{name: ("processes", answers_of(rows)) for name, rows in answers.PROCESSES.items()},
+    "of clusters": (RECORDED, each(clusters_section)),
+    "of second splits": (RECORDED, each(second_splits_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
 
 def results_of(kind: str) -> list[Result]:
+    if kind == RECORDED:
+        return [json.loads((RECORDINGS / f"{kind}.json").read_text())]
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"*-{kind}.json"))]
     simulated = [result["card"] for result in results if result.get("simulated")]
     if simulated:

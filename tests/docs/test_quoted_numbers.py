@@ -1,5 +1,7 @@
-"""No number of a measurement is written by hand: whichever number of the prose of a page is changed, the check of
-benchmarks/tables.py finds it, except for names of versions and the sizes that an example or a rule is about.
+"""No number is written by hand: whichever number of the prose of a page is changed, a check finds it.
+
+A number stands where benchmarks/tables.py writes it from results, or in the page's own code or output, which other
+tests run, or in a sentence of settings.py. Left are versions, dates and the names of products.
 """
 
 from __future__ import annotations
@@ -12,45 +14,33 @@ from types import ModuleType
 import pytest
 
 from ..conftest import REPOSITORY
+from .settings import SETTINGS, settings_of
 from .test_pages import NAVIGATION
 
-# Pages whose every number is written by program, but for what NOT_MEASURED describes.
-STRICT = [
-    "../README",
-    "index",
-    "install",
-    "which-should-i-use",
-    "guarantee",
-    "how-to",
-]
-# On the other pages, those that have a unit or a decimal point; whole numbers there are sizes of examples and codes.
-# The two that are left out quote the notes of their own measurements.
-OTHERS = [page for page in NAVIGATION if page not in (*STRICT, "communication", "tuning")]
+# Pages on which a number of an example is no reason for the same number in a sentence.
+STRICT = ["../README", "index", "install", "which-should-i-use", "guarantee", "how-to"]
+PAGES = ["../README", *NAVIGATION]
 NOT_PROSE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*(?!\w)")
+# A number with a unit, or with a decimal point: a measurement, whatever an example prints.
 MEASURED = re.compile(
     r"[\d,]*\.\d|\d[\d,.]*(?:(?: to| and| or| of| instead of| against) \d[\d,.]*)?"
     r"\s?(?:%|(?:ns|us|ms|s|[KMGT]i?B(?:/s)?|times|MHz|W|requests|calls|rounds|runs|cases|instructions|kernels)\b)"
 )
-NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*(?!\w)")
-# What is no measurement: versions, and sizes that a rule, an example or the set-up of a measurement is about.
-NOT_MEASURED = re.compile(
-    # Versions
-    r"(?:[Dd]rivers?|CUDA|C?Python|PyTorch|glibc|[Vv]ersions?|cuda[.-]core|torch|transformers|numpy|numba-cuda|[Cc]u[Pp]y"
+# Versions, dates and products.
+NAMES = re.compile(
+    r"(?<!\d)\d{4}-\d\d-\d\d|(?:August) 20\d\d"
+    r"|(?:[Dd]rivers?|CUDA|C?Python|PyTorch|glibc|[Vv]ersions?|cuda[.-]core|torch|transformers|numpy|numba-cuda|[Cc]u[Pp]y"
     r"|NCCL|NVSHMEM|nvcc|Ray|Holoscan|Holoscan SDK|Kubernetes|Triton"
     r"|FlashInfer|FlashAttention|DeepGEMM|capability|PTX ISA|before|below|than|on driver"
     r"|[Ff]rom|[Uu]p to|(?:and|with|of|on|to|for|needs?|came with|an H100 with) (?=1[23]\.\d\b)|\(|Apache)\s?"
-    r"\d[\d.]*(?:(?:,| to| and| or) \d[\d.]*)*(?![\d.]| ?(?:us|ns|ms|s|times|%|MiB)\b)"
+    r"(?!\d{4}-)\d[\d.]*(?:(?:,| to| and| or) (?!\d{4}-)\d[\d.]*)*(?![\d.]| ?(?:us|ns|ms|s|times|%|MiB)\b)"
     r"|1?\d\.\d+ (?:to 1?\d\.\d+(?! us)|and newer|or newer|is the version|ran on)|\| 1[23]\.\d (?=\|)"
-    r"|2\.1[15](?=: | by its file)|Of the versions above, 13\.0"
-    r"|Apache-2\.0|x86-64|C\+\+\d+|3\.14t|error \d+|[HAB]\d00|RTX 50[78]0|MIG \d"
-    # Sizes that an example, a rule or the set-up of a measurement is about
-    r"|256 MiB(?: in 16 SMs and a GEMM in 116)?|2 and 4 GPUs|16 SMs|groups of 2 SMs|0\.5 and 0\.5|1\.0 is refused"
-    r"|with 100 kernels|99 %|100 %|75 % of the|below 100|below 1\b|^\d\. \*\*|200 calls|200 KiB|8192 x 8192 x 8192"
-    r"|256 x 4096|10,000 requests"
-    # Goals and limits
-    r"|goal for making a moved graph executable is 1\.1 times|1\.3 times the raw driver call plus 50 ns"
-    r"|under \d+ (?:ns|us|ms)"
-    r"|no calls for \d+ ms|stands still for at most 100 ms|takes 5 us per block|about 0\.2 ms long|more than 2 %",
+    r"|2\.1[15](?=: | by its file)|Of the versions above, 13\.0|only 9\.0 has been run"
+    r"|Apache-2\.0|x86-64|C\+\+\d+|3\.14t|error \d+|[HAB]\d00|RTX 50[78]0(?: and 50[78]0)?|MIG \d|cuda-python \d+"
+    # The head of an item of a list, and of a step
+    r"|^\d\. |^## \d\. ",
     re.MULTILINE,
 )
 
@@ -82,8 +72,8 @@ def quoted(tables: ModuleType) -> tuple[dict[str, str], dict[str, str]]:
 )
 def test_versions_are_told_from_measurements(words: str, measured: bool) -> None:
     [number, *_] = NUMBER.finditer(words)
-    chosen = any(match.start() <= number.start() < match.end() for match in NOT_MEASURED.finditer(words))
-    assert chosen is not measured
+    named = any(match.start() <= number.start() < match.end() for match in NAMES.finditer(words))
+    assert named is not measured
     assert measured is (MEASURED.match(words, number.start()) is not None) or not measured
 
 
@@ -93,7 +83,24 @@ def numbers_of(text: str) -> list[re.Match[str]]:
     return list(NUMBER.finditer(prose))
 
 
-@pytest.mark.parametrize("page", [*STRICT, *OTHERS])
+def places(pattern: re.Pattern[str], text: str) -> set[int]:
+    return {at for match in pattern.finditer(text) for at in range(*match.span())}
+
+
+def written_by_hand(page: str, text: str, written: set[int]) -> list[re.Match[str]]:
+    """The numbers of a page that no check would miss if they were others; `written`: what the tables write."""
+    held = written | places(NAMES, text)
+    for setting in settings_of(page):
+        held |= places(re.compile(re.escape(setting).replace(r"\ ", r"\s+")), text)
+    code = set() if page in STRICT else set(NUMBER.findall(" ".join(CODE.findall(text))))
+    return [
+        number
+        for number in numbers_of(text)
+        if number.start() not in held and (number[0] not in code or MEASURED.match(text, number.start()))
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_a_number_that_is_changed_by_hand_is_found(
     page: str, tables: ModuleType, quoted: tuple[dict[str, str], dict[str, str]]
 ) -> None:
@@ -101,25 +108,38 @@ def test_a_number_that_is_changed_by_hand_is_found(
     numbers, origins = quoted
 
     def as_due(text: str) -> str:
-        written: str = tables.page_with_results(text, numbers, None if page == "../README" else origins)
-        return written
+        due: str = tables.page_with_results(text, numbers, None if page == "../README" else origins)
+        return due
 
     assert as_due(text) == text
-    chosen = {at for match in NOT_MEASURED.finditer(text) for at in range(*match.span())}
     written = {
-        at
-        for pattern in (tables.MARKED, tables.quoted.MARKED, tables.FRONT_MATTER)
-        for match in pattern.finditer(text)
-        for at in range(*match.span())
+        at for pattern in (tables.MARKED, tables.quoted.MARKED, tables.FRONT_MATTER) for at in places(pattern, text)
     }
-    measured = [number for number in numbers_of(text) if page in STRICT or MEASURED.match(text, number.start())]
     assert [
-        f"{text[: number.start()].count(chr(10)) + 1}: {text[number.start() - 30 : number.end() + 12]!r}"
-        for number in measured
-        if number.start() not in chosen | written
+        f"{text[: number.start()].count(chr(10)) + 1}: {text[max(0, number.start() - 30) : number.end() + 12]!r}"
+        for number in written_by_hand(page, text, written)
     ] == []
+    # Each number in turn would be noticed: those that are written all at once, the others one by one.
     changed = text
-    for number in reversed(measured):
-        if number.start() in written:
-            changed = f"{changed[: number.start()]}9{number[0]}{changed[number.end() :]}"
+    named = places(NAMES, text)
+    unnoticed = []
+    for number in reversed(numbers_of(text)):
+        start, other = number.start(), f"97{number[0]}"
+        if start in written:
+            changed = f"{changed[:start]}{other}{changed[number.end() :]}"
+        elif start not in named:
+            one = f"{text[:start]}{other}{text[number.end() :]}"
+            if not written_by_hand(page, one, {at + 2 * (at > start) for at in written}):
+                unnoticed.append(f"{number[0]} at {text[:start].count(chr(10)) + 1}")
     assert as_due(changed) == text
+    assert unnoticed == []
+
+
+def test_each_setting_stands_on_its_page() -> None:
+    missing = [
+        f"{page}: {setting}"
+        for page in SETTINGS
+        for setting in settings_of(page)
+        if setting not in " ".join((REPOSITORY / "docs" / f"{page}.md").read_text().split())
+    ]
+    assert missing == []
