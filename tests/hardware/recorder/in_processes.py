@@ -90,6 +90,8 @@ def answers(todo: Iterable[Case], library: Any) -> Iterator[tuple[Case, Any, boo
     """Each case with its answer, and whether the next one may be asked in this process."""
     kept = []  # a driver may still know their memory
     for case in todo:
+        if case[0] == "ending" and kept:  # nobody else may hold the primary context
+            return
         try:
             world = World(library)
             kept.append(world)

@@ -48,7 +48,7 @@ SEEDED = {
 }
 
 INVALID_VALUE, INVALID_DEVICE, INVALID_PTX, UNSUPPORTED_PTX, INVALID_HANDLE, NOT_FOUND = 1, 101, 218, 222, 400, 500
-CONTEXT_IS_DESTROYED, NOT_PERMITTED, NOT_SUPPORTED, INVALID_CONFIGURATION = 709, 800, 801, 915
+PRIMARY_ACTIVE, CONTEXT_IS_DESTROYED, NOT_PERMITTED, NOT_SUPPORTED, INVALID_CONFIGURATION = 708, 709, 800, 801, 915
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 900, 901, 906
 Check = Callable[[World], Any]
 
@@ -886,3 +886,35 @@ def _(world: World) -> None:
         text = ctypes.c_char_p()
         world.must("cuGetErrorString", code, ctypes.byref(text))
         assert text.value == expected
+
+
+@says(129, "cuDevicePrimaryCtxSetFlags", "Its first version wants a context that is not active (recorded).")
+def _(world: World) -> None:
+    assert (code := world.code("cuDevicePrimaryCtxSetFlags", 0, 0)) == PRIMARY_ACTIVE, code
+
+
+@says(130, "cuGraphGetNodes", "A list with room for nothing is an invalid value (recorded).")
+def _(world: World) -> None:
+    graph, nodes = graph_of(world)
+    count = ctypes.c_size_t(0)
+    code = world.code("cuGraphGetNodes", graph, (ctypes.c_void_p * 2)(), ctypes.byref(count))
+    assert code == INVALID_VALUE, code
+    assert listed(world, "cuGraphGetNodes", graph, 2) == (nodes, 2)
+
+
+@says(131, "cuMemcpyPeerAsync", "A copy between devices is not captured, and ends the capture (recorded).")
+def _(world: World) -> None:
+    stream, memory, context = world["capturing"], world["CUdeviceptr"], world["CUcontext"]
+    world.must("cuMemcpyPeerAsync", memory, context, memory + 64, context, 64, stream)
+    world.must("cuStreamBeginCapture_v2", stream, 2)
+    code = world.code("cuMemcpyPeerAsync", memory, context, memory + 64, context, 64, stream)
+    assert code == CAPTURE_UNSUPPORTED, code
+    assert (code := world.code("cuStreamEndCapture", stream, world.buffer())) == CAPTURE_INVALIDATED, code
+
+
+@says(132, "cuStreamWriteValue32", "Its first version is there where the attribute of the device says so.")
+def _(world: World) -> None:
+    offered, memory = integer(world, "cuDeviceGetAttribute", 92, 0), world["CUdeviceptr"]
+    code = world.code("cuStreamWriteValue32", world["CUstream"], memory, 1, 0)
+    assert code == (0 if offered else NOT_SUPPORTED), code
+    world.must("cuStreamWriteValue32_v2", world["CUstream"], memory, 1, 0)

@@ -198,7 +198,10 @@ GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_
   give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
 }
 
-GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, const Texture& texture) { c.machine.textures.remove(texture); }
+// Recorded: whether a capture is under way is looked at before the handle.
+GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, CUtexObject texture) {
+  c.machine.textures.remove(find<Texture>(c, texture));
+}
 
 GCTX_SIM_CALL(cuTexObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Texture& texture) {
   give(out, texture.resource);
@@ -223,7 +226,9 @@ GCTX_SIM_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURC
   give(out, static_cast<CUsurfObject>(c.machine.surfaces.add(std::move(made)).handle));
 }
 
-GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, const Surface& surface) { c.machine.surfaces.remove(surface); }
+GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, CUsurfObject surface) {
+  c.machine.surfaces.remove(find<Surface>(c, surface));
+}
 
 GCTX_SIM_CALL(cuSurfObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Surface& surface) {
   give(out, surface.resource);

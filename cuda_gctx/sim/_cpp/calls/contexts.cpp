@@ -158,15 +158,16 @@ GCTX_SIM_CALL(cuCtxCreate_v2, Call& c, CUcontext* out, unsigned flags, const Dev
 }
 
 // Execution affinity and graphics-shared contexts are not modelled.
-GCTX_SIM_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam* affinity, int count, unsigned flags,
+GCTX_SIM_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam*, int count, unsigned flags,
               const Device& device) {
-  refuse_if(affinity != nullptr || count != 0, CUDA_ERROR_NOT_SUPPORTED);
+  refuse_if(count != 0, CUDA_ERROR_NOT_SUPPORTED);
   return create(c, out, flags, device);
 }
 
 GCTX_SIM_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams* params, unsigned flags,
               const Device& device) {
-  refuse_if(params != nullptr, CUDA_ERROR_NOT_SUPPORTED);
+  const bool empty = params == nullptr || (params->numExecAffinityParams == 0 && params->cigParams == nullptr);
+  refuse_if(!empty, CUDA_ERROR_NOT_SUPPORTED);
   return create(c, out, flags, device);
 }
 

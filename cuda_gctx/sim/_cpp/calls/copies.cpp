@@ -491,8 +491,8 @@ GCTX_SIM_CALL(cuMemcpyPeer, Call& c, CUdeviceptr to, const Context&, CUdeviceptr
   return copy_linear(c, on_device, to, on_device, from, size, nullptr, true);
 }
 GCTX_SIM_CALL(cuMemcpyPeerAsync, Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&,
-              std::size_t size, CUstream stream) {
-  return copy_linear(c, on_device, to, on_device, from, size, stream, false);
+              std::size_t size, const Stream&) {
+  return copy_linear(c, on_device, to, on_device, from, size, reinterpret_cast<CUstream>(c.arguments[5]), false);
 }
 
 GCTX_SIM_CALL(cuMemsetD8_v2, Call& c, CUdeviceptr address, unsigned char value, std::size_t count) {

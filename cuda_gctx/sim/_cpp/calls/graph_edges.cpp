@@ -24,6 +24,7 @@ void list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to
     *count = edges.size();
     return;
   }
+  refuse_if(*count == 0, CUDA_ERROR_INVALID_VALUE);  // recorded
   const bool lossy = data == nullptr &&
                      !std::all_of(edges.begin(), edges.end(), [](const FullEdge& edge) { return is_plain(edge.data); });
   refuse_if(lossy, CUDA_ERROR_LOSSY_QUERY);

@@ -167,6 +167,7 @@ const Context& occupancy_context(Call& c, const CUlaunchConfig* config) {
 
 template <class Body>
 void with_clusters(Call& c, const CUlaunchConfig* config, Body&& body) {
+  refuse_if(config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0, CUDA_ERROR_INVALID_VALUE);
   LaunchPlan plan;
   read_config(config, plan);
   body(plan, occupancy_context(c, config));

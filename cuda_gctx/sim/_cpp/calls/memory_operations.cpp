@@ -145,25 +145,30 @@ void one(Call& c, Stream& stream, CUstreamBatchMemOpType type, CUdeviceptr addre
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuStreamWaitValue32, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+GCTX_SIM_CALL(cuStreamWaitValue32_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
   return one(c, stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
 }
-GCTX_SIM_CALL(cuStreamWaitValue64, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+GCTX_SIM_CALL(cuStreamWaitValue64_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
   return one(c, stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
 }
-GCTX_SIM_CALL(cuStreamWriteValue32, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+GCTX_SIM_CALL(cuStreamWriteValue32_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
   return one(c, stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
 }
-GCTX_SIM_CALL(cuStreamWriteValue64, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+GCTX_SIM_CALL(cuStreamWriteValue64_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
   return one(c, stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
 }
-GCTX_SIM_CALL(cuStreamBatchMemOp, Call& c, Stream& stream, unsigned count, CUstreamBatchMemOpParams* operations,
+GCTX_SIM_CALL(cuStreamBatchMemOp_v2, Call& c, Stream& stream, unsigned count, CUstreamBatchMemOpParams* operations,
               unsigned) {
   return carry_out_all(c, stream, operations, count);
 }
 
-GCTX_SIM_SAME(cuStreamWaitValue32_v2, cuStreamWaitValue32)
-GCTX_SIM_SAME(cuStreamWaitValue64_v2, cuStreamWaitValue64)
-GCTX_SIM_SAME(cuStreamWriteValue32_v2, cuStreamWriteValue32)
-GCTX_SIM_SAME(cuStreamWriteValue64_v2, cuStreamWriteValue64)
-GCTX_SIM_SAME(cuStreamBatchMemOp_v2, cuStreamBatchMemOp)
+// Recorded: the first versions of these functions are switched off, as their attributes say.
+GCTX_SIM_CALL(cuStreamWaitValue32, Call&, const Stream&, CUdeviceptr, cuuint64_t, unsigned) {
+  refuse(CUDA_ERROR_NOT_SUPPORTED);
+}
+GCTX_SIM_SAME(cuStreamWaitValue64, cuStreamWaitValue32)
+GCTX_SIM_SAME(cuStreamWriteValue32, cuStreamWaitValue32)
+GCTX_SIM_SAME(cuStreamWriteValue64, cuStreamWaitValue32)
+GCTX_SIM_CALL(cuStreamBatchMemOp, Call&, const Stream&, unsigned, CUstreamBatchMemOpParams*, unsigned) {
+  refuse(CUDA_ERROR_NOT_SUPPORTED);
+}

@@ -118,12 +118,15 @@ GCTX_SIM_SAME(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease)
 GCTX_SIM_CALL(cuDevicePrimaryCtxReset, Call& c, Device& device) { return reset(c, device); }
 GCTX_SIM_SAME(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset)
 GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags, Call&, Device& device, unsigned flags) {
+  refuse_if(device.primary != nullptr, CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
+  device.primary_flags = flags;
+}
+GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags_v2, Call&, Device& device, unsigned flags) {
   device.primary_flags = flags;
   if (device.primary != nullptr) {
     device.primary->flags = flags;
   }
 }
-GCTX_SIM_SAME(cuDevicePrimaryCtxSetFlags_v2, cuDevicePrimaryCtxSetFlags)
 
 GCTX_SIM_CALL(cuDevicePrimaryCtxGetState, Call&, const Device& device, unsigned* flags, int* active) {
   *flags = device.primary_flags;

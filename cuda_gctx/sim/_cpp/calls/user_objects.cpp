@@ -33,7 +33,9 @@ GCTX_SIM_CALL(cuGraphRetainUserObject, Call& c, Graph& graph, UserObject& object
 
 GCTX_SIM_CALL(cuGraphReleaseUserObject, Call& c, Graph& graph, UserObject& object, unsigned count) {
   const auto found = graph.kept.find(&object);
-  refuse_if(found == graph.kept.end() || found->second < count, CUDA_ERROR_INVALID_VALUE);
+  if (found == graph.kept.end() || found->second < count) {  // recorded: the call succeeds
+    return c.note(Misuse::double_destroy, object.handle, "more references are released than the graph has");
+  }
   found->second -= count;
   if (found->second == 0) {
     graph.kept.erase(found);

@@ -192,7 +192,10 @@ using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuMemGetAllocationGranularity, Call& c, std::size_t* out, const CUmemAllocationProp* properties,
               CUmemAllocationGranularity_flags) {
-  check(c, properties);
+  // Recorded: what properties of no type would be answers as well.
+  if (properties->type != CU_MEM_ALLOCATION_TYPE_INVALID) {
+    check(c, properties);
+  }
   give(out, std::size_t{granularity});
 }
 
