@@ -239,7 +239,7 @@ def described(row: dict[str, Any]) -> str:
 
 def sentences() -> dict[int, tuple[str, str]]:
     """The sentences of the header that are tried, by their numbers: the function, and what is said of it."""
-    found = re.findall(r'^@says\(\s*(\d+),\s*"(\w+)",\s*"(.*)"\s*\)$', SENTENCES.read_text(), re.MULTILINE)
+    found = re.findall(r'^@says\(\s*(\d+),\s*"(\w+)",\s*"(.*)",?\s*\)$', SENTENCES.read_text(), re.MULTILINE)
     return {int(number): (function, text) for number, function, text in found}
 
 
