@@ -9,7 +9,6 @@ _Kind = TypeVar("_Kind")
 class DataclassFields:
     """The fields of options, as the functions of dataclasses look for them."""
 
-    def __init__(self, defaults: dict[str, object]) -> None: ...
     def __get__(self, instance: object, owner: type | None = None, /) -> dict[str, Field[Any]]: ...
 
 class Options:

@@ -99,37 +99,33 @@ cdef object as_handle(object value):
     return as_int("handle", value, 0, LARGEST_HANDLE)
 
 
+cdef dict fields_of_class = {}
+
+
 cdef class DataclassFields:
-    """The fields of options, as the functions of dataclasses look for them; without a default: ``...``."""
-
-    cdef dict _defaults
-    cdef dict _fields
-
-    def __init__(self, dict defaults not None):
-        self._defaults = defaults
+    """The fields of options, as the functions of dataclasses look for them."""
 
     def __get__(self, instance, kind):
-        if self._fields is None:
+        if kind not in fields_of_class:
             from dataclasses import field, make_dataclass  # takes longer than the import of this package
 
-            self._fields = make_dataclass(
-                "Options",
-                [
-                    (name, object) if default is ... else (name, object, field(default=default))
-                    for name, default in self._defaults.items()
-                ],
-            ).__dataclass_fields__
-        return self._fields
+            fields = [
+                (name, object) if default is ... else (name, object, field(default=default))
+                for name, default in kind._defaults.items()
+            ]
+            fields_of_class[kind] = make_dataclass("Options", fields).__dataclass_fields__
+        return fields_of_class[kind]
 
 
 cdef class Options:
     """Values of named fields. Immutable; `replace`, ``copy.replace`` and the functions of dataclasses accept them."""
 
-    __dataclass_fields__ = DataclassFields({})
+    _defaults = {}  # by the names of the fields, in their order; without a default: ``...``
+    __dataclass_fields__ = DataclassFields()
 
     cdef dict values(self):
         """The values by the names of the fields, in their order."""
-        return {}
+        return {name: getattr(self, name) for name in self._defaults}
 
     def __reduce__(self):
         return type(self), tuple(self.values().values())

@@ -24,11 +24,18 @@ namespace gctx {
 
 #ifdef Py_GIL_DISABLED
 template <typename Box>
-using ObjectSlot = Slot<Box>;
+using PlaceOfObject = SharedPlace<Box>;
 #else
 template <typename Box>
-using ObjectSlot = LockedSlot<Box>;
+using PlaceOfObject = LockedPlace<Box>;
 #endif
+
+// The place of a handle in an object of Python, which lets it go when the object goes.
+template <typename Box>
+class ObjectSlot : public BasicSlot<PlaceOfObject<Box>> {
+ public:
+  ~ObjectSlot();
+};
 template <typename Box>
 using ObjectBorrowed = typename ObjectSlot<Box>::Borrowed;
 
@@ -47,12 +54,27 @@ inline void raise(const std::exception_ptr& failure) {
   }
 }
 
+// Warns of what failed in destructors, as _core/errors.pyx does. Not while the interpreter takes its modules apart.
+inline void report_failures() {
+  if (!has_failure()) [[likely]] {
+    return;
+  }
+  PyObject *kind, *error, *trace;
+  PyErr_Fetch(&kind, &error, &trace);
+  if (void* const found = PyCapsule_Import("cuda_gctx._core.errors._report", 0)) {
+    reinterpret_cast<void (*)()>(found)();
+  }
+  PyErr_Restore(kind, error, trace);
+}
+
 // What a call works on: the handle in a slot; handles that the caller gives away; and what the caller keeps. let_go()
 // is called without the GIL, and the destructor with it.
-template <typename Place>
+template <typename Box>
 class Held {
+  using Place = PlaceOfObject<Box>;
+
  public:
-  explicit Held(BasicSlot<Place>& slot) noexcept : slot_(slot), held_(slot.hold()) {}
+  explicit Held(ObjectSlot<Box>& slot) noexcept : slot_(slot), held_(slot.hold()) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   ~Held() {
@@ -70,7 +92,7 @@ class Held {
   void let_go() noexcept { held_.let_go(); }
 
  private:
-  BasicSlot<Place>& slot_;
+  ObjectSlot<Box>& slot_;
   typename Place::Held held_;
 };
 template <typename Given>
@@ -94,8 +116,8 @@ class Kept {
   Given& given_;
 };
 
-template <typename Place>
-Held<Place> holder_of(BasicSlot<Place>& slot);
+template <typename Box>
+Held<Box> holder_of(ObjectSlot<Box>& slot);
 template <typename Box>
   requires(!std::is_const_v<Box>)
 Taken<std::vector<std::shared_ptr<Box>>> holder_of(std::vector<std::shared_ptr<Box>>& handles);
@@ -156,6 +178,12 @@ bool drop(std::shared_ptr<Box> handle) {
 template <typename Box>
 bool drop(ObjectSlot<Box>& slot) {
   return drop(slot.take());
+}
+template <typename Box>
+ObjectSlot<Box>::~ObjectSlot() {
+  if (drop(*this)) {
+    calls::report_failures();
+  }
 }
 
 // Drops a handle of an object that goes. Whether that can have been the last one: not if the slot of another object has
@@ -240,17 +268,6 @@ ObjectBorrowed<Box> live(ObjectSlot<Box>& slot) {
     return {};
   }
   return present(slot);
-}
-
-// Puts the context of an object into the slot of another one. -1 if the object has been closed.
-template <typename Box>
-int share_context(ObjectSlot<ContextBox>& slot, ObjectSlot<Box>& of) {
-  const ObjectBorrowed<Box> box = present(of);
-  if (!box) {
-    return -1;
-  }
-  slot.put(box.get()->context());
-  return 0;
 }
 
 }  // namespace gctx

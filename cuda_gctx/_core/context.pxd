@@ -1,8 +1,8 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextBox, Slot
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -13,7 +13,7 @@ cdef class ContextOptions(Options):
 
 
 cdef class Context:
-    cdef Slot[ContextBox] _slot
+    cdef cpp.Slot[cpp.ContextBox] _slot
     cdef uint64_t _number
     cdef DeviceResources _resources
     cdef object _owner

@@ -11,55 +11,16 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_only_here, refuse_copy
-from cuda_gctx._core.cpp cimport (
-    Borrowed,
-    CClaim,
-    ContextBox,
-    ContextCounts,
-    ContextHandle,
-    ContextKind,
-    CUcontext,
-    CUdevResource,
-    Names,
-    NewContext,
-    PinnedContexts,
-    PinnedCounts,
-    Runtime,
-    SmResourcePtr,
-    adopt_context,
-    any_has_capture,
-    claim_context,
-    close_context,
-    create_context,
-    drop,
-    live,
-    live_contexts,
-    merged,
-    pinned_contexts,
-    present,
-    record_context_event,
-    share_context,
-    share_queues,
-    synchronize_context,
-    wait_context,
-    wait_context_event,
-)
-from cuda_gctx._core.cpp cimport capturing_stream as c_capturing_stream
-from cuda_gctx._core.cpp cimport context_stream as c_context_stream
-from cuda_gctx._core.cpp cimport demand_not_current as c_demand_not_current
-from cuda_gctx._core.cpp cimport drop_pinned as c_drop_pinned
-from cuda_gctx._core.cpp cimport pin_context as c_pin_context
-from cuda_gctx._core.cpp cimport serve_as as c_serve_as
 from cuda_gctx._core.current cimport drop_kept_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, new_event
-from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of
+from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of, sms_of
 from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, new_stream, note_pinned
 
 from cuda_gctx._core.above import above
-from cuda_gctx._core.arguments import DataclassFields
 from cuda_gctx._core.errors import ResourceOverlapWarning
 
 
@@ -71,7 +32,7 @@ cdef class ContextOptions(Options):
     name: shown in messages and tables.
     """
 
-    __dataclass_fields__ = DataclassFields({"resources": ..., "exclusive": False, "name": None})
+    _defaults = {"resources": ..., "exclusive": False, "name": None}
 
     def __cinit__(self, resources=None, exclusive=False, name=None):
         if resources is None:
@@ -93,9 +54,6 @@ cdef class ContextOptions(Options):
         self.exclusive = as_bool("exclusive", exclusive)
         self.name = name
 
-    cdef dict values(self):
-        return {"resources": self.resources, "exclusive": self.exclusive, "name": self.name}
-
     def __reduce__(self):
         refuse_copy(self, "split the device in the other process, and make the options there")
 
@@ -115,16 +73,16 @@ def context_of(child):
     """The context of a stream or event, for modules that cannot import this one."""
     cdef Context context = Context.__new__(Context)
     if isinstance(child, Stream):
-        share_context(context._slot, (<Stream>child)._slot)
+        context._slot.put(cpp.present((<Stream>child)._slot).get().context())
     else:
-        share_context(context._slot, (<Event>child)._slot)
+        context._slot.put(cpp.present((<Event>child)._slot).get().context())
     return made_context(context)
 
 
 cdef int let_go(Context context) except -1:
     """Close the object; the context itself may stay open."""
     drop_kept_block(&context._kept_block)
-    drop(context._slot)
+    cpp.drop(context._slot)
     with cython.critical_section(context):
         context._resources = None
         context._owner = None
@@ -132,12 +90,12 @@ cdef int let_go(Context context) except -1:
 
 
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters):
-    cdef Runtime* runtime = active_runtime()
-    cdef vector[SmResourcePtr] sms
-    cdef optional[CUdevResource] workqueue
+    cdef cpp.Runtime* runtime = active_runtime()
+    cdef vector[cpp.SmResourcePtr] sms
+    cdef optional[cpp.CUdevResource] workqueue
     cdef WorkqueueResource queue = None
     cdef bytes name = (options.name or "").encode()
-    cdef unique_ptr[NewContext] fresh
+    cdef unique_ptr[cpp.NewContext] fresh
     cdef Context context = Context.__new__(Context)
     for resource in options.resources:
         if isinstance(resource, SMResource):
@@ -149,13 +107,13 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
                     f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}"
                 )
             workqueue = queue.given()[0]
-    fresh = claim_context(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters)
+    fresh = cpp.claim_context(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters)
     if queue is not None and queue._shares:
-        share_queues(fresh, queue._of)
+        cpp.share_queues(fresh, queue._of)
     # Before anything is made: a warning that is turned into an error then leaves nothing behind.
     if fresh.get().overlap_report()[0] != 0:
         warnings.warn(fresh.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
-    create_context(context._slot, fresh)
+    cpp.create_context(context._slot, fresh)
     return made_context(context)
 
 
@@ -170,64 +128,62 @@ cdef class Context:
 
         Returns a Context. Raises ValueError for a handle that is not a live context.
         """
-        cdef Runtime* runtime = active_runtime()
+        cdef cpp.Runtime* runtime = active_runtime()
         cdef Context context = Context.__new__(Context)
         cdef uintptr_t address = as_handle(handle)
         if address == 0:
             raise ValueError("0 is not a valid handle of a context")
-        adopt_context(context._slot, runtime[0], <CUcontext>address)
+        cpp.adopt_context(context._slot, runtime[0], <cpp.CUcontext>address)
         context._owner = owner
         return made_context(context)
 
     def __dealloc__(self):
         drop_kept_block(&self._kept_block)
-        if drop(self._slot):
-            report_failures()
 
     @property
     def is_green(self):
         """Whether it is a green context. For adopted contexts, this is the driver's answer."""
-        return live(self._slot).get().is_green()
+        return cpp.live(self._slot).get().is_green()
 
     @property
     def is_closed(self):
         """Whether the context has been closed. Streams created before may still use it."""
-        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         return box.get() == NULL or box.get().is_closed()
 
     @property
     def is_current(self):
         """Whether the context is current on the calling thread."""
-        return live(self._slot).get().is_current()
+        return cpp.live(self._slot).get().is_current()
 
     @property
     def handle(self):
         """The CUcontext, as an int."""
-        return <uintptr_t>live(self._slot).get().handle()
+        return <uintptr_t>cpp.live(self._slot).get().handle()
 
     @property
     def id(self):
         """The driver's id of the context, which is never reused."""
-        return live(self._slot).get().id()
+        return cpp.live(self._slot).get().id()
 
     @property
     def name(self):
         """The name from its ContextOptions, or that of the partition; None if there is none."""
-        cdef string name = live(self._slot).get().name()
+        cdef string name = cpp.live(self._slot).get().name()
         return self._name or name.decode() or None
 
     @property
     def device(self):
         """The device of the context."""
-        return device_of(live(self._slot).get().device())
+        return device_of(cpp.live(self._slot).get().device())
 
     @property
     def resources(self):
         """The resources of the context."""
-        live(self._slot)
+        cpp.live(self._slot)
         with cython.critical_section(self):
             if self._resources is None:
-                self._resources = DeviceResources.of_context(self._slot)
+                self._resources = DeviceResources.of_context(self._slot.get())
             return self._resources
 
     @property
@@ -262,13 +218,13 @@ cdef class Context:
         """
         if event is None:
             event = new_event(self._slot, None)
-        record_context_event(self._slot, event._slot)
+        cpp.record_context_event(self._slot, event._slot)
         return event
 
     @cython.binding(False)
     def wait_event(self, Event event not None):
         """Make all later work of all streams of the context wait for the event."""
-        wait_context_event(self._slot, event._slot)
+        cpp.wait_context_event(self._slot, event._slot)
 
     @cython.binding(False)
     def wait_context(self, Context other not None):
@@ -276,12 +232,12 @@ cdef class Context:
 
         Raises CapturingError while a stream of one of the two contexts is capturing.
         """
-        wait_context(self._slot, other._slot)
+        cpp.wait_context(self._slot, other._slot)
 
     @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the context has finished."""
-        synchronize_context(self._slot)
+        cpp.synchronize_context(self._slot)
 
     def verify(self):
         """Verify with a probe kernel that the context runs on its own SMs only.
@@ -296,7 +252,7 @@ cdef class Context:
 
         Blocks of a thread must end in the reverse order in which they began, and must not contain an await.
         """
-        live(self._slot)
+        cpp.live(self._slot)
         return new_block(&self._kept_block, &self._slot, self)
 
     def close(self):
@@ -308,13 +264,13 @@ cdef class Context:
         Raises ContextCurrentError if it is current on this thread, or on another one through this package, and
         RuntimeError for the primary context.
         """
-        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         if box.get() == NULL:
             return
-        if box.get().kind() == ContextKind.primary:
+        if box.get().kind() == cpp.ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed")
-        if box.get().kind() == ContextKind.green:
-            close_context(self._slot)
+        if box.get().kind() == cpp.ContextKind.green:
+            cpp.close_context(self._slot)
         let_go(self)
         warn_of_failures()
 
@@ -327,8 +283,8 @@ cdef class Context:
         cdef Context that = other
         if self is that:
             return True
-        cdef Borrowed[ContextBox] box = self._slot.borrow()
-        cdef Borrowed[ContextBox] other_box = that._slot.borrow()
+        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.ContextBox] other_box = that._slot.borrow()
         if box.get() == NULL or other_box.get() == NULL:
             return False
         return box.get() == other_box.get() or (
@@ -339,18 +295,18 @@ cdef class Context:
         return hash(self._number)
 
     def __enter__(self):
-        live(self._slot)
+        cpp.live(self._slot)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         if box.get() == NULL or box.get().is_closed():
             return "<Context: closed>"
         kind = "green" if box.get().is_green() else "primary"
-        if box.get().kind() == ContextKind.foreign:
+        if box.get().kind() == cpp.ContextKind.foreign:
             kind = "adopted " + ("green" if box.get().is_green() else "ordinary")
         cdef string own_name = box.get().name()
         name = self._name or own_name.decode()
@@ -372,7 +328,7 @@ make_only_here(Context, "a Context comes from Device.create_context(), Device.co
 cdef class Claim:
     """The SMs that one user has of a device, for contexts made by create_unclaimed_context()."""
 
-    cdef unique_ptr[CClaim] _claim
+    cdef unique_ptr[cpp.Claim] _claim
 
     @property
     def overlap_report(self):
@@ -396,17 +352,14 @@ def claim(resources, names, bint exclusive, uint64_t group, str advice, *, bint 
     only_free: ResourceOverlapError if live contexts have them or may, as with `exclusive`. advice: the end of the
     message about these.
     """
-    cdef vector[SmResourcePtr] sms
-    cdef Names labels
-    cdef SMResource resource
+    cdef vector[cpp.SmResourcePtr] sms = sms_of(resources)
+    cdef cpp.Names labels
+    cdef SMResource resource = resources[0]
     cdef Claim made = Claim.__new__(Claim)
-    for resource in resources:
-        sms.push_back(resource._sm)
     for name in names:
         labels.emplace_back(name.encode())
-    resource = resources[0]
     made._claim.reset(
-        new CClaim(
+        new cpp.Claim(
             resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, only_free, group, advice.encode()
         )
     )
@@ -415,14 +368,12 @@ def claim(resources, names, bint exclusive, uint64_t group, str advice, *, bint 
 
 def are_free(resources):
     """For each of some resources of one device whether no live context is known to have its SMs, or may have them."""
-    cdef vector[SmResourcePtr] sms
+    cdef vector[cpp.SmResourcePtr] sms = sms_of(resources)
     cdef SMResource resource
-    for resource in resources:
-        sms.push_back(resource._sm)
     if sms.empty():
         return []
     resource = resources[0]
-    return [bool(answer) for answer in live_contexts(resource._runtime[0]).are_free(resource._sm.get().device, sms)]
+    return [bool(answer) for answer in cpp.live_contexts(resource._runtime[0]).are_free(resource._sm.get().device, sms)]
 
 
 def create_unclaimed_context(int device_id, ContextOptions options not None):
@@ -433,7 +384,7 @@ def create_unclaimed_context(int device_id, ContextOptions options not None):
 def loaned(Context context not None, owner, name):
     """The same context as another object with a name of its own, which keeps `owner` alive."""
     cdef Context lent = Context.__new__(Context)
-    live(context._slot)
+    cpp.live(context._slot)
     lent._slot.share(context._slot)
     made_context(lent)
     lent._owner = owner
@@ -443,7 +394,7 @@ def loaned(Context context not None, owner, name):
 
 def rename(Context context not None, str name not None):
     """Give a context another name for messages."""
-    live(context._slot).get().rename(name.encode())
+    cpp.live(context._slot).get().rename(name.encode())
 
 
 def close_loaned(Context context not None):
@@ -463,81 +414,80 @@ def context_stream(Context context not None, size_t number=0, priority=None):
     if options.priority is not None:
         level = <int>options.priority
     stream._context = context
-    c_context_stream(stream._slot, context._slot, level, number)
+    cpp.context_stream(stream._slot, context._slot, level, number)
     return made_stream(stream)
 
 
 def serve_as(Context context not None, resources):
     """Record that a context has the SMs of these groups, which another split than its own can have made."""
-    cdef vector[SmResourcePtr] sms
-    cdef SMResource resource
-    for resource in resources:
-        sms.push_back(resource._sm)
-    c_serve_as(context._slot, dereference(merged(sms)))
+    cpp.serve_as(context._slot, dereference(cpp.merged(sms_of(resources))))
 
 
 def any_keeps_capture(contexts):
     """Whether one of the streams that this package made on these contexts is capturing a graph."""
-    cdef vector[ContextHandle] boxes
+    cdef vector[cpp.ContextHandle] boxes
     cdef Context context
     for context in contexts:
-        present(context._slot)
+        cpp.present(context._slot)
         boxes.push_back(context._slot.get())
-    return bool(any_has_capture(boxes))
+    return bool(cpp.any_has_capture(boxes))
 
 
 def pin_context(Context context not None):
     """The same for a context of which one stream or another may be known outside."""
-    present(context._slot)
-    if c_pin_context(context._slot):
-        note_pinned(present(context._slot).get())
+    cpp.present(context._slot)
+    if cpp.pin_context(context._slot):
+        note_pinned(cpp.present(context._slot).get())
 
 
 def is_pinned(Context context not None):
     """Whether a framework has seen one of its streams, so that it is never destroyed."""
-    cdef Borrowed[ContextBox] box = context._slot.borrow()
+    cdef cpp.Borrowed[cpp.ContextBox] box = context._slot.borrow()
     return box.get() != NULL and box.get().is_pinned()
-
-
-def pinned_counts(SMResource resource not None):
-    """Of the device of a resource: contexts that frameworks have seen, and those of them that are closed and wait."""
-    cdef PinnedCounts counts = pinned_contexts(resource._runtime[0]).counts(resource._sm.get().device)
-    return counts.pinned, counts.waiting
 
 
 def demand_not_current(contexts):
     """Raise ContextCurrentError while an open one is current on this thread, or on another one through this package."""
     cdef Context context
-    cdef Borrowed[ContextBox] box
+    cdef cpp.Borrowed[cpp.ContextBox] box
     for context in contexts:
         box = context._slot.borrow()
         if box.get() != NULL and not box.get().is_closed():
-            c_demand_not_current(context._slot)
+            cpp.demand_not_current(context._slot)
 
 
 def capturing_stream(SMResource resource not None):
     """The stream that is capturing on the device of a resource, as far as can be known; None if there is none."""
     resource._runtime.demand_usable()
-    return c_capturing_stream(resource._runtime[0], resource._sm.get().device).decode() or None
+    return cpp.capturing_stream(resource._runtime[0], resource._sm.get().device).decode() or None
 
 
 def context_counts(SMResource resource not None):
     """The numbers of green contexts that this package has made and destroyed on the device of a resource."""
-    cdef ContextCounts counts = live_contexts(resource._runtime[0]).counts(resource._sm.get().device)
+    cdef cpp.ContextCounts counts = cpp.live_contexts(resource._runtime[0]).counts(resource._sm.get().device)
     return counts.made, counts.destroyed
+
+
+def kept_counts(SMResource resource not None):
+    """Of the device of a resource: contexts that frameworks have seen, those of them that are closed and wait, and
+    those that splits needed (see SMResource.split).
+    """
+    cdef int device = resource._sm.get().device
+    cdef cpp.PinnedCounts seen = cpp.pinned_contexts(resource._runtime[0]).counts(device)
+    return seen.pinned, seen.waiting, cpp.split_contexts(resource._runtime[0]).count(device)
 
 
 def pinned_limit():
     """How many contexts of a device frameworks may see."""
-    return PinnedContexts.limit()
+    return cpp.PinnedContexts.limit()
 
 
 def set_pinned_limit(uint64_t limit):
     """Set that limit, for all drivers."""
-    PinnedContexts.set_limit(limit)
+    cpp.PinnedContexts.set_limit(limit)
 
 
 def drop_pinned():
     """Destroy the contexts that frameworks have seen and that everybody here has closed, of the driver in use."""
-    if Runtime.is_any_open():
-        c_drop_pinned(Runtime.active())
+    if cpp.Runtime.is_any_open():
+        cpp.drop_pinned(cpp.Runtime.active())

@@ -13,11 +13,11 @@ from cuda_gctx._core.errors cimport GroupRequest, raise_error
 cdef extern from "cuda.h" nogil:
     ctypedef int CUdevice
     ctypedef void* CUcontext
-    ctypedef void* CUgreenCtx
     ctypedef void* CUstream
     ctypedef void* CUevent
     ctypedef void* CUgraph
     ctypedef void* CUgraphExec
+    ctypedef void* CUfunction
     ctypedef void* CUdevResourceDesc
     ctypedef enum CUstreamCaptureMode:
         CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -46,7 +46,6 @@ cdef extern from "cuda.h" nogil:
     unsigned int CU_EVENT_DEFAULT
     unsigned int CU_EVENT_BLOCKING_SYNC
     unsigned int CU_EVENT_DISABLE_TIMING
-    unsigned int CU_STREAM_NON_BLOCKING
 
 
 cdef extern from "driver/driver.hpp" namespace "gctx":
@@ -150,7 +149,6 @@ cdef extern from "handles/stream.hpp" namespace "gctx":
         CUstream handle() noexcept
         cbool is_owned() noexcept
         cbool is_made_here() noexcept
-        cbool is_default() noexcept
         cbool is_pinned() noexcept
         cbool may_capture() noexcept
         void expose() noexcept
@@ -196,7 +194,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
     Borrowed[Box] live[Box](Slot[Box]&) except *
     Borrowed[Box] present[Box](Slot[Box]&) except *
-    int share_context[Box](Slot[ContextBox]&, Slot[Box]&) except -1
     cbool drop[Box](Slot[Box]&) noexcept
 
 
@@ -311,8 +308,8 @@ cdef extern from "handles/claim.hpp" namespace "gctx":
     cdef cppclass NewContext:
         const char* overlap_report "overlap_report().c_str"() noexcept
 
-    cdef cppclass CClaim "gctx::Claim":
-        CClaim(
+    cdef cppclass Claim:
+        Claim(
             Runtime&, int, const vector[SmResourcePtr]&, const Names&, cbool, cbool, uint64_t, const char*
         ) except +raise_error
         const char* overlap_report "overlap_report().c_str"() noexcept
@@ -418,6 +415,43 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int launch "gctx::call<&gctx::launch>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
 
 
+# ---- where kernels run, and how much of one fits
+
+cdef extern from "handles/probe.hpp" namespace "gctx":
+    cdef cppclass ProbeBlock:
+        uint64_t sm
+        uint64_t start_ns
+        uint64_t end_ns
+        uint64_t index
+
+    cdef cppclass Stamps:
+        pass
+
+    const unsigned int probe_threads
+
+    cdef cppclass LaunchShape:
+        CUfunction function
+        unsigned int threads
+        unsigned int shared_bytes
+
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    vector[vector[ProbeBlock]] run_probe "gctx::call<&gctx::run_probe>"(
+        vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t, unsigned int
+    ) except *
+    int spin "gctx::call<&gctx::spin>"(Slot[StreamBox]&, unsigned int, uint64_t) except -1
+
+    int make_stamps "gctx::make<&gctx::make_stamps>"(Slot[Stamps]&, Slot[StreamBox]&, size_t) except -1
+    int write_stamp "gctx::call<&gctx::Stamps::write>"(Slot[Stamps]&, Slot[StreamBox]&, size_t) except -1
+    vector[ProbeBlock] read_stamps "gctx::call<&gctx::Stamps::read>"(Slot[Stamps]&) except *
+
+    unsigned int blocks_per_sm "gctx::call<&gctx::blocks_per_sm>"(Slot[ContextBox]&, const LaunchShape&) except? 0
+    unsigned int max_cluster_size "gctx::call<&gctx::max_cluster_size>"(Slot[StreamBox]&, const LaunchShape&) except? 0
+    unsigned int max_active_clusters "gctx::call<&gctx::max_active_clusters>"(
+        Slot[StreamBox]&, const LaunchShape&, unsigned int
+    ) except? 0
+
+
 # ---- the order between arrangements
 
 cdef extern from "handles/switching.hpp" namespace "gctx":
@@ -429,16 +463,16 @@ cdef extern from "handles/switching.hpp" namespace "gctx":
         SmResourcePtr sms
         vector[unsigned int] ids
 
-    cdef cppclass CSwitching "gctx::Switching":
+    cdef cppclass Switching:
         cbool may_share(unsigned int, unsigned int) noexcept
         vector[unsigned int] places_of(unsigned int) except +raise_error
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
-    unsigned int add_arrangement "gctx::call<&gctx::Switching::add_arrangement>"(CSwitching&, vector[NewUse]&) except? 0
-    int remove_arrangement "gctx::call<&gctx::Switching::remove_arrangement>"(CSwitching&, unsigned int) except -1
-    int clear_arrangements "gctx::call<&gctx::Switching::clear>"(CSwitching&) except -1
+    unsigned int add_arrangement "gctx::call<&gctx::Switching::add_arrangement>"(Switching&, vector[NewUse]&) except? 0
+    int remove_arrangement "gctx::call<&gctx::Switching::remove_arrangement>"(Switching&, unsigned int) except -1
+    int clear_arrangements "gctx::call<&gctx::Switching::clear>"(Switching&) except -1
     int note_sm_ids "gctx::call<&gctx::Switching::note_sm_ids>"(
-        CSwitching&, Slot[ContextBox]&, const vector[unsigned int]&
+        Switching&, Slot[ContextBox]&, const vector[unsigned int]&
     ) except -1
-    int order "gctx::call<&gctx::Switching::order>"(CSwitching&, const vector[unsigned int]&, unsigned int) except -1
+    int order "gctx::call<&gctx::Switching::order>"(Switching&, const vector[unsigned int]&, unsigned int) except -1

@@ -1,6 +1,6 @@
 from cpython.object cimport PyObject
 
-from cuda_gctx._core.cpp cimport ContextBox, Entry, Slot
+from cuda_gctx._core cimport cpp
 
 
 cdef extern from *:
@@ -11,8 +11,8 @@ cdef class CurrentBlock:
     cdef void* _call  # what Python calls: it enters or leaves the block
     cdef object _context
     cdef PyObject** _kept  # where the context keeps a block; null while it keeps this one
-    cdef Slot[ContextBox]* _slot  # of the context
-    cdef Entry _entry
+    cdef cpp.Slot[cpp.ContextBox]* _slot  # of the context
+    cdef cpp.Entry _entry
     cdef object _task  # in which it was entered
     cdef list _more  # blocks for this one, which was entered again before it was left
 
@@ -22,7 +22,7 @@ cdef class CurrentBlock:
     cdef int leave_slowly(self, const void* task) except -1
 
 
-cdef CurrentBlock new_block(PyObject** kept, Slot[ContextBox]* slot, object context)
+cdef CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context)
 cdef void drop_kept_block(PyObject** kept) noexcept
 cdef void* task_here() except NULL
 cdef int watch_thread() except -1

@@ -5,26 +5,8 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cython.operator cimport dereference
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
-from cuda_gctx._core.cpp cimport (
-    Borrowed,
-    ContextBox,
-    ContextKind,
-    Entry,
-    Slot,
-    ThreadEntries,
-    demand_there,
-    drop_beside,
-    end_thread,
-    enter_block,
-    entries_of_this_thread,
-    leave_block,
-    leave_block_at_once,
-    leave_what_was_left,
-    live,
-    renew,
-    take_left,
-)
 from cuda_gctx._core.errors cimport report_failures
 
 
@@ -77,13 +59,13 @@ cdef void* task_here() except NULL:
 cdef class _ThreadEnd:
     """Removes the current contexts of a thread when Python destroys its state, which is before join() returns."""
 
-    cdef const ThreadEntries* _entries
+    cdef const cpp.ThreadEntries* _entries
 
     def __dealloc__(self):
         # The interpreter destroys the states of other threads when it ends, and in a forked child.
-        if self._entries == &entries_of_this_thread():
+        if self._entries == &cpp.entries_of_this_thread():
             gctx_watch(NULL, NULL)
-            end_thread()
+            cpp.end_thread()
             release_left()
 
 
@@ -96,7 +78,7 @@ cdef int watch_thread() except -1:
     cdef _ThreadEnd end
     if gctx_watched_state() != state:
         end = _ThreadEnd()
-        end._entries = &entries_of_this_thread()
+        end._entries = &cpp.entries_of_this_thread()
         (<dict>PyThreadState_GetDict())["cuda_gctx"] = end
         gctx_watch(state, <void*>end._entries)
     return 0
@@ -105,13 +87,13 @@ cdef int watch_thread() except -1:
 cdef void release_left() noexcept:
     """Let go of blocks that have left the list of this thread, and tell what failed with their contexts."""
     cdef CurrentBlock block
-    cdef Entry* entry = take_left()
+    cdef cpp.Entry* entry = cpp.take_left()
     while entry != NULL:
         block = <CurrentBlock>entry.block()
         block._task = None
-        renew(block._entry.context(), block._slot[0])
+        cpp.renew(block._entry.context(), block._slot[0])
         Py_DECREF(block)
-        entry = take_left()
+        entry = cpp.take_left()
     report_failures()
 
 
@@ -191,23 +173,23 @@ cdef class CurrentBlock:
     __enter__ = __exit__ = _Callable()
 
     def __dealloc__(self):
-        if self._slot != NULL and drop_beside(self._entry.context(), self._slot[0]):
+        if self._slot != NULL and cpp.drop_beside(self._entry.context(), self._slot[0]):
             report_failures()
 
     cdef int enter(self) except -1:
-        cdef Borrowed[ContextBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         cdef PyThreadState* state = PyThreadState_GetUnchecked()
         # What can raise comes before the push.
         cdef void* task = task_of(state)
         if gctx_watched_state() != state:
             watch_thread()
-        if box.get() == NULL or box.get().kind() != ContextKind.green:
-            live(self._slot[0])
-            demand_there(self._slot[0])
-        while not enter_block(dereference(<ThreadEntries*>gctx_entries()), self._entry, task):
+        if box.get() == NULL or box.get().kind() != cpp.ContextKind.green:
+            cpp.live(self._slot[0])
+            cpp.demand_there(self._slot[0])
+        while not cpp.enter_block(dereference(<cpp.ThreadEntries*>gctx_entries()), self._entry, task):
             if not self._entry.is_idle():
                 return self.enter_again()
-            leave_what_was_left()
+            cpp.leave_what_was_left()
             release_left()
         self._task = <object>task
         Py_INCREF(self)  # until it has left the list of its thread
@@ -223,8 +205,8 @@ cdef class CurrentBlock:
 
     cdef int leave(self) except -1:
         cdef void* task = task_here()
-        cdef ThreadEntries* here = <ThreadEntries*>gctx_entries()  # null where no block was entered
-        if self._more is None and here != NULL and leave_block_at_once(dereference(here), self._entry, task):
+        cdef cpp.ThreadEntries* here = <cpp.ThreadEntries*>gctx_entries()  # null where no block was entered
+        if self._more is None and here != NULL and cpp.leave_block_at_once(dereference(here), self._entry, task):
             self._task = None
             Py_DECREF(self)
             return 0
@@ -241,7 +223,7 @@ cdef class CurrentBlock:
             self._more.remove(found)
             self._more = self._more or None
         try:
-            leave_block(found._entry, task)
+            cpp.leave_block(found._entry, task)
         finally:
             release_left()
         return 0
@@ -262,7 +244,7 @@ cdef int set_slots() except -1:
 set_slots()
 
 
-cdef CurrentBlock new_block(PyObject** kept, Slot[ContextBox]* slot, object context):
+cdef CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
     """A block of a context, which it keeps for its slot. `kept`: where one that is not in use may be."""
     cdef CurrentBlock block
     if kept != NULL and kept[0] != NULL:

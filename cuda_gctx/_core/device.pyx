@@ -8,31 +8,9 @@ cimport cython
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport as_int, as_options
 from cuda_gctx._core.context cimport Context, ContextOptions, made_context, new_green_context, unmade_context
-from cuda_gctx._core.cpp cimport (
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT,
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
-    Borrowed,
-    ContextBox,
-    CUdevice_attribute,
-    CUuuid,
-    Feature,
-    PriorityRange,
-    Runtime,
-    current_device,
-    device_attribute,
-    device_name,
-    device_pci_bus_id,
-    device_uuid,
-    live,
-    primary_context,
-    priorities,
-    set_current,
-    synchronize_context,
-)
 from cuda_gctx._core.current cimport PyThreadState_GetDict, release_left, task_here, watch_thread
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.event cimport EventOptions, new_event
@@ -90,14 +68,14 @@ cdef class Device:
     Raises DriverNotFound without a driver, and ValueError if there is no such device.
     """
 
-    cdef Runtime* _runtime
+    cdef cpp.Runtime* _runtime
     cdef readonly int device_id
     cdef DeviceResources _resources
 
     def __cinit__(self, device_id=None):
         self._runtime = active_runtime()
         if device_id is None:
-            self.device_id = current_device(self._runtime[0])
+            self.device_id = cpp.current_device(self._runtime[0])
         else:
             number = as_int("device_id", device_id)
             if not 0 <= number < self._runtime.device_count():
@@ -114,27 +92,27 @@ cdef class Device:
         """All GPUs."""
         return tuple(map(Device, range(Device.count())))
 
-    cdef int attribute(self, CUdevice_attribute which) except? -1:
+    cdef int attribute(self, cpp.CUdevice_attribute which) except? -1:
         self._runtime.demand_usable()
-        return device_attribute(self._runtime[0], self.device_id, which)
+        return cpp.device_attribute(self._runtime[0], self.device_id, which)
 
     cdef Context primary(self):
         cdef Context context = unmade_context()
         self._runtime.demand_usable()
-        primary_context(context._slot, self._runtime[0], self.device_id)
+        cpp.primary_context(context._slot, self._runtime[0], self.device_id)
         return made_context(context)
 
     @property
     def name(self):
         """The name of the card."""
         self._runtime.demand_usable()
-        return device_name(self._runtime[0], self.device_id).decode()
+        return cpp.device_name(self._runtime[0], self.device_id).decode()
 
     @property
     def uuid(self):
         """The UUID, as nvidia-smi prints it."""
         self._runtime.demand_usable()
-        cdef CUuuid uuid = device_uuid(self._runtime[0], self.device_id)
+        cdef cpp.CUuuid uuid = cpp.device_uuid(self._runtime[0], self.device_id)
         digits = (<bytes>uuid.bytes[:16]).hex()
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -142,14 +120,14 @@ cdef class Device:
     def pci_bus_id(self):
         """The PCI bus ID, as domain:bus:device.function."""
         self._runtime.demand_usable()
-        return device_pci_bus_id(self._runtime[0], self.device_id).decode()
+        return cpp.device_pci_bus_id(self._runtime[0], self.device_id).decode()
 
     @property
     def compute_capability(self):
         """The compute capability as (major, minor), with attributes of these names."""
         return ComputeCapability(
-            self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
-            self.attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
+            self.attribute(cpp.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR),
+            self.attribute(cpp.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR),
         )
 
     @property
@@ -160,21 +138,21 @@ cdef class Device:
     @property
     def sm_count(self):
         """The number of SMs of the device."""
-        return self.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        return self.attribute(cpp.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
 
     @property
     def locality_domains(self):
         """The number of locality domains, numbered from 0; 1 before driver 13.4."""
-        if not self._runtime.driver().has(Feature.locality_domains):
+        if not self._runtime.driver().has(cpp.Feature.locality_domains):
             return 1
-        return max(1, self.attribute(CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT))
+        return max(1, self.attribute(cpp.CU_DEVICE_ATTRIBUTE_LOCALITY_DOMAIN_COUNT))
 
     @property
     def priority_range(self):
         """The lowest and the highest priority of streams, such as (0, -5). Smaller numbers have a higher priority."""
-        cdef PriorityRange range
+        cdef cpp.PriorityRange range
         self._runtime.demand_usable()
-        range = priorities(self._runtime[0], self.device_id)
+        range = cpp.priorities(self._runtime[0], self.device_id)
         return (range.least, range.greatest)
 
     @property
@@ -203,16 +181,16 @@ cdef class Device:
         """
         cdef Context context = ctx
         cdef Context found = unmade_context()
-        cdef Borrowed[ContextBox] box
+        cdef cpp.Borrowed[cpp.ContextBox] box
         if ctx is None:
             context = self.primary()
         else:
-            box = live(ctx._slot)
+            box = cpp.live(ctx._slot)
             if box.get().device() != self.device_id or &box.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {box.get().device()}, not {self.device_id}")
         watch_thread()
         given = given_contexts()
-        is_any = set_current(found._slot, context._slot, task_here())
+        is_any = cpp.set_current(found._slot, context._slot, task_here())
         found = same_object(given, made_context(found)) if is_any else None
         release_left()
         if ctx is not None and ctx is not found:
@@ -309,7 +287,7 @@ cdef class Device:
 
     def sync(self):
         """Wait on the host until all work of the primary context and all green contexts has finished."""
-        synchronize_context(self.primary()._slot)
+        cpp.synchronize_context(self.primary()._slot)
 
     def __reduce__(self):
         return Device, (self.device_id,)

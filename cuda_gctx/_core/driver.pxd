@@ -1,4 +1,4 @@
-from cuda_gctx._core.cpp cimport Runtime
+from cuda_gctx._core cimport cpp
 
 
-cdef Runtime* active_runtime() except NULL
+cdef cpp.Runtime* active_runtime() except NULL

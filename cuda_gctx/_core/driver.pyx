@@ -4,37 +4,23 @@ import atexit
 
 from libc.stdint cimport uintptr_t
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
-from cuda_gctx._core.cpp cimport (
-    Driver,
-    Feature as CFeature,
-    FeatureState,
-    Runtime,
-    begin_exit,
-    feature_count,
-    forget_current_of,
-    open_active,
-    open_runtime,
-    resume,
-    set_aside_active,
-    version_text,
-)
-from cuda_gctx._core.cpp cimport close_driver as c_close_driver
 from cuda_gctx._core.current cimport release_left
 
 from cuda_gctx._core.above import above
 
 
-cdef Runtime* active_runtime() except NULL:
-    if not Runtime.is_any_open():
-        return open_active()  # the first use initialises the driver, which can take a second
-    return &Runtime.active()
+cdef cpp.Runtime* active_runtime() except NULL:
+    if not cpp.Runtime.is_any_open():
+        return cpp.open_active()  # the first use initialises the driver, which can take a second
+    return &cpp.Runtime.active()
 
 
 cdef class OpenDriver:
     """A driver that was opened in addition to the one of CUDA_GCTX_DRIVER."""
 
-    cdef Runtime* runtime
+    cdef cpp.Runtime* runtime
 
     def __reduce__(self):
         refuse_copy(self, "open the driver in the other process")
@@ -51,12 +37,12 @@ def set_driver_aside():
 
     Until then, uses of its objects raise; objects that are dropped are destroyed afterwards.
     """
-    set_aside_active()
+    cpp.set_aside_active()
 
 
 def resume_driver():
     """Resume the driver that was set aside last, if no other driver is in its place."""
-    resume()
+    cpp.resume()
 
 
 def open_driver(choice):
@@ -64,7 +50,7 @@ def open_driver(choice):
     cdef bytes words = choice.encode()
     cdef const char* text = words
     cdef OpenDriver token = OpenDriver.__new__(OpenDriver)
-    token.runtime = open_runtime(text)
+    token.runtime = cpp.open_runtime(text)
     return token
 
 
@@ -81,9 +67,9 @@ def close_driver(OpenDriver token not None):
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in kept_above:
         forget(<uintptr_t>token.runtime)
-    forget_current_of(token.runtime[0])
+    cpp.forget_current_of(token.runtime[0])
     release_left()  # blocks hold their contexts
-    c_close_driver(token.runtime[0])
+    cpp.close_driver(token.runtime[0])
 
 
 cdef class Feature:
@@ -104,14 +90,14 @@ cdef class Feature:
 make_only_here(Feature, "a Feature comes from system.features()")
 
 
-cdef Feature make_feature(const Driver& driver, int number):
-    cdef FeatureState state = driver.feature(<CFeature>number)
+cdef Feature make_feature(const cpp.Driver& driver, int number):
+    cdef cpp.FeatureState state = driver.feature(<cpp.Feature>number)
     cdef Feature feature = Feature.__new__(Feature)
     feature.name = state.name_text().decode()
     feature.available = state.available
-    feature.needs = version_text(state.since).decode()
+    feature.needs = cpp.version_text(state.since).decode()
     if not feature.available:
-        found = version_text(driver.version()).decode()
+        found = cpp.version_text(driver.version()).decode()
         feature.reason = (
             f"{state.title_text().decode()}: needs CUDA driver {feature.needs} or newer, this driver is {found}"
         )
@@ -134,9 +120,9 @@ cdef class System:
 
     def features(self):
         """The features in which drivers differ, by name, each with the reason if it is not available."""
-        cdef Runtime* runtime = active_runtime()
+        cdef cpp.Runtime* runtime = active_runtime()
         cdef int number
-        features = [make_feature(runtime.driver(), number) for number in range(<int>feature_count)]
+        features = [make_feature(runtime.driver(), number) for number in range(<int>cpp.feature_count)]
         return {feature.name: feature for feature in features}
 
     def memory(self):
@@ -156,4 +142,4 @@ system = System()
 
 @atexit.register
 def _leave():
-    begin_exit()
+    cpp.begin_exit()

@@ -87,19 +87,7 @@ class CUDAWarning(UserWarning):
 
 
 # Shown, pickled and documented under their public names.
-for _error in (
-    CUDAError,
-    DriverNotFound,
-    FeatureNotSupported,
-    SplitError,
-    ResourceOverlapError,
-    ClosedError,
-    ContextCurrentError,
-    ForkedError,
-    CapturingError,
-    ResourceOverlapWarning,
-    CUDAWarning,
-):
+for _error in [value for value in globals().values() if isinstance(value, type) and issubclass(value, Exception)]:
     _error.__module__ = "cuda_gctx"
 del _error
 
@@ -130,39 +118,36 @@ cdef object group_tuple(const GroupRequest& group):
     )
 
 
+cdef dict CLASS_OF_KIND = {
+    <int>ErrorKind.driver: CUDAError,
+    <int>ErrorKind.not_found: DriverNotFound,
+    <int>ErrorKind.not_supported: FeatureNotSupported,
+    <int>ErrorKind.bad_value: ValueError,
+    <int>ErrorKind.closed: ClosedError,
+    <int>ErrorKind.current: ContextCurrentError,
+    <int>ErrorKind.forked: ForkedError,
+    <int>ErrorKind.capturing: CapturingError,
+    <int>ErrorKind.split: SplitError,
+    <int>ErrorKind.overlap: ResourceOverlapError,
+}
+
+
 cdef int raise_error() except *:
     cdef unique_ptr[Error] caught = caught_error()
     cdef Error* error = caught.get()
     cdef optional[vector[GroupRequest]] suggestion
     if error.kind == ErrorKind.out_of_memory:
         raise MemoryError()
-    message = error.message.decode("utf-8", "replace")
-    fields = {"code": error.code, "name": error.code_name.decode(), "call": error.call.decode()}
-    if error.kind == ErrorKind.driver:
-        raise CUDAError(message, **fields)
-    if error.kind == ErrorKind.not_found:
-        raise DriverNotFound(message, **fields)
-    if error.kind == ErrorKind.not_supported:
-        raise FeatureNotSupported(message, needs=error.needs.decode(), found=error.found.decode(), **fields)
-    if error.kind == ErrorKind.bad_value:
-        raise ValueError(message)
-    if error.kind == ErrorKind.overlap:
-        raise ResourceOverlapError(message)
-    if error.kind == ErrorKind.closed:
-        raise ClosedError(message)
-    if error.kind == ErrorKind.current:
-        raise ContextCurrentError(message)
-    if error.kind == ErrorKind.forked:
-        raise ForkedError(message)
-    if error.kind == ErrorKind.capturing:
-        raise CapturingError(message)
+    raised = CLASS_OF_KIND.get(<int>error.kind, RuntimeError)(error.message.decode("utf-8", "replace"))
     if error.kind == ErrorKind.split:
-        refused = SplitError(message)
         suggestion = caught_suggestion()
         if suggestion.has_value():
-            refused._groups = [group_tuple(group) for group in suggestion.value()]
-        raise refused
-    raise RuntimeError(message)
+            raised._groups = [group_tuple(group) for group in suggestion.value()]
+    elif isinstance(raised, CUDAError):
+        raised.code, raised.name, raised.call = error.code, error.code_name.decode(), error.call.decode()
+    if error.kind == ErrorKind.not_supported:
+        raised.needs, raised.found = error.needs.decode(), error.found.decode()
+    raise raised
 
 
 cdef int warn_of_failures() except -1:
@@ -193,3 +178,4 @@ cdef int raise_caught(const exception_ptr& failure) except -1:
 
 
 raise_failure = PyCapsule_New(<void*>raise_caught, "cuda_gctx._core.errors.raise_failure", NULL)
+_report = PyCapsule_New(<void*>report_failures, "cuda_gctx._core.errors._report", NULL)

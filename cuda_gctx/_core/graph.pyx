@@ -4,49 +4,25 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport as_bool, as_handle, make_only_here, refuse_copy
 from cuda_gctx._core.context cimport Context, made_context, unmade_context
-from cuda_gctx._core.cpp cimport (
-    CU_STREAM_CAPTURE_MODE_GLOBAL,
-    CU_STREAM_CAPTURE_MODE_RELAXED,
-    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-    Borrowed,
-    CUgraph,
-    CUstreamCaptureMode,
-    GraphBox,
-    GraphExecBox,
-    KernelSms,
-    Slot,
-    StreamBox,
-    adopt_graph,
-    begin_capture,
-    drop,
-    end_capture,
-    instantiate,
-    launch,
-    move_graph,
-    node_count,
-    present,
-    probe_graph,
-    share_context,
-    upload,
-)
 from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.resources cimport device_of
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx._core.above import above
 
 cdef dict MODE_OF_NAME = {
-    "global": <int>CU_STREAM_CAPTURE_MODE_GLOBAL,
-    "thread_local": <int>CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-    "relaxed": <int>CU_STREAM_CAPTURE_MODE_RELAXED,
+    "global": <int>cpp.CU_STREAM_CAPTURE_MODE_GLOBAL,
+    "thread_local": <int>cpp.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+    "relaxed": <int>cpp.CU_STREAM_CAPTURE_MODE_RELAXED,
 }
 
 
 cdef Graph adopted(Graph graph, uintptr_t handle, object owner):
-    adopt_graph(graph._slot, active_runtime()[0], <CUgraph>handle)
+    cpp.adopt_graph(graph._slot, active_runtime()[0], <cpp.CUgraph>handle)
     graph._owner = owner
     return graph
 
@@ -87,7 +63,7 @@ cdef class Graph:
     Stream.capture() makes one. ``Graph(obj)`` adopts that of another library.
     """
 
-    cdef Slot[GraphBox] _slot
+    cdef cpp.Slot[cpp.GraphBox] _slot
     cdef object _owner
     cdef object __weakref__
 
@@ -110,31 +86,27 @@ cdef class Graph:
             raise ValueError("0 is not a valid handle of a graph")
         return adopted(Graph.__new__(Graph), number, owner)
 
-    def __dealloc__(self):
-        if drop(self._slot):
-            report_failures()
-
     @property
     def handle(self):
         """The CUgraph, as an int."""
-        return <uintptr_t>present(self._slot).get().handle()
+        return <uintptr_t>cpp.present(self._slot).get().handle()
 
     @property
     def context(self):
         """The context in which it was captured, which it keeps alive: of an adopted graph, that of its first kernel."""
         cdef Context context = unmade_context()
-        share_context(context._slot, self._slot)
+        context._slot.put(cpp.present(self._slot).get().context())
         return made_context(context)
 
     @property
     def device(self):
         """The device of the graph."""
-        return device_of(present(self._slot).get().context().get().device())
+        return device_of(cpp.present(self._slot).get().context().get().device())
 
     @property
     def node_count(self):
         """The number of nodes: kernels, copies and others."""
-        return node_count(self._slot)
+        return cpp.node_count(self._slot)
 
     @property
     def is_closed(self):
@@ -147,7 +119,7 @@ cdef class Graph:
         ordered: whether its launches wait for those of the other executable graphs of this capture (see in_partition).
         """
         cdef GraphExec made = GraphExec.__new__(GraphExec)
-        instantiate(made._slot, self._slot, as_bool("ordered", ordered))
+        cpp.instantiate(made._slot, self._slot, as_bool("ordered", ordered))
         made._owner = self._owner
         return made
 
@@ -164,18 +136,18 @@ cdef class Graph:
         """
         cdef GraphExec made = GraphExec.__new__(GraphExec)
         cdef Context context = context_of(part)
-        move_graph(made._slot, self._slot, context._slot, as_bool("ordered", ordered))
+        cpp.move_graph(made._slot, self._slot, context._slot, as_bool("ordered", ordered))
         made._owner = self._owner
         return made
 
     def close(self):
         """Destroy the graph unless it was adopted, but not its executable forms. Closing twice does nothing."""
-        drop(self._slot)
+        cpp.drop(self._slot)
         self._owner = None
         warn_of_failures()
 
     def __enter__(self):
-        present(self._slot)
+        cpp.present(self._slot)
         return self
 
     def __exit__(self, *exc):
@@ -185,7 +157,7 @@ cdef class Graph:
         refuse_copy(self, "capture it there")
 
     def __repr__(self):
-        cdef Borrowed[GraphBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.GraphBox] box = self._slot.borrow()
         if box.get() == NULL:
             return "<Graph: closed>"
         return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
@@ -194,30 +166,26 @@ cdef class Graph:
 cdef class GraphExec:
     """A graph that can be launched, on streams of the context in which its kernels run."""
 
-    cdef Slot[GraphExecBox] _slot
+    cdef cpp.Slot[cpp.GraphExecBox] _slot
     cdef object _owner  # of the graph: what keeps its memory
     cdef object __weakref__
-
-    def __dealloc__(self):
-        if drop(self._slot):
-            report_failures()
 
     @property
     def handle(self):
         """The CUgraphExec, as an int."""
-        return <uintptr_t>present(self._slot).get().handle()
+        return <uintptr_t>cpp.present(self._slot).get().handle()
 
     @property
     def context(self):
         """The context in which its kernels run, which it keeps alive."""
         cdef Context context = unmade_context()
-        share_context(context._slot, self._slot)
+        context._slot.put(cpp.present(self._slot).get().context())
         return made_context(context)
 
     @property
     def device(self):
         """The device of the graph."""
-        return device_of(present(self._slot).get().context().get().device())
+        return device_of(cpp.present(self._slot).get().context().get().device())
 
     @property
     def is_closed(self):
@@ -229,7 +197,7 @@ cdef class GraphExec:
 
         stream: on which the upload is enqueued.
         """
-        upload(self._slot, stream._slot)
+        cpp.upload(self._slot, stream._slot)
 
     def verify(self, *, timeout=10.0):
         """Prove where the kernels of a moved graph run. Returns a VerifyReport, whose ``kernels`` has each of them.
@@ -248,16 +216,16 @@ cdef class GraphExec:
         ValueError for a stream of another context: the kernels would run on the SMs of their own context, in the order
         of the other one.
         """
-        launch(self._slot, stream._slot)
+        cpp.launch(self._slot, stream._slot)
 
     def close(self):
         """Destroy the executable graph, which must not be running. Closing twice does nothing."""
-        drop(self._slot)
+        cpp.drop(self._slot)
         self._owner = None
         warn_of_failures()
 
     def __enter__(self):
-        present(self._slot)
+        cpp.present(self._slot)
         return self
 
     def __exit__(self, *exc):
@@ -267,7 +235,7 @@ cdef class GraphExec:
         refuse_copy(self, "capture it there")
 
     def __repr__(self):
-        cdef Borrowed[GraphExecBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.GraphExecBox] box = self._slot.borrow()
         if box.get() == NULL:
             return "<GraphExec: closed>"
         return f"<GraphExec {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
@@ -281,15 +249,11 @@ cdef class Capture:
 
     cdef Stream _stream
     # Its own handle, so that the capture ends also if the stream is closed in the block.
-    cdef Slot[StreamBox] _capturing
+    cdef cpp.Slot[cpp.StreamBox] _capturing
     cdef bint _is_free  # that slot, for the next block
     cdef bint _is_open
     cdef int _mode
     cdef Graph _graph
-
-    def __dealloc__(self):
-        if drop(self._capturing):
-            report_failures()
 
     @property
     def graph(self):
@@ -299,18 +263,18 @@ cdef class Capture:
         return self._graph
 
     def __enter__(self):
-        present(self._stream._slot)
+        cpp.present(self._stream._slot)
         if not self._is_free:
             raise RuntimeError("this block is already open: each block needs a Stream.capture() of its own")
         self._is_free = False
         self._graph = None
         self._capturing.share(self._stream._slot)
         try:
-            begin_capture(self._capturing, <CUstreamCaptureMode>self._mode)
+            cpp.begin_capture(self._capturing, <cpp.CUstreamCaptureMode>self._mode)
             self._is_open = True
         finally:
             if not self._is_open:
-                drop(self._capturing)
+                cpp.drop(self._capturing)
                 self._is_free = True
         return self
 
@@ -320,14 +284,14 @@ cdef class Capture:
             raise RuntimeError("this block is not open")
         self._is_open = False
         try:
-            end_capture(graph._slot, self._capturing)
+            cpp.end_capture(graph._slot, self._capturing)
         except RuntimeError:
             # After an exception the capture is often invalid: the exception of the block takes precedence.
             if kind is None:
                 raise
             return
         finally:
-            drop(self._capturing)
+            cpp.drop(self._capturing)
             self._is_free = True
         if kind is None:
             self._graph = graph
@@ -355,7 +319,7 @@ def probe_kernels(GraphExec graph not None, Stream stream not None, uint64_t spi
 
     stream: one of the primary context, for the own use of the call.
     """
-    cdef vector[KernelSms] seen = probe_graph(graph._slot, stream._slot, spin_ns, timeout_ns)
+    cdef vector[cpp.KernelSms] seen = cpp.probe_graph(graph._slot, stream._slot, spin_ns, timeout_ns)
     cdef size_t i
     # By number: a variable would be a copy, which can raise where nothing catches it.
     return [(seen[i].name.decode(), tuple(seen[i].sm_ids)) for i in range(seen.size())]

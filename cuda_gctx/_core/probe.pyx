@@ -3,10 +3,9 @@
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport as_int
 from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.cpp cimport Slot, StreamHandle, drop, present
-from cuda_gctx._core.errors cimport report_failures
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx._core.device import Device
@@ -22,16 +21,16 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
 
     cluster: the number of consecutive blocks in a thread-block cluster.
     """
-    cdef vector[StreamHandle] handles
+    cdef vector[cpp.StreamHandle] handles
     cdef vector[unsigned int] counts
-    cdef vector[vector[ProbeBlock]] seen
+    cdef vector[vector[cpp.ProbeBlock]] seen
     cdef Stream stream
     for stream in streams:
-        present(stream._slot)
+        cpp.present(stream._slot)
         handles.push_back(stream._slot.get())
     for count in blocks:
         counts.push_back(count)
-    seen = c_run_probe(handles, counts, spin_ns, timeout_ns, cluster)
+    seen = cpp.run_probe(handles, counts, spin_ns, timeout_ns, cluster)
     # A block that did not run wrote nothing, and a block that ran has an end. The parts are taken by number, because a
     # variable would be a copy, which can raise where nothing catches it.
     return [
@@ -47,7 +46,7 @@ def spin(Stream stream not None, blocks, spin_ns):
     """
     cdef unsigned int count = as_int("blocks", blocks, 1, MOST_BLOCKS)
     cdef uint64_t duration = as_int("spin_ns", spin_ns, 0, LONGEST_SPIN_NS)
-    c_spin(stream._slot, count, duration)
+    cpp.spin(stream._slot, count, duration)
 
 
 cdef class Stamps:
@@ -56,7 +55,7 @@ cdef class Stamps:
     A stamp is a kernel of one warp. It runs when its stream gets to it and an SM of the stream's context has room.
     """
 
-    cdef Slot[CStamps] _slot
+    cdef cpp.Slot[cpp.Stamps] _slot
     cdef readonly int capacity
 
     def __init__(self, device, capacity):
@@ -66,33 +65,29 @@ cdef class Stamps:
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
         places = as_int("capacity", capacity, 1, MOST_STAMPS)
         own = device.create_stream()
-        make_stamps(self._slot, own._slot, <size_t>places)
+        cpp.make_stamps(self._slot, own._slot, <size_t>places)
         self.capacity = places
-
-    def __dealloc__(self):
-        if drop(self._slot):
-            report_failures()
 
     def write(self, Stream stream not None, place):
         """Enqueue the stamp of a place on a stream. Does not wait. IndexError if there is no such place."""
         number = as_int("place", place)
         if not 0 <= number < self.capacity:
             raise IndexError(f"place must be an int from 0 to {self.capacity - 1}, not {number}")
-        write_stamp(self._slot, stream._slot, number)
+        cpp.write_stamp(self._slot, stream._slot, number)
 
     def read(self):
         """For each slot, the SM id and the nanoseconds of the device's timer; None if no stamp has been written.
 
         Synchronise the streams first.
         """
-        cdef vector[ProbeBlock] seen = read_stamps(self._slot)
+        cdef vector[cpp.ProbeBlock] seen = cpp.read_stamps(self._slot)
         # A block that ran has an end.
         return [(stamp.sm, stamp.start_ns) if stamp.end_ns != 0 else None for stamp in seen]
 
 
-cdef LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned int shared_bytes):
-    cdef LaunchShape shape
-    shape.function = <CUfunction>function
+cdef cpp.LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned int shared_bytes):
+    cdef cpp.LaunchShape shape
+    shape.function = <cpp.CUfunction>function
     shape.threads = threads
     shape.shared_bytes = shared_bytes
     return shape
@@ -100,17 +95,17 @@ cdef LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned
 
 def probe_blocks_per_sm(Context context not None):
     """The number of blocks of the probe that fill an SM."""
-    return blocks_per_sm(context, 0, probe_threads, 0)
+    return blocks_per_sm(context, 0, cpp.probe_threads, 0)
 
 
 def blocks_per_sm(Context context not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The number of blocks of a kernel (0: of the probe) that fit on an SM of the context at once."""
-    return c_blocks_per_sm(context._slot, launch_shape(function, threads, shared_bytes))
+    return cpp.blocks_per_sm(context._slot, launch_shape(function, threads, shared_bytes))
 
 
 def max_cluster_size(Stream stream not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The largest thread-block cluster of a kernel (0: of the probe) on a stream."""
-    return c_max_cluster_size(stream._slot, launch_shape(function, threads, shared_bytes))
+    return cpp.max_cluster_size(stream._slot, launch_shape(function, threads, shared_bytes))
 
 
 def max_clusters(
@@ -121,4 +116,4 @@ def max_clusters(
     unsigned int cluster_size,
 ):
     """The number of clusters of a kernel (0: of the probe) that a stream can run at once."""
-    return c_max_active_clusters(stream._slot, launch_shape(function, threads, shared_bytes), cluster_size)
+    return cpp.max_active_clusters(stream._slot, launch_shape(function, threads, shared_bytes), cluster_size)

@@ -1,11 +1,12 @@
 from libcpp.vector cimport vector
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextBox, CUdevResource, CUdevResourceDesc, Runtime, Slot, SmResourcePtr, StreamBox
 from cuda_gctx._core.errors cimport GroupRequest
 
 
 cdef object device_of(int number)
+cdef vector[cpp.SmResourcePtr] sms_of(resources) except *
 
 
 cdef class SMResourceOptions(Options):
@@ -22,12 +23,12 @@ cdef class SMResourceOptions(Options):
 
 
 cdef class SMResource:
-    cdef Runtime* _runtime
-    cdef SmResourcePtr _sm
-    cdef CUdevResourceDesc _descriptor
+    cdef cpp.Runtime* _runtime
+    cdef cpp.SmResourcePtr _sm
+    cdef cpp.CUdevResourceDesc _descriptor
 
     @staticmethod
-    cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm)
+    cdef SMResource taking(cpp.Runtime* runtime, cpp.SmResourcePtr& sm)
 
 
 cdef class WorkqueueResourceOptions(Options):
@@ -36,29 +37,24 @@ cdef class WorkqueueResourceOptions(Options):
 
 
 cdef class WorkqueueResource:
-    cdef Runtime* _runtime
+    cdef cpp.Runtime* _runtime
     cdef int _device
-    cdef CUdevResource _config
-    cdef CUdevResource _existing
-    cdef Slot[ContextBox] _of  # whose queues these are, until it is configured
+    cdef cpp.CUdevResource _config
+    cdef cpp.CUdevResource _existing
+    cdef cpp.Slot[cpp.ContextBox] _of  # whose queues these are, until it is configured
     cdef bint _shares
 
-    cdef CUdevResource* given(self) noexcept
+    cdef cpp.CUdevResource* given(self) noexcept
 
 
 cdef class DeviceResources:
-    cdef Runtime* _runtime
+    cdef cpp.Runtime* _runtime
     cdef int _device
-    cdef Slot[ContextBox] _context  # empty: of the device
+    cdef cpp.Slot[cpp.ContextBox] _context  # empty: of the device
     cdef SMResource _sm
 
     @staticmethod
-    cdef DeviceResources of_device(Runtime* runtime, int device)
+    cdef DeviceResources of_device(cpp.Runtime* runtime, int device)
 
     @staticmethod
-    cdef DeviceResources of_context(Slot[ContextBox]& context)
-
-    @staticmethod
-    cdef DeviceResources of_stream(Slot[StreamBox]& stream)
-
-    cdef DeviceResources filled(self)
+    cdef DeviceResources of_context(const cpp.ContextHandle& context)

@@ -7,46 +7,12 @@ cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core.arguments cimport (
-    Options,
-    as_bool,
-    as_int,
-    as_options,
-    as_sm_count,
-    make_only_here,
-    refuse_copy,
-)
-from cuda_gctx._core.cpp cimport (
-    CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID,
-    CU_WORKQUEUE_SCOPE_DEVICE_CTX,
-    CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
-    Borrowed,
-    DeviceMemory,
-    SplitResult,
-    context_sm,
-    context_workqueue,
-    demand_sms,
-    descriptor_of,
-    device_sm,
-    device_workqueue,
-    drop,
-    existing_workqueue,
-    merged,
-    none_of,
-    overlaps,
-    present,
-    same_sms,
-    share_context,
-    split_resource,
-    strategy_name,
-)
-from cuda_gctx._core.cpp cimport device_memory as c_device_memory
-from cuda_gctx._core.cpp cimport drop_split_contexts as drop_contexts
-from cuda_gctx._core.cpp cimport split_contexts as c_split_contexts
-from cuda_gctx._core.errors cimport ANY_DOMAIN, report_failures
+from cuda_gctx._core cimport cpp
+from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here, refuse_copy
+from cuda_gctx._core.errors cimport ANY_DOMAIN
 
 from cuda_gctx._core.above import above
-from cuda_gctx._core.arguments import DataclassFields
+from cuda_gctx._core.arguments import as_bool
 
 # The class Device, once something has asked for it.
 cdef object device_class = None
@@ -80,15 +46,25 @@ cdef bint is_sequence(value):
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
+def _cluster_size(name, value):
+    """A number of SMs that are in one GPC, or None."""
+    return checked_int(name, value, 2, 2)
+
+
+def _domain_number(name, value):
+    """A locality domain: its number, "any", or None."""
+    return "any" if type(value) is str and value == "any" else checked_int(name, value, 0)
+
+
 cdef object checked_field(name, value, count, check):
     """A scalar, or a tuple of the same length as `count`, with each entry checked."""
     if not is_sequence(value):
-        return check(value)
+        return check(name, value)
     if not isinstance(count, tuple):
         raise ValueError(f"{name} is a sequence, but count is scalar: only count sets the number of groups")
     if len(value) != len(count):
         raise ValueError(f"{name} has {len(value)} entries, expected {len(count)}: one for each group")
-    return tuple(check(entry) for entry in value)
+    return tuple([check(name, entry) for entry in value])
 
 
 cdef object entry_of(field, position):
@@ -111,16 +87,14 @@ cdef class SMResourceOptions(Options):
     supplemental_sms: also the SMs of the domain beyond the number that every domain has (driver 13.5 and newer).
     """
 
-    __dataclass_fields__ = DataclassFields(
-        {
-            "count": None,
-            "coscheduled_sm_count": None,
-            "preferred_coscheduled_sm_count": None,
-            "backfill": False,
-            "locality_domain": None,
-            "supplemental_sms": False,
-        }
-    )
+    _defaults = {
+        "count": None,
+        "coscheduled_sm_count": None,
+        "preferred_coscheduled_sm_count": None,
+        "backfill": False,
+        "locality_domain": None,
+        "supplemental_sms": False,
+    }
 
     def __cinit__(
         self,
@@ -138,27 +112,14 @@ cdef class SMResourceOptions(Options):
         else:
             self.count = as_sm_count("count", count, LARGEST_COUNT)
         self.coscheduled_sm_count = checked_field(
-            "coscheduled_sm_count",
-            coscheduled_sm_count,
-            self.count,
-            lambda value: checked_int("coscheduled_sm_count", value, 2, 2),
+            "coscheduled_sm_count", coscheduled_sm_count, self.count, _cluster_size
         )
         self.preferred_coscheduled_sm_count = checked_field(
-            "preferred_coscheduled_sm_count",
-            preferred_coscheduled_sm_count,
-            self.count,
-            lambda value: checked_int("preferred_coscheduled_sm_count", value, 2, 2),
+            "preferred_coscheduled_sm_count", preferred_coscheduled_sm_count, self.count, _cluster_size
         )
-        self.backfill = checked_field("backfill", backfill, self.count, lambda value: as_bool("backfill", value))
-        self.locality_domain = checked_field(
-            "locality_domain",
-            locality_domain,
-            self.count,
-            lambda value: "any" if type(value) is str and value == "any" else checked_int("locality_domain", value, 0),
-        )
-        self.supplemental_sms = checked_field(
-            "supplemental_sms", supplemental_sms, self.count, lambda value: as_bool("supplemental_sms", value)
-        )
+        self.backfill = checked_field("backfill", backfill, self.count, as_bool)
+        self.locality_domain = checked_field("locality_domain", locality_domain, self.count, _domain_number)
+        self.supplemental_sms = checked_field("supplemental_sms", supplemental_sms, self.count, as_bool)
         self._check_open_groups()
         self._fill_requests()
 
@@ -197,16 +158,6 @@ cdef class SMResourceOptions(Options):
             self._requests.push_back(request)
         return 0
 
-    cdef dict values(self):
-        return {
-            "count": self.count,
-            "coscheduled_sm_count": self.coscheduled_sm_count,
-            "preferred_coscheduled_sm_count": self.preferred_coscheduled_sm_count,
-            "backfill": self.backfill,
-            "locality_domain": self.locality_domain,
-            "supplemental_sms": self.supplemental_sms,
-        }
-
     def __repr__(self):
         shown = [
             f"{name}={value!r}"
@@ -236,7 +187,7 @@ cdef class SMResource:
         refuse_copy(self, "query a Device in the other process")
 
     @staticmethod
-    cdef SMResource taking(Runtime* runtime, SmResourcePtr& sm):
+    cdef SMResource taking(cpp.Runtime* runtime, cpp.SmResourcePtr& sm):
         cdef SMResource self = SMResource.__new__(SMResource)
         self._runtime = runtime
         self._sm.swap(sm)
@@ -276,7 +227,7 @@ cdef class SMResource:
     @property
     def locality_domain(self):
         """The locality domain that the driver reports for its SMs; None if it reports none, or any."""
-        if self._sm.get().units.size() != 0 and self.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID:
+        if self._sm.get().units.size() != 0 and self.flags & cpp.CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID:
             domain = self._sm.get().units.data()[0].sm.localityDomainId
             return None if domain == ANY_DOMAIN else domain
         return None
@@ -304,9 +255,9 @@ cdef class SMResource:
         resource with no SMs.
         """
         cdef size_t at
-        demand_sms(dereference(self._sm))
+        cpp.demand_sms(dereference(self._sm))
         first = <uintptr_t>self._sm.get().units.data()
-        return tuple([first + at * sizeof(CUdevResource) for at in range(self._sm.get().units.size())])
+        return tuple([first + at * sizeof(cpp.CUdevResource) for at in range(self._sm.get().units.size())])
 
     def descriptor(self):
         """The driver's descriptor of all of its SMs: a CUdevResourceDesc as an int, for cuGreenCtxCreate.
@@ -316,7 +267,7 @@ cdef class SMResource:
         """
         if self._descriptor == NULL:
             self._runtime.demand_usable()
-            self._descriptor = descriptor_of(self._runtime.driver(), dereference(self._sm))
+            self._descriptor = cpp.descriptor_of(self._runtime.driver(), dereference(self._sm))
         return <uintptr_t>self._descriptor
 
     @property
@@ -332,7 +283,7 @@ cdef class SMResource:
     @property
     def strategy(self):
         """How the split formed it: 'structured', 'by-count', 'composed', 'fine' or 'bisected'; None if no split did."""
-        cdef const char* name = strategy_name(self._sm.get().strategy)
+        cdef const char* name = cpp.strategy_name(self._sm.get().strategy)
         return name.decode() if name != NULL else None
 
     @property
@@ -354,7 +305,7 @@ cdef class SMResource:
 
         other: an SMResource of any device.
         """
-        answer = overlaps(dereference(self._sm), dereference(other._sm))
+        answer = cpp.overlaps(dereference(self._sm), dereference(other._sm))
         return answer.value() if answer.has_value() else None
 
     @cython.binding(False)
@@ -371,11 +322,11 @@ cdef class SMResource:
         """
         cdef SMResourceOptions asked = options if type(options) is SMResourceOptions else sm_options(options)
         cdef bint only_compute = dry_run is not False and as_bool("dry_run", dry_run)
-        cdef SplitResult result
+        cdef cpp.SplitResult result
         cdef size_t position
         cdef list groups = []
         self._runtime.demand_usable()
-        result = split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
+        result = cpp.split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
         for position in range(result.groups.size()):
             groups.append(SMResource.taking(self._runtime, result.groups[position]))
         return groups, SMResource.taking(self._runtime, result.remainder)
@@ -383,7 +334,7 @@ cdef class SMResource:
     def __eq__(self, other):
         if not isinstance(other, SMResource):
             return NotImplemented
-        return same_sms(dereference(self._sm), dereference((<SMResource>other)._sm))
+        return cpp.same_sms(dereference(self._sm), dereference((<SMResource>other)._sm))
 
     def __hash__(self):
         return hash((self._sm.get().device, self._sm.get().sm_count, self._sm.get().dry_run))
@@ -404,17 +355,18 @@ cdef class SMResource:
 make_only_here(SMResource, "an SMResource comes from Device.resources, Context.resources, Stream.resources or a split")
 
 
-def split_context_count(SMResource resource not None):
-    """The number of contexts on the device of a resource that splits needed (see SMResource.split)."""
-    return c_split_contexts(resource._runtime[0]).count(resource._sm.get().device)
+cdef vector[cpp.SmResourcePtr] sms_of(resources) except *:
+    cdef vector[cpp.SmResourcePtr] sms
+    cdef SMResource resource
+    for resource in resources:
+        sms.push_back(resource._sm)
+    return sms
 
 
 def drop_split_contexts():
     """Destroy the contexts that splits needed, on all devices of the driver in use."""
-    cdef Runtime* runtime
-    if Runtime.is_any_open():
-        runtime = &Runtime.active()
-        drop_contexts(runtime[0])
+    if cpp.Runtime.is_any_open():
+        cpp.drop_split_contexts(cpp.Runtime.active())
 
 
 class WorkqueueSharingScopeType(str, Enum):
@@ -430,8 +382,8 @@ class WorkqueueSharingScopeType(str, Enum):
 WorkqueueSharingScopeType.__module__ = "cuda_gctx"
 
 cdef dict NUMBER_OF_SCOPE = {
-    WorkqueueSharingScopeType.DEVICE_CTX: <int>CU_WORKQUEUE_SCOPE_DEVICE_CTX,
-    WorkqueueSharingScopeType.GREEN_CTX_BALANCED: <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
+    WorkqueueSharingScopeType.DEVICE_CTX: <int>cpp.CU_WORKQUEUE_SCOPE_DEVICE_CTX,
+    WorkqueueSharingScopeType.GREEN_CTX_BALANCED: <int>cpp.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED,
 }
 cdef dict SCOPE_OF_NUMBER = {number: scope for scope, number in NUMBER_OF_SCOPE.items()}
 
@@ -444,7 +396,7 @@ cdef class WorkqueueResourceOptions(Options):
     concurrency_limit: the number of streams that are expected to run at once.
     """
 
-    __dataclass_fields__ = DataclassFields({"sharing_scope": None, "concurrency_limit": None})
+    _defaults = {"sharing_scope": None, "concurrency_limit": None}
 
     def __cinit__(self, sharing_scope=None, concurrency_limit=None):
         if sharing_scope is not None:
@@ -458,9 +410,6 @@ cdef class WorkqueueResourceOptions(Options):
             sharing_scope = WorkqueueSharingScopeType(sharing_scope)
         self.sharing_scope = sharing_scope
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
-
-    cdef dict values(self):
-        return {"sharing_scope": self.sharing_scope, "concurrency_limit": self.concurrency_limit}
 
     def __repr__(self):
         return (
@@ -476,11 +425,7 @@ cdef class WorkqueueResource:
     context created with the workqueue of a device, or with a configured one, gets queues by this configuration.
     """
 
-    def __dealloc__(self):
-        if drop(self._of):
-            report_failures()
-
-    cdef CUdevResource* given(self) noexcept:
+    cdef cpp.CUdevResource* given(self) noexcept:
         return &self._existing if self._shares else &self._config
 
     def __reduce__(self):
@@ -518,10 +463,10 @@ cdef class WorkqueueResource:
         self._runtime.demand_usable()
         if options.sharing_scope is not None:
             scope = <int>NUMBER_OF_SCOPE[options.sharing_scope]
-            if scope == <int>CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED:
-                self._config.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
+            if scope == <int>cpp.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED:
+                self._config.wqConfig.sharingScope = cpp.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
             else:
-                self._config.wqConfig.sharingScope = CU_WORKQUEUE_SCOPE_DEVICE_CTX
+                self._config.wqConfig.sharingScope = cpp.CU_WORKQUEUE_SCOPE_DEVICE_CTX
         if options.concurrency_limit is not None:
             self._config.wqConfig.wqConcurrencyLimit = options.concurrency_limit
         if (options.sharing_scope, options.concurrency_limit) != (None, None):
@@ -544,49 +489,35 @@ cdef class DeviceResources:
         refuse_copy(self, "query a Device in the other process")
 
     @staticmethod
-    cdef DeviceResources of_device(Runtime* runtime, int device):
+    cdef DeviceResources of_device(cpp.Runtime* runtime, int device):
         cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
         self._runtime = runtime
         self._device = device
         return self
 
     @staticmethod
-    cdef DeviceResources of_context(Slot[ContextBox]& context):
+    cdef DeviceResources of_context(const cpp.ContextHandle& context):
         cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
-        self._context.share(context)
-        return self.filled()
-
-    @staticmethod
-    cdef DeviceResources of_stream(Slot[StreamBox]& stream):
-        cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
-        share_context(self._context, stream)
-        return self.filled()
-
-    cdef DeviceResources filled(self):
-        cdef Borrowed[ContextBox] context = present(self._context)
-        self._runtime = &context.get().runtime()
-        self._device = context.get().device()
+        self._context.put(context)
+        self._runtime = &cpp.present(self._context).get().runtime()
+        self._device = cpp.present(self._context).get().device()
         return self
-
-    def __dealloc__(self):
-        if drop(self._context):
-            report_failures()
 
     @property
     def sm(self):
         """The SMs. They do not change, and are therefore queried once."""
-        cdef SmResourcePtr sm
+        cdef cpp.SmResourcePtr sm
         if self._sm is None:
             self._runtime.demand_usable()
             # Otherwise it is queried, or another thread holds the lock during a driver call.
             if self._context.was_filled():
                 sm = self._context.borrow().get().known_sm_resource()
                 if not sm:
-                    sm = context_sm(self._context)
+                    sm = cpp.context_sm(self._context)
             else:
                 sm = self._runtime.known_device_sm(self._device)
                 if not sm:
-                    sm = device_sm(self._runtime, self._device)
+                    sm = cpp.device_sm(self._runtime, self._device)
             self._sm = SMResource.taking(self._runtime, sm)
         return self._sm
 
@@ -596,12 +527,12 @@ cdef class DeviceResources:
         cdef WorkqueueResource resource = WorkqueueResource.__new__(WorkqueueResource)
         self._runtime.demand_usable()
         if self._context.was_filled():
-            resource._config = context_workqueue(self._context)
-            resource._existing = existing_workqueue(self._context)
+            resource._config = cpp.context_workqueue(self._context)
+            resource._existing = cpp.existing_workqueue(self._context)
             resource._of.share(self._context)
             resource._shares = True
         else:
-            resource._config = device_workqueue(self._runtime, self._device)
+            resource._config = cpp.device_workqueue(self._runtime, self._device)
         resource._runtime = self._runtime
         resource._device = self._device
         return resource
@@ -617,12 +548,9 @@ make_only_here(DeviceResources, "DeviceResources come from a Device, a Context o
 
 def together(SMResource whole not None, resources):
     """Groups of one split as one resource; of no groups, one without SMs. whole: the device's own resource."""
-    cdef vector[SmResourcePtr] sms
-    cdef SMResource resource
-    cdef SmResourcePtr found
-    for resource in resources:
-        sms.push_back(resource._sm)
-    found = none_of(whole._sm.get()[0]) if sms.empty() else merged(sms)
+    cdef vector[cpp.SmResourcePtr] sms = sms_of(resources)
+    cdef cpp.SmResourcePtr found
+    found = cpp.none_of(whole._sm.get()[0]) if sms.empty() else cpp.merged(sms)
     return SMResource.taking(whole._runtime, found)
 
 
@@ -633,12 +561,12 @@ def driver_key(SMResource resource not None):
 
 def sm_identity(SMResource resource not None):
     """The bytes that identify the SMs: equal for two resources of one driver only if these have the same SMs."""
-    return (<const char*>resource._sm.get().units.data())[:resource._sm.get().units.size() * sizeof(CUdevResource)]
+    return (<const char*>resource._sm.get().units.data())[:resource._sm.get().units.size() * sizeof(cpp.CUdevResource)]
 
 
 def device_memory(SMResource resource not None):
     """The free and the total memory of the device of a resource, in bytes."""
-    cdef DeviceMemory memory
+    cdef cpp.DeviceMemory memory
     resource._runtime.demand_usable()
-    memory = c_device_memory(resource._runtime[0], resource._sm.get().device)
+    memory = cpp.device_memory(resource._runtime[0], resource._sm.get().device)
     return memory.free, memory.total

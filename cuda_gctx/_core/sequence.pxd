@@ -2,7 +2,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.cpp cimport Slot, StreamBox, StreamHandle
+from cuda_gctx._core cimport cpp
 
 
 cdef extern from "cuda.h":
@@ -31,15 +31,15 @@ cdef extern from "handles/sequence.hpp" namespace "gctx":
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
-    int make_sequence "gctx::make<&gctx::make_sequence>"(Slot[CSequence]&) except -1
-    int add_stream "gctx::call<&gctx::Sequence::add_stream>"(Slot[CSequence]&, Slot[StreamBox]&) except -1
+    int make_sequence "gctx::make<&gctx::make_sequence>"(cpp.Slot[CSequence]&) except -1
+    int add_stream "gctx::call<&gctx::Sequence::add_stream>"(cpp.Slot[CSequence]&, cpp.Slot[cpp.StreamBox]&) except -1
     int add_kernel "gctx::call<&gctx::Sequence::add_kernel>"(
-        Slot[CSequence]&, const KernelShape&, const vector[uint8_t]&, const vector[Patch]&
+        cpp.Slot[CSequence]&, const KernelShape&, const vector[uint8_t]&, const vector[Patch]&
     ) except -1
     int add_copy "gctx::call<&gctx::Sequence::add_copy>"(
-        Slot[CSequence]&, unsigned int, const Place&, const Place&, uint64_t
+        cpp.Slot[CSequence]&, unsigned int, const Place&, const Place&, uint64_t
     ) except -1
-    int add_wait "gctx::call<&gctx::Sequence::add_wait>"(Slot[CSequence]&, unsigned int, unsigned int) except -1
+    int add_wait "gctx::call<&gctx::Sequence::add_wait>"(cpp.Slot[CSequence]&, unsigned int, unsigned int) except -1
     int launch_sequence "gctx::call<&gctx::Sequence::launch>"(
-        Slot[CSequence]&, Slot[StreamBox]&, const vector[uint64_t]&, uint64_t
+        cpp.Slot[CSequence]&, cpp.Slot[cpp.StreamBox]&, const vector[uint64_t]&, uint64_t
     ) except -1

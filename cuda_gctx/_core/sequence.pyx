@@ -3,8 +3,7 @@
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.cpp cimport Slot, drop
-from cuda_gctx._core.errors cimport report_failures
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.stream cimport Stream
 
 
@@ -24,7 +23,7 @@ cdef class Sequence:
     never changes. Not for several threads at once.
     """
 
-    cdef Slot[CSequence] _slot
+    cdef cpp.Slot[CSequence] _slot
 
     def __init__(self, streams=()):
         """streams: those with the numbers from 1."""
@@ -32,10 +31,6 @@ cdef class Sequence:
         make_sequence(self._slot)
         for stream in streams:
             add_stream(self._slot, stream._slot)
-
-    def __dealloc__(self):
-        if drop(self._slot):
-            report_failures()
 
     def kernel(self, function, blocks, threads, shared_bytes, arguments, places, number_at, programmatic=False):
         """Note a kernel on the stream 0.

@@ -1,7 +1,7 @@
 from libc.stdint cimport uintptr_t
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport Options
-from cuda_gctx._core.cpp cimport ContextBox, Slot, StreamBox
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -11,7 +11,7 @@ cdef class StreamOptions(Options):
 
 
 cdef class Stream:
-    cdef Slot[StreamBox] _slot
+    cdef cpp.Slot[cpp.StreamBox] _slot
     cdef uintptr_t _number
     cdef object _context
     cdef DeviceResources _resources
@@ -19,7 +19,7 @@ cdef class Stream:
     cdef object __weakref__
 
 
-cdef Stream new_stream(Slot[ContextBox]& context, StreamOptions options)
+cdef Stream new_stream(cpp.Slot[cpp.ContextBox]& context, StreamOptions options)
 cdef Stream made_stream(Stream stream)
 cdef uintptr_t pin_stream(Stream stream) except? 0
-cdef int note_pinned(ContextBox* context) except -1
+cdef int note_pinned(cpp.ContextBox* context) except -1

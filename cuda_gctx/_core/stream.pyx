@@ -6,39 +6,13 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
-from cuda_gctx._core.cpp cimport (
-    Borrowed,
-    ContextBox,
-    CUstream,
-    PinnedContexts,
-    StreamKind,
-    adopt_stream,
-    capture_of_stream,
-    create_stream,
-    demand_closable,
-    drop,
-    is_same_stream,
-    live,
-    pin_stream_and_context,
-    pinned_contexts,
-    present,
-    record_event,
-    show_stream,
-    stream_is_capturing,
-    stream_is_done,
-    stream_is_nonblocking,
-    stream_priority,
-    synchronize_stream,
-    wait_event,
-    wait_stream,
-)
 from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.errors cimport report_failures, warn_of_failures
+from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, context_of_child, new_event_for
 from cuda_gctx._core.resources cimport device_of
 
-from cuda_gctx._core.arguments import DataclassFields
 from cuda_gctx._core.errors import CUDAWarning
 
 
@@ -53,16 +27,13 @@ cdef class StreamOptions(Options):
     priority: smaller numbers have a higher priority; None is the lowest priority.
     """
 
-    __dataclass_fields__ = DataclassFields({"nonblocking": True, "priority": None})
+    _defaults = {"nonblocking": True, "priority": None}
 
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
             priority = as_int("priority", priority, -MOST_PRIORITIES, MOST_PRIORITIES)
         self.nonblocking = as_bool("nonblocking", nonblocking)
         self.priority = priority
-
-    cdef dict values(self):
-        return {"nonblocking": self.nonblocking, "priority": self.priority}
 
 
 cdef Stream made_stream(Stream stream):
@@ -71,7 +42,7 @@ cdef Stream made_stream(Stream stream):
     return stream
 
 
-cdef Stream new_stream(Slot[ContextBox]& context, StreamOptions options):
+cdef Stream new_stream(cpp.Slot[cpp.ContextBox]& context, StreamOptions options):
     cdef Stream stream = Stream.__new__(Stream)
     cdef optional[int] priority
     cdef bint nonblocking = True
@@ -79,12 +50,12 @@ cdef Stream new_stream(Slot[ContextBox]& context, StreamOptions options):
         nonblocking = options.nonblocking
         if options.priority is not None:
             priority = <int>options.priority
-    create_stream(stream._slot, context, priority, nonblocking)
+    cpp.create_stream(stream._slot, context, priority, nonblocking)
     return made_stream(stream)
 
 
 cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
-    adopt_stream(stream._slot, active_runtime()[0], <CUstream>handle)
+    cpp.adopt_stream(stream._slot, active_runtime()[0], <cpp.CUstream>handle)
     stream._owner = owner
     return made_stream(stream)
 
@@ -94,14 +65,14 @@ cdef Stream stream_of(object obj):
     return obj if isinstance(obj, Stream) else Stream(obj)
 
 
-cdef int note_pinned(ContextBox* context) except -1:
+cdef int note_pinned(cpp.ContextBox* context) except -1:
     """Warn when frameworks have seen more than half of the contexts that they may see."""
-    seen = pinned_contexts(context.runtime()).counts(context.device()).pinned
-    if seen == PinnedContexts.limit() // 2 + 1:
+    seen = cpp.pinned_contexts(context.runtime()).counts(context.device()).pinned
+    if seen == cpp.PinnedContexts.limit() // 2 + 1:
         warnings.warn(
             f"frameworks have seen {seen} green contexts of device {context.device()}, more than half of "
-            f"store.pinned_limit ({PinnedContexts.limit()}). They are never destroyed, and each takes 4 MiB of device "
-            "memory: use the same layouts again, in a PartitionPool for instance, instead of ever new ones",
+            f"store.pinned_limit ({cpp.PinnedContexts.limit()}). They are never destroyed, and each takes 4 MiB of "
+            "device memory: use the same layouts again, in a PartitionPool for instance, instead of ever new ones",
             CUDAWarning,
             stacklevel=1,
         )
@@ -110,10 +81,10 @@ cdef int note_pinned(ContextBox* context) except -1:
 
 cdef uintptr_t pin_stream(Stream stream) except? 0:
     """The handle for foreign code: from then on, the stream and its context are never destroyed."""
-    live(stream._slot)
-    if not present(stream._slot).get().is_pinned() and pin_stream_and_context(stream._slot):
-        note_pinned(present(stream._slot).get().context().get())
-    return <uintptr_t>present(stream._slot).get().handle()
+    cpp.live(stream._slot)
+    if not cpp.present(stream._slot).get().is_pinned() and cpp.pin_stream_and_context(stream._slot):
+        note_pinned(cpp.present(stream._slot).get().context().get())
+    return <uintptr_t>cpp.present(stream._slot).get().handle()
 
 
 def show_to_device(Stream stream not None):
@@ -121,7 +92,7 @@ def show_to_device(Stream stream not None):
 
     On a stream of a green context they miss it (seen with driver 13.0). Does nothing on other streams.
     """
-    show_stream(stream._slot)
+    cpp.show_stream(stream._slot)
 
 
 cdef class Stream:
@@ -164,21 +135,17 @@ cdef class Stream:
             )
         return adopted(Stream.__new__(Stream), number, owner)
 
-    def __dealloc__(self):
-        if drop(self._slot):
-            report_failures()
-
     @property
     def handle(self):
         """The CUstream, as an int."""
-        cdef Borrowed[StreamBox] box = live(self._slot)
+        cdef cpp.Borrowed[cpp.StreamBox] box = cpp.live(self._slot)
         box.get().expose()
         return <uintptr_t>box.get().handle()
 
     @property
     def context(self):
         """The context of the stream."""
-        live(self._slot)
+        cpp.live(self._slot)
         context = self._context
         if context is None:
             context = context_of_child(self)
@@ -189,40 +156,40 @@ cdef class Stream:
     @property
     def device(self):
         """The device of the stream."""
-        return device_of(live(self._slot).get().context().get().device())
+        return device_of(cpp.live(self._slot).get().context().get().device())
 
     @property
     def resources(self):
         """The resources of the context."""
-        live(self._slot)
+        cpp.live(self._slot)
         with cython.critical_section(self):
             if self._resources is None:
-                self._resources = DeviceResources.of_stream(self._slot)
+                self._resources = DeviceResources.of_context(cpp.present(self._slot).get().context())
             return self._resources
 
     @property
     def priority(self):
         """The priority. Smaller numbers have a higher priority."""
-        cdef const StreamKind* made_as = live(self._slot).get().made_as()
-        return made_as.priority if made_as != NULL else stream_priority(self._slot)
+        cdef const cpp.StreamKind* made_as = cpp.live(self._slot).get().made_as()
+        return made_as.priority if made_as != NULL else cpp.stream_priority(self._slot)
 
     @property
     def is_nonblocking(self):
         """Whether the stream never waits for the legacy default stream."""
-        cdef const StreamKind* made_as = live(self._slot).get().made_as()
-        return made_as.nonblocking if made_as != NULL else bool(stream_is_nonblocking(self._slot))
+        cdef const cpp.StreamKind* made_as = cpp.live(self._slot).get().made_as()
+        return made_as.nonblocking if made_as != NULL else bool(cpp.stream_is_nonblocking(self._slot))
 
     @property
     def is_owned(self):
         """Whether it was created for this object; False for adopted streams, and for streams that belong to a
         context.
         """
-        return live(self._slot).get().is_owned()
+        return cpp.live(self._slot).get().is_owned()
 
     @property
     def is_done(self):
         """Whether all work of the stream has finished."""
-        return bool(stream_is_done(self._slot))
+        return bool(cpp.stream_is_done(self._slot))
 
     @property
     def is_closed(self):
@@ -239,7 +206,7 @@ cdef class Stream:
             event = new_event_for(self._slot, as_options(EventOptions, options))
         elif options is not None:
             raise ValueError("options apply only to a new event: omit either the options or the event")
-        record_event(self._slot, event._slot)
+        cpp.record_event(self._slot, event._slot)
         return event
 
     @cython.binding(False)
@@ -250,10 +217,10 @@ cdef class Stream:
         """
         cdef Stream stream
         if isinstance(event_or_stream, Event):
-            wait_event(self._slot, (<Event>event_or_stream)._slot)
+            cpp.wait_event(self._slot, (<Event>event_or_stream)._slot)
         else:
             stream = stream_of(event_or_stream)
-            wait_stream(self._slot, stream._slot)
+            cpp.wait_stream(self._slot, stream._slot)
 
     def capture(self, mode="thread_local"):
         """A ``with`` block in which the stream captures a graph instead of running its work: ``capture.graph``.
@@ -261,7 +228,7 @@ cdef class Stream:
         mode: whether calls that could disturb a capture are refused on all threads ("global"), on the calling one
         ("thread_local"), or nowhere ("relaxed").
         """
-        present(self._slot)
+        cpp.present(self._slot)
         from cuda_gctx._core.graph import capture
 
         return capture(self, mode)
@@ -269,17 +236,17 @@ cdef class Stream:
     @cython.binding(False)
     def sync(self):
         """Wait on the host until all work of the stream has finished."""
-        synchronize_stream(self._slot)
+        cpp.synchronize_stream(self._slot)
 
     def close(self):
         """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing.
 
         Raises CapturingError if that would destroy a stream that is part of a capture.
         """
-        cdef Borrowed[StreamBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
         if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
-            demand_closable(self._slot)
-        drop(self._slot)
+            cpp.demand_closable(self._slot)
+        cpp.drop(self._slot)
         with cython.critical_section(self):
             self._owner = None
             self._context = None
@@ -301,26 +268,26 @@ cdef class Stream:
             return True
         if self._number != that._number:
             return False
-        cdef Borrowed[StreamBox] box = self._slot.borrow()
-        cdef Borrowed[StreamBox] other_box = that._slot.borrow()
+        cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.StreamBox] other_box = that._slot.borrow()
         if box.get() == NULL or other_box.get() == NULL:
             return False
-        return bool(is_same_stream(self._slot, that._slot))
+        return bool(cpp.is_same_stream(self._slot, that._slot))
 
     def __hash__(self):
         if not self._slot.was_filled():
-            present(self._slot)
+            cpp.present(self._slot)
         return hash(self._number)
 
     def __enter__(self):
-        live(self._slot)
+        cpp.live(self._slot)
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        cdef Borrowed[StreamBox] box = self._slot.borrow()
+        cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
         if box.get() == NULL:
             return "<Stream: closed>" if self._slot.was_filled() else "<Stream: never initialized>"
         kind = "" if box.get().is_made_here() else ", adopted"
@@ -331,7 +298,7 @@ cdef class Stream:
 def lent(Stream stream not None, owner):
     """The same stream as another object, which keeps `owner` alive."""
     cdef Stream found = Stream.__new__(Stream)
-    present(stream._slot)
+    cpp.present(stream._slot)
     found._slot.share(stream._slot)
     found._owner = owner
     return made_stream(found)
@@ -344,9 +311,9 @@ def pin(Stream stream not None):
 
 def capture_of(Stream stream not None):
     """A number for the capture that a stream is part of, the same for all of its streams; 0 if it is in none."""
-    return capture_of_stream(stream._slot)
+    return cpp.capture_of_stream(stream._slot)
 
 
 def is_capturing(Stream stream not None):
     """Whether a stream is recording a graph."""
-    return bool(stream_is_capturing(stream._slot))
+    return bool(cpp.stream_is_capturing(stream._slot))

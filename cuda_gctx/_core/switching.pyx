@@ -3,17 +3,8 @@
 cimport cython
 from libcpp.vector cimport vector
 
+from cuda_gctx._core cimport cpp
 from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.cpp cimport (
-    CSwitching,
-    NewUse,
-    add_arrangement,
-    clear_arrangements,
-    note_sm_ids,
-    order,
-    present,
-    remove_arrangement,
-)
 from cuda_gctx._core.resources cimport SMResource
 from cuda_gctx._core.stream cimport Stream
 
@@ -32,11 +23,11 @@ cdef class Switching:
     Not for several threads at once: the pool has a lock.
     """
 
-    cdef CSwitching _switching
+    cdef cpp.Switching _switching
     cdef vector[unsigned int] _left
 
     def __dealloc__(self):
-        clear_arrangements(self._switching)
+        cpp.clear_arrangements(self._switching)
 
     def add_arrangement(self, uses):
         """The number of a new arrangement.
@@ -44,30 +35,30 @@ cdef class Switching:
         uses: the number of each part, and its Stream on the whole device, or its Context, with the SMResource and the
         ids of its SMs (None: not known).
         """
-        cdef vector[NewUse] all_uses
-        cdef NewUse one
+        cdef vector[cpp.NewUse] all_uses
+        cdef cpp.NewUse one
         cdef Context context
         cdef Stream stream
         cdef SMResource sms
         for part, place, resource, sm_ids in uses:
-            one = NewUse()
+            one = cpp.NewUse()
             one.part = part
             if resource is None:
                 stream = place
-                present(stream._slot)
+                cpp.present(stream._slot)
                 one.stream = stream._slot.get()
             else:
                 context, sms = place, resource
-                present(context._slot)
+                cpp.present(context._slot)
                 one.context = context._slot.get()
                 one.sms = sms._sm
                 one.ids = ascending(sm_ids)
             all_uses.push_back(one)
-        return add_arrangement(self._switching, all_uses)
+        return cpp.add_arrangement(self._switching, all_uses)
 
     def remove_arrangement(self, unsigned int arrangement):
         """Forget an arrangement, which must not be used any more. Work in its places stays ordered."""
-        remove_arrangement(self._switching, arrangement)
+        cpp.remove_arrangement(self._switching, arrangement)
 
     def places_of(self, unsigned int arrangement):
         """The number of the place of each use."""
@@ -79,16 +70,16 @@ cdef class Switching:
 
     def note_sm_ids(self, Context context not None, sm_ids):
         """Record on which SMs a kernel saw a context run."""
-        note_sm_ids(self._switching, context._slot, ascending(sm_ids))
+        cpp.note_sm_ids(self._switching, context._slot, ascending(sm_ids))
 
     @cython.binding(False)
     def order(self, unsigned int old, unsigned int next):
         """Put the later work of an arrangement behind that of the current one; during a capture, do nothing: False."""
         self._left.clear()
         self._left.push_back(old)
-        return bool(order(self._switching, self._left, next))
+        return bool(cpp.order(self._switching, self._left, next))
 
     def order_all(self, left, unsigned int next):
         """The same for several arrangements that were left, the last of which is current."""
         self._left = left
-        return bool(order(self._switching, self._left, next))
+        return bool(cpp.order(self._switching, self._left, next))

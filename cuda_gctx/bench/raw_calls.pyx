@@ -25,9 +25,6 @@ cdef class RawCalls:
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
         make_raw_calls(self._calls, active_runtime()[0], device.device_id)
 
-    def __dealloc__(self):
-        drop(self._calls)
-
     @staticmethod
     def names():
         """The calls that can be timed."""

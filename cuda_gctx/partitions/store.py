@@ -16,15 +16,15 @@ from cuda_gctx._core.context import (
     context_counts,
     drop_pinned,
     is_pinned,
+    kept_counts,
     pin_context,
-    pinned_counts,
     pinned_limit,
     set_pinned_limit,
 )
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.resources import device_memory, drop_split_contexts, split_context_count
+from cuda_gctx._core.resources import device_memory, drop_split_contexts
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
 __all__ = [
@@ -376,8 +376,7 @@ def memory_use() -> dict[int, MemoryUse]:
         created, destroyed = context_counts(whole)
         if created:
             free, total = device_memory(whole)
-            pinned, waiting = pinned_counts(whole)
+            pinned, waiting, splitting = kept_counts(whole)
             stored = store.count(device) + waiting
-            splitting = split_context_count(whole)
             uses[device_id] = MemoryUse(free, total, created - destroyed, stored, destroyed, splitting, pinned)
     return uses

@@ -69,8 +69,10 @@ void note_failure(const char* what) noexcept {
   any_failure.store(true, std::memory_order_release);
 }
 
+bool has_failure() noexcept { return any_failure.load(std::memory_order_acquire) && !is_forked(); }
+
 bool take_failure(char* text, unsigned long size) noexcept {
-  if (!any_failure.load(std::memory_order_acquire) || is_forked()) {
+  if (!has_failure()) {
     return false;
   }
   Failures& all = failures();

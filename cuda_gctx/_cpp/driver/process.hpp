@@ -28,6 +28,7 @@ void watch_exit();  // once a driver is open: begin_exit() comes before the end 
 
 // What failed where nothing can be thrown. Counted, and reported at the next opportunity.
 void note_failure(const char* what) noexcept;
+bool has_failure() noexcept;
 bool take_failure(char* text, unsigned long size) noexcept;  // false if nothing failed since the last time
 
 }  // namespace gctx
