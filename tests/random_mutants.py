@@ -44,8 +44,9 @@ ROOMS = {
 QUICKEST = 40
 # The planner's sources, and what is tried with their mutants.
 PLANNER = "planner"
-PLANNER_SOURCES = "_cpp/resources"
-PLANNER_TESTS = (
+PLANNER_SOURCES, LIBRARY = "_cpp/resources", "libcuda_gctx.so"
+COMPILER = "(the compiler)"
+ROOMS[PLANNER] = (
     "tests/core/test_split.py tests/core/test_split_oracle.py tests/core/test_split_raw_values.py "
     "tests/core/test_split_contexts.py tests/core/test_overlap.py tests/core/test_workqueue.py "
     "tests/core/test_device.py tests/core/test_bad_input.py tests/core/test_versions.py tests/partitions"
@@ -192,30 +193,37 @@ def callers_of(room: str) -> dict[str, list[str]]:
         return json.loads(file.read_text())  # type: ignore[no-any-return]
 
 
-def killed_in_planner(site: Site) -> str | None:
+def write_planner(site: Site, package: Path) -> bool:
+    """Builds the core with a mutant into a package; False if it does not compile."""
     file = native_mutants.SOURCES / "cuda_gctx" / site.file
     text = file.read_text()
     file.write_text(text[: site.begin] + site.new + text[site.end :])
     try:
-        if native_mutants.build().returncode != 0:
-            return "(the compiler)"
-        native_mutants.install()
-        return failed_test(PLANNER_TESTS, native_mutants.PACKAGE)
+        if native_mutants.build("cuda_gctx_core").returncode != 0:
+            return False
     finally:
         file.write_text(text)
+    (package / LIBRARY).unlink()  # a link to the installed file
+    shutil.copy(next(native_mutants.BUILD.rglob(LIBRARY)), package)
+    return True
+
+
+def write_python(site: Site, package: Path) -> None:
+    file = package / site.file
+    text = file.read_bytes()
+    file.unlink()  # a link to the installed file
+    file.write_bytes(text[: site.begin] + site.new.encode() + text[site.end :])
 
 
 def killed_by(site: Site, callers: dict[str, list[str]]) -> str | None:
     """What fails with a mutant: a test, or the compiler; None if it survives."""
-    if site.room == PLANNER:
-        return killed_in_planner(site)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "cuda_gctx"
         shutil.copytree(PACKAGE, copy, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
-        file = copy / site.file
-        text = file.read_bytes()
-        file.unlink()  # a link to the installed file
-        file.write_bytes(text[: site.begin] + site.new.encode() + text[site.end :])
+        if site.room != PLANNER:
+            write_python(site, copy)
+        elif not write_planner(site, copy):
+            return COMPILER
         quickest = shlex.join(callers.get(f"{site.file}:{site.function}", [])[:QUICKEST])
         test = failed_test(quickest, Path(folder)) if quickest else None
         # Without a test that has failed, such as where the names of tests have changed, all of them decide.
@@ -226,25 +234,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--rooms", default=",".join((*ROOMS, PLANNER)), help="of those chosen, the ones that are run")
+    parser.add_argument("--rooms", default=",".join(ROOMS), help="of those chosen, the ones that are run")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="none begins after these")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     options = parser.parse_args()
     if PACKAGE == REPOSITORY / "cuda_gctx":
         raise SystemExit("the install is editable, so that a copy would not be imported: use 'make random-mutants'")
-    every = [*(site for room in ROOMS for site in sites(room)), *planner_sites()]
+    every = [site for room in ROOMS for site in (planner_sites() if room == PLANNER else sites(room))]
     chosen = random.Random(options.seed).sample(every, options.count)
     wanted = [site for site in chosen if site.room in options.rooms.split(",")]
     rooms = () if options.list else dict.fromkeys(site.room for site in wanted)
-    callers = {room: callers_of(room) if room != PLANNER else {} for room in rooms}
+    callers = {room: callers_of(room) for room in rooms}
     if PLANNER in callers:
         native_mutants.prepare()
-        if (done := native_mutants.build()).returncode != 0:
-            raise SystemExit(done.stdout[-3000:])
-        native_mutants.install()
-        if (test := failed_test(PLANNER_TESTS, native_mutants.PACKAGE)) is not None:
-            raise SystemExit(f"without a mutant, {test} fails")
     begin, outcomes, rows = time.monotonic(), Counter[str](), []
     for site in wanted:
         if options.list:
@@ -253,7 +256,7 @@ def main() -> int:
         if time.monotonic() - begin > options.seconds:
             break
         test = killed_by(site, callers[site.room])
-        outcomes["survived" if test is None else "killed"] += 1
+        outcomes["survived" if test is None else "not compiled" if test == COMPILER else "killed"] += 1
         rows.append({"mutant": str(site), "killed_by": test})
         print(json.dumps(rows[-1]), flush=True)
         if options.out:

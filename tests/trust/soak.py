@@ -8,12 +8,12 @@ of the pool, so that work that is not ordered changes its number; a graph that w
 partitions; results are copied to pinned memory while their partitions close; every eighth round, partitions are ranks
 that reduce over their SMs. torch allocates in expandable segments.
 
-Every fifteen seconds a line of JSON says what was checked, what was wrong, and which memory is in use, by who has it:
-torch, the contexts of the driver, malloc and Python. torch keeps a workspace of cuBLAS for each thread and stream, and
-memory for each stream, which grow for minutes and then stay. So at each quarter of the run, everything that may be
-given back is, and the line is marked "settled". From the half to the end, settled memory must not grow: the exit code
-is 1 if it has, or if anything was wrong. A driver of CUDA 13.0 keeps 4 MiB of each context that is destroyed, so
-contexts are destroyed in the first half only.
+Every fifteen seconds a line of JSON says what was checked, what was wrong, which memory is in use by torch, the
+contexts of the driver, malloc and Python, and during which operations it grew. torch keeps a workspace of cuBLAS for
+each thread and stream, and memory for each stream, which grow for minutes and then stay. So at each quarter of the run,
+everything that may be given back is, and the line is marked "settled". From the half to the end, settled memory must
+not grow: the exit code is 1 if it has, or if anything was wrong. A driver of CUDA 13.0 keeps 4 MiB of each context that
+is destroyed, so contexts are destroyed in the first half only.
 
 A round that takes longer than 90 seconds ends the run with the stacks of all threads. Several soaks may share a card:
 what the driver has of a process is then known only where NVML reports processes. On the software driver, which computes
@@ -107,6 +107,9 @@ class Simulated:
 
     def memory(self) -> dict[str, float]:
         return {}
+
+    def card_bytes(self) -> int:
+        return 0
 
     def give_back(self) -> None:
         self.graphs.drop()
@@ -229,21 +232,25 @@ class Torch:
     def memory(self) -> dict[str, float]:
         """What torch has, and what else the driver has for this process, where that can be known."""
         cuda = self.torch.cuda
-        free, total = cuda.mem_get_info()
-        reserved, of_processes = cuda.memory_reserved() / MIB, process_mib(self.dev)
+        in_use, reserved, of_processes = self.card_bytes() / MIB, cuda.memory_reserved() / MIB, process_mib(self.dev)
         own = of_processes.get(os.getpid())
         if own is None and len(of_processes) == 1:  # in a container, its number there is another one
             own = next(iter(of_processes.values()))
         if self.alone:
-            own = (total - free) / MIB
+            own = in_use
         return {
             "torch_mib": round(cuda.memory_allocated() / MIB, 1),
             "torch_reserved_mib": round(reserved, 1),
             "pinned_mib": round(cuda.host_memory_stats().get("allocated_bytes.current", 0) / MIB, 1),
-            "card_mib": round((total - free) / MIB, 1),
+            "card_mib": round(in_use, 1),
             "processes": len(of_processes),
             **({} if own is None else {"driver_mib": round(own - reserved, 1)}),
         }
+
+    def card_bytes(self) -> int:
+        """What is in use of the card, by whomever."""
+        free, total = self.torch.cuda.mem_get_info()
+        return int(total - free)
 
     def give_back(self) -> None:
         torch = self.torch
@@ -279,14 +286,17 @@ class MallocUse(ctypes.Structure):
     ]
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def host_memory() -> dict[str, float]:
     """Resident memory, what of it was handed out by malloc, and the number of Python's own blocks."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = MallocUse
     use = mallinfo()
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {
-        "host_mib": round(resident / MIB, 1),
+        "host_mib": round(resident_bytes() / MIB, 1),
         "malloc_mib": round((use.uordblks + use.hblkhd) / MIB, 1),
         "python_blocks": sys.getallocatedblocks(),
     }
@@ -349,18 +359,23 @@ class Soak:
         self.pool, self.layouts = PartitionPool(dev), layouts_of(dev)
         self.right: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.host_grown: Counter[str] = Counter()
+        self.card_grown: Counter[str] = Counter()
         self.chain = 1
         self.settled: list[dict[str, Any]] = []
         self.begin = time.monotonic()
 
     def attempt(self, what: str, action: Callable[[], int]) -> None:
         """Counts what was right; anything else is noted, and the soak goes on if the device still answers."""
+        on_host, on_card = resident_bytes(), self.work.card_bytes()
         try:
             self.right[what] += action()
         except Exception as error:
             self.wrong.append(f"{what}: {type(error).__name__}: {error}"[:500])
             print(self.wrong[-1], file=sys.stderr, flush=True)
             self.work.synchronize()
+        self.host_grown[what] += resident_bytes() - on_host
+        self.card_grown[what] += self.work.card_bytes() - on_card
 
     def side_by_side(self, parts: list[Any], rng: random.Random) -> list[Callable[[], int]]:
         """Four threads work in the partitions; returns what checks their results."""
@@ -487,6 +502,8 @@ class Soak:
             "contexts_destroyed": use.destroyed,
             "contexts_pinned": use.pinned,
             "contexts_stored": use.stored,
+            "host_grown_mib": {what: round(by / MIB, 1) for what, by in self.host_grown.items()},
+            "card_grown_mib": {what: round(by / MIB, 1) for what, by in self.card_grown.items()},
             "threads": threading.active_count(),
             "files": len(os.listdir("/proc/self/fd")),
         }
