@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -45,7 +46,8 @@ Work = Mapping[str, Callable[[Any], object]]
 BUDGET_S = 15.0  # the least with which the tuner has blocks of seconds
 BLOCKS = 4
 NOT_COUNTED = 1 / 3
-CHUNK_S = 0.1
+CHUNK_S = 0.5  # long, because nothing runs next to the last calls of a chunk of mixes
+QUEUES = "32"  # more than all plans have streams: two streams that share a hardware queue do not overlap
 CERTAINTY = 0.975
 MOST_LOST = 0.01
 RESOLUTION = 1e-3  # of ratios: that of events in a short step
@@ -122,7 +124,7 @@ class Loop:
                 main.wait(end)
 
     def chunk(self) -> float:
-        """The seconds of a step, over as many of them as take a tenth of a second."""
+        """The seconds of a step, over as many of them as take half a second."""
         main, *others = dict.fromkeys(self._streams.values())
         with main.record(None, TIMED) as begin:
             for other in others:
@@ -156,7 +158,7 @@ def independent(
     with PartitionPool(device) as pool, ExitStack() as closing:
         loops = {plan: Loop(work, weights, closing.enter_context(plan.open(pool))) for plan in plans}
         for loop in loops.values():
-            for _ in range(3):
+            for _ in range(2):
                 loop.chunk()
         for number in range(BLOCKS):
             for plan in plans if number % 2 else reversed(plans):
@@ -251,8 +253,12 @@ def measure(arguments: argparse.Namespace, until: float) -> None:
         if time.monotonic() + BUDGET_S + 3 * arguments.seconds > until:
             print(f"{name}: not measured, the limit is reached", flush=True)
             continue
-        work, objective = PAIRS[name](torch)
-        found = answer(device, work, objective, arguments.seconds, arguments.seed)
+        try:
+            work, objective = PAIRS[name](torch)
+            found = answer(device, work, objective, arguments.seconds, arguments.seed)
+        except Exception as error:  # of one pair: the others are measured
+            print(f"{name}, process {arguments.seed}: {type(error).__name__}: {error}", flush=True)
+            continue
         print(told(name, arguments.seed, found), flush=True)
         machine = described(device, "Answers of the tuner, held against an independent measurement", tables.REPOSITORY)
         row = {"pair": name, "process": arguments.seed, "seconds": arguments.seconds, **found}
@@ -282,7 +288,8 @@ def main() -> int:
             command += ["--seconds", str(arguments.seconds), "--limit", str(left_s)]
             command += [word for name in arguments.only or () for word in ("--only", name)]
             try:
-                subprocess.run(command, check=True, timeout=max(1.0, left_s))
+                environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": QUEUES}
+                subprocess.run(command, check=True, timeout=max(1.0, left_s), env=environment)
             except subprocess.SubprocessError as error:  # what it has measured so far is kept
                 print(f"process {process}: {error}", flush=True)
         result = present(out)

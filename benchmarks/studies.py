@@ -264,7 +264,11 @@ def measure(arguments: argparse.Namespace, until: float) -> None:
             print(f"{name}: not measured, the limit is reached", flush=True)
             continue
         machine = described(device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY)
-        found = measured(torch, device, name, budget_s, arguments.seed)
+        try:
+            found = measured(torch, device, name, budget_s, arguments.seed)
+        except Exception as error:  # of one study: the others are measured
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+            continue
         part_of(arguments, arguments.seed, name).write_text(json.dumps({"machine": machine, "found": found}))
         torch.cuda.empty_cache()
 

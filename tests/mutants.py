@@ -146,6 +146,18 @@ MUTANTS = {
         "return LEAST_STEPS",
         "tests/tune/test_search.py tests/tune/test_reasons.py -k number_of_steps",
     ),
+    "blocks of short batches of mixes": Mutant(
+        "tune/_search.py",
+        "sample = self._runner.batch(trial, shape if settles else longest)",
+        "sample = self._runner.batch(trial, shape)",
+        "tests/tune/test_procedure.py",
+    ),
+    "stalls count only where clocks have settled": Mutant(
+        "tune/_ranking.py",
+        '(ratio_of_totals(whole).value, "mean of blocks", other)',
+        '(1.0, "mean of blocks", other)',
+        "tests/tune/test_ranking.py",
+    ),
     "a limit that is met exactly is missed": Mutant(
         "tune/_policy.py",
         "best = row.best[bisect_right(row.limits, limit_s)]",

@@ -304,7 +304,7 @@ if wanted studies || wanted pairs || wanted allreduce; then
     note 'studies, pairs and allreduce did not run: they need torch and a GPU'
   else
     wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --budget 22 --limit 290 --out "$output/benchmarks"
-    wanted pairs && step pairs 670 "$python" "$repository/benchmarks/overlap_pairs.py" --limit 660 --out "$output/benchmarks/pairs.json"
+    wanted pairs && step pairs 670 "$python" "$repository/benchmarks/overlap_pairs.py" --limit $((limit - SECONDS < 670 ? limit - SECONDS - 5 : 660)) --out "$output/benchmarks/pairs.json"
     if wanted allreduce && [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
       note 'allreduce did not run: it needs two GPUs'
     elif wanted allreduce; then

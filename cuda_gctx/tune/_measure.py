@@ -136,9 +136,18 @@ class Runner:
         """The shape of the batches of a round: as the fastest trial needs it, within limits for the slowest."""
         plans = [trial for trial in trials if len(trial.parts) > 1] or trials
         steps = max((self.steps_for(trial) for trial in plans), default=LEAST_STEPS)
-        slowest_s = max((max(trial.step_s, trial.host_s) for trial in plans), default=0.0)
-        limit = max(_least_steps(slowest_s), round(MOST_STRETCH * BATCH_S / max(slowest_s, 1e-7)))
+        slowest_s = max((max(trial.step_s, trial.host_s, 1e-7) for trial in plans), default=1e-7)
+        limit = max(_least_steps(slowest_s), round(MOST_STRETCH * BATCH_S / slowest_s))
         return Shape(min(steps, limit), self._gate_s(max((trial.host_s for trial in trials), default=0.0)))
+
+    def longest_shape(self, trial: Trial, seconds: float) -> Shape:
+        """The shape of batches that take so many seconds, if they are of mixes; the usual one if they are of steps, or
+        if each batch is to have new host threads.
+        """
+        shape = self.shape([trial])
+        if self.hosts is not None or not isinstance(self.objective, Throughput):
+            return shape
+        return shape._replace(steps=max(shape.steps, int(seconds / max(trial.step_s, trial.host_s, 1e-7))))
 
     def _gate_s(self, host_s: float) -> float:
         """How long to close the gate."""

@@ -36,7 +36,7 @@ from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import KINDS, Plan
 from cuda_gctx.tune._sizes import Allocation
 
-__all__ = ["HOPELESS", "Choice", "Intervals", "R", "Ranking", "Record", "Sample", "value_of"]
+__all__ = ["HOPELESS", "Choice", "Intervals", "R", "Ranking", "Record", "Sample", "settled", "value_of"]
 
 # Blocks without which nothing is known about a plan that runs for longer.
 LEAST_BLOCKS = 2
@@ -52,7 +52,8 @@ class Sample:
     """The result of a batch.
 
     seconds: what the objective minimizes, of this batch alone. steps: how many of them it had. calls: for each part,
-    how many completed, and in how many seconds. latencies: of each call, if the objective is a latency.
+    how many completed, and in how many seconds. latencies: of each call, if the objective is a latency. settles:
+    whether it is of the first part of a block, in which clocks and temperature are those of the block before.
     """
 
     seconds: float
@@ -61,6 +62,7 @@ class Sample:
     calls: dict[str, tuple[float, float]] = field(default_factory=dict)
     latencies: tuple[float, ...] = ()
     steps: int = 1
+    settles: bool = False
 
 
 @dataclass(eq=False)
@@ -272,9 +274,10 @@ class Ranking(Generic[R]):
         return ratio_of_totals([(sequence.seconds, own.seconds) for sequence, own in pairs])
 
     def _block(self, block: Sequence[Sample]) -> Sample:
-        """A block as one sample: of a makespan its median batch."""
-        joined = _joined(block)
-        return replace(joined, seconds=value_of(self.objective, block)) if self.objective == "makespan" else joined
+        """The settled part of a block as one sample: of a makespan its median batch."""
+        counted = settled(block)
+        joined = _joined(counted)
+        return replace(joined, seconds=value_of(self.objective, counted)) if self.objective == "makespan" else joined
 
     def _plain(self, slow: R, fast: R) -> Ratio:
         """The ratio over the final rounds in which both were measured, or over all of them if there is none."""
@@ -409,11 +412,12 @@ class Ranking(Generic[R]):
         """Whether the gain of the choice still changes within the blocks."""
         if isinstance(self.objective, TailLatency) or not chosen.sustained:
             return []
+        counted = [(settled(ours), settled(theirs)) for ours, theirs in chosen.sustained]
         halves = []
         for half in (0, 1):
             pairs = [
                 (self._block(_half(theirs, half)).seconds, self._block(_half(ours, half)).seconds)
-                for ours, theirs in chosen.sustained
+                for ours, theirs in counted
                 if len(ours) > 1 and len(theirs) > 1
             ]
             halves.append(ratio_of_totals(pairs).value if pairs else 1.0)
@@ -427,21 +431,24 @@ class Ranking(Generic[R]):
         if isinstance(self.objective, TailLatency):
             return []
         by, instead = (ratio_of_totals, "mean") if self.objective == "makespan" else (ratio_of, "median")
-        found: list[tuple[float, R]] = []
+        found: list[tuple[float, str, R]] = []
         for other in self.compared:
             ours, theirs = chosen.measured(self.final), other.measured(self.final)
             rounds = [(ours[n].seconds, theirs[n].seconds) for n in sorted(ours.keys() & theirs.keys())]
             if other is chosen or len(rounds) < LEAST_PAIRS or self.in_rounds(chosen, other).value > 1 + NOISE:
                 continue
-            alternatives = [by(rounds).value]
-            if other is self.sequence and len(chosen.sustained) >= LEAST_BLOCKS:  # with stalls too rare for the rounds
-                blocks = [(_joined(mine).seconds, _joined(its).seconds) for mine, its in chosen.sustained]
-                alternatives.append(by(blocks).value)
-            if max(alternatives) > 1 + max(NOISE, self.between(chosen, other)):
-                found.append((max(alternatives), other))
+            found.append((by(rounds).value, instead, other))
+            if other is self.sequence and len(chosen.sustained) >= LEAST_BLOCKS:
+                counted, whole = (
+                    [(_joined(of(mine)).seconds, _joined(of(its)).seconds) for mine, its in chosen.sustained]
+                    for of in (settled, list)
+                )
+                # Rare stalls, of which the rounds have none, may lie in the parts of blocks that do not count.
+                found += [(by(counted).value, instead, other), (ratio_of_totals(whole).value, "mean of blocks", other)]
+        found = [one for one in found if one[0] > 1 + max(NOISE, self.between(chosen, one[2]))]
         if not found:
             return []
-        ratio, other = max(found, key=lambda one: one[0])
+        ratio, instead, other = max(found, key=lambda one: one[0])
         stalls = sum(map(self._stalls, (chosen, other)))
         why = f", because of {stalls} batches that take far longer than the others" if stalls else ""
         return [f"mean and median disagree: by the {instead}, {other.plan} is {ratio:.2f}x faster than the choice{why}"]
@@ -455,6 +462,11 @@ class Ranking(Generic[R]):
 
 # A batch that takes so many times the median of its plan contains a stall.
 STALL = 1.5
+
+
+def settled(block: Sequence[Sample]) -> list[Sample]:
+    """The batches of a block that count."""
+    return [sample for sample in block if not sample.settles]
 
 
 def _half(block: Sequence[Sample], half: int) -> Sequence[Sample]:

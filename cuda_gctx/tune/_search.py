@@ -29,7 +29,7 @@ from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._openings import Candidate, Openings
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import HOPELESS, Sample
+from cuda_gctx.tune._ranking import HOPELESS, Sample, settled
 from cuda_gctx.tune._sizes import Allocation, Sizes
 from cuda_gctx.tune._work import Part, examine
 
@@ -41,6 +41,9 @@ COARSE_ROUNDS, REFINING_ROUNDS = 3, 2
 BLOCKS, BLOCK_S = 4, 2.0
 FEWER_BLOCKS, SHORTER_BLOCK_S = 3, 1.0
 SETTLING_SHARE = 1 / 2
+# What counts of a block of mixes is so many batches, each as long as possible: at the end of a batch, nothing runs next
+# to the last calls. The first and the last one show whether the gain still changes.
+BATCHES_OF_MIXES = 2
 # The blocks take at most this share of the budget.
 BLOCKS_SHARE = 0.4
 # Nothing heats a simulated device.
@@ -456,7 +459,7 @@ class Search:
             for _, one in in_rounds(pair, 1, self._random):
                 self._show(f"measuring {one.plan} for {block_s:g} s")
                 found[one], clocks[one] = self._block(one, len(chosen.sustained), block_s, number == blocks - 1)
-            if not all(found.values()):  # a part failed
+            if not all(map(settled, found.values())):  # a part failed
                 return
             chosen.sustained.append((found[chosen], found[pair[1]]))
             own, other = clocks[chosen], clocks[pair[1]]
@@ -464,17 +467,21 @@ class Search:
                 chosen.sm_clocks_mhz = own, other
 
     def _block(self, candidate: Candidate, turn: int, block_s: float, read: bool) -> tuple[list[Sample], float | None]:
-        """Batches without a pause, of which the first half does not count; and the SM clock, if it is to be read."""
+        """Batches without a pause, of which those of the first half settle; and the SM clock, if it is to be read."""
         trial = candidate.trials[candidate.turn(turn)]
         shape = self._runner.shape([trial])
+        settling_s = SETTLING_SHARE * block_s
+        longest = self._runner.longest_shape(trial, (block_s - settling_s) / BATCHES_OF_MIXES)
         began = clock.now()
         samples: list[Sample] = []
         with self.opened.forgiving(candidate, trial):
-            while (passed := clock.now() - began) < block_s or not samples:
+            while (passed := clock.now() - began) < block_s or not settled(samples):
                 if self._runner.hosts is not None:
                     self._start_hosts()
-                sample = self._runner.batch(trial, shape)
-                samples += [sample] if passed >= SETTLING_SHARE * block_s or sample.seconds >= block_s else []
+                settles = passed < settling_s
+                sample = self._runner.batch(trial, shape if settles else longest)
+                sample.settles = settles and sample.seconds < block_s
+                samples.append(sample)
             if read:
                 # The tool takes a while: the plan runs on, so that the clock is that under its load.
                 with ClockReading(self.device) as reading:

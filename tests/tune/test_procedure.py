@@ -13,7 +13,7 @@ import pytest
 
 from cuda_gctx import Device, Layout, Stream, tune
 from cuda_gctx._core.progress import Progress
-from cuda_gctx.tune import Plan, TailLatency, Throughput, _measure, spin
+from cuda_gctx.tune import Plan, TailLatency, Throughput, _measure, _search, spin
 from cuda_gctx.tune._measure import Trial
 from cuda_gctx.tune._openings import Candidate
 from cuda_gctx.tune._ranking import Sample
@@ -121,6 +121,29 @@ def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
         gated = runner._steps(trial, 4, 10e-3)
         assert gated.seconds == pytest.approx(20e-6, rel=0.2)  # what the device needs
         assert runner._steps(trial, 4, 0.0).seconds > 28e-6  # what the host needs
+
+
+def test_a_sustained_rate_is_not_that_of_short_batches(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A call fills the device and then leaves all of it but an SM. A mix takes as long as one call, but for the last
+    # one, next to which nothing runs.
+    def call(stream: Stream) -> None:
+        spin(stream, 256, 4 * MS)
+        spin(stream, 1, 4 * MS)
+
+    monkeypatch.setattr(_search, "is_simulated", lambda device: False)  # with blocks of seconds
+    report = tune.overlap(a=call, b=call, objective=Throughput(a=1, b=1), device=dev, sizes=[64], budget_s=20)
+    assert report.choice.kind == "streams"
+    assert 1.95 < report.gain < 2
+
+
+def test_what_counts_of_a_block_of_mixes_is_long_batches(dev: Device) -> None:
+    parts = [Part(name, lambda stream: None) for name in "ab"]
+    with dev.create_stream() as stream, _measure.Runner(Throughput(a=1, b=1), deadline=1e12) as runner:
+        trial = Trial("", tuple(parts), {part.name: stream for part in parts}, stream)
+        steps = []
+        for trial.step_s in (1e-3, 5e-3, 30e-3, 1.0):
+            steps.append((runner.shape([trial]).steps, runner.longest_shape(trial, 0.5).steps))
+    assert steps == [(30, 500), (6, 100), (3, 16), (1, 1)]
 
 
 @pytest.mark.parametrize("objective", ["makespan", Throughput(a=1, b=1), TailLatency("a")])

@@ -98,6 +98,22 @@ def test_a_plan_that_is_slower_than_the_sequence_for_seconds_on_end_is_not_chose
     assert told.low < 1 / 0.95 < told.high
 
 
+def test_a_stall_in_the_part_of_a_block_that_settles_keeps_a_rate_from_being_sure() -> None:
+    numbers = random.Random(11)
+
+    def found(stall: float) -> Choice[Record]:
+        blocks = [([Sample(one, settles=True), Sample(0.95)], [Sample(1.0)]) for one in (0.95, stall, 0.95, 0.95)]
+        gains = record(STREAMS, noisy(0.95, numbers), sustained=blocks)
+        return chosen(record(SEQUENCE, noisy(1.0, numbers)), gains, objective=Throughput(a=1, b=1))
+
+    assert found(0.95).sure
+    stalls = found(3.0)
+    assert stalls.record.plan == STREAMS  # what counts of the blocks has no stall
+    assert not stalls.decided
+    [why] = stalls.why
+    assert why.startswith("mean and median disagree: by the mean of blocks, in sequence is 1.21x faster")
+
+
 def test_more_looks_make_an_interval_more_certain() -> None:
     certainties = [certainty_of(pairs) for pairs in (7, 14, 15, 16, 30, 31, 60, 120, 960)]
     assert certainties[:3] == [0.975, 0.975, 0.995]
