@@ -15,7 +15,7 @@
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make sanitize-python  the Python tests of the core rooms, with sanitizers in the core and its modules: many minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
-#   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour
+#   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour; work against waits for a tenth of that
 #   make peers    run test suites of other projects on the software driver; CUDA_PYTHON names a checkout of NVIDIA/cuda-python
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make docs     build the documentation into build/docs
@@ -155,8 +155,9 @@ FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)
 fuzz: $(TOOLS)/builders
 	$(call configure,cuda_gctx/sim/_cpp,build/sanitize-address/sim,$(firstword $(SANITIZERS)))
-	cmake --build build/sanitize-address/sim --target sim_fuzz
+	cmake --build build/sanitize-address/sim --target sim_fuzz sim_order_test
 	build/sanitize-address/sim/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
+	build/sanitize-address/sim/sim_order_test --seed $(FUZZ_SEED) --seconds $$(($(FUZZ_SECONDS) / 10))
 
 lint: lint-cpp lint-cython lint-python
 

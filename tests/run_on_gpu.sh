@@ -261,8 +261,8 @@ for name in questions processes; do
 done
 
 # The part of the recording that asks about single functions.
-wanted contract && step contract 90 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
-  --only device --only contract --only sentences --out "$output/contract.json"
+wanted contract && step contract 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
+  --only device --only contract --only sentences --only endings --out "$output/contract.json"
 
 if wanted comm; then
   if [ -n "$simulated" ] || ! has torch; then

@@ -14,7 +14,7 @@ import pytest
 
 from cuda_gctx import sim
 
-from ..common import needs_cuda_header
+from ..common import CUDA_INCLUDE, needs_cuda_header
 
 pytestmark = pytest.mark.sim_only
 
@@ -162,6 +162,21 @@ table = ctypes.c_void_p(1)
 print(driver.cuGetExportTable(ctypes.byref(table), ctypes.create_string_buffer(16)), table.value)
 """
     assert run_program(code).stdout.split() == ["500", "None"]
+
+
+RUNTIME = next((CUDA_INCLUDE.parent / "lib").glob("libcudart.so.13"), None) if CUDA_INCLUDE else None
+
+
+@pytest.mark.skipif(RUNTIME is None, reason="there is no runtime library of CUDA 13 next to cuda.h")
+@pytest.mark.parametrize(("driver", "name"), [("12.8", "InsufficientDriver"), ("13.0", "SymbolNotFound")])
+def test_the_runtime_library_does_not_start_and_says_why(driver: str, name: str) -> None:
+    code = f"""
+import ctypes
+runtime = ctypes.CDLL({str(RUNTIME)!r})
+runtime.cudaGetErrorName.restype = ctypes.c_char_p
+print(runtime.cudaGetErrorName(runtime.cudaGetDeviceCount(ctypes.byref(ctypes.c_int()))).decode())
+"""
+    assert run_program(code, f"h200@{driver}").stdout == f"cudaError{name}\n"
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ preprocessor")

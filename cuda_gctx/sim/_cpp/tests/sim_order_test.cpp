@@ -1,10 +1,11 @@
 // Every effect that was queued before a wait has happened after it, whatever has become of its stream and its context:
 // work that is queued at random, on streams and partitions that come and go, against all that can wait for it.
-//   sim_order_test [--seed N] [--steps N]
+//   sim_order_test [--seed N] [--steps N | --seconds N]
 #include <cuda.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -315,12 +316,15 @@ int main(int count_of, char** values) {
   const std::uint64_t seed = argument(count_of, values, "--seed", 1);
   std::printf("sim_order_test: seed %llu\n", static_cast<unsigned long long>(seed));
   World world(seed);
-  for (std::uint64_t step = argument(count_of, values, "--steps", 20'000); step > 0; --step) {
+  const std::chrono::seconds seconds(argument(count_of, values, "--seconds", 0));
+  const auto end = std::chrono::steady_clock::now() + seconds;
+  const std::uint64_t wanted = argument(count_of, values, "--steps", seconds.count() == 0 ? 20'000 : UINT64_MAX);
+  std::uint64_t steps = 0;
+  while (gctx::test::failures == 0 && steps < wanted &&
+         (seconds.count() == 0 || std::chrono::steady_clock::now() < end)) {
     world.step();
-    if (gctx::test::failures != 0) {
-      std::printf("%llu steps before the last\n", static_cast<unsigned long long>(step));
-      break;
-    }
+    ++steps;
   }
+  std::printf("sim_order_test: %llu steps\n", static_cast<unsigned long long>(steps));
   return gctx::test::summary("sim_order_test");
 }
