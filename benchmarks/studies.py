@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 
 import tables
 
-from cuda_gctx import Device, Partition, PartitionPool, tune
+from cuda_gctx import Device, PartitionPool, tune
+from cuda_gctx.interop.torch import use
 from cuda_gctx.measure.loop import AHEAD, in_rounds, timed_batch
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.summaries import summary
@@ -122,10 +123,8 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
     rows = []
     with PartitionPool(device) as pool:
         for left_out in (0, *LEFT_OUT_SMS):
-            part = pool.prepare(other=left_out).background if left_out else device.create_stream()
-            assert part is not None
-            stream = part.stream if isinstance(part, Partition) else part
-            sms = device.sm_count if left_out == 0 else part.sm_count
+            stream = pool.prepare(other=left_out).background.stream if left_out else device.create_stream()
+            sms = stream.resources.sm.sm_count
             for name, call in gemms_of(torch).items():
                 samples: dict[str, list[float]] = {"off": [], "on": []}
 
@@ -135,7 +134,7 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
                     return []
 
                 for number, (choice, taken) in in_rounds(samples.items(), GEMM_ROUNDS + 2):
-                    with part.torch(library_sms=choice):
+                    with use(stream, library_sms=choice):
                         found = timed_batch([stream], calls, AHEAD.least_s).seconds[0] / GEMM_CALLS
                     if number >= 2:
                         taken.append(found)
