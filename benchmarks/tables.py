@@ -35,6 +35,8 @@ DOCS = REPOSITORY / "docs"
 # What a card was asked, which the software driver is tested against.
 RECORDINGS = REPOSITORY / "tests" / "hardware"
 RECORDED = "h200-driver-13.0"
+# What the simulated demo shows of a card: a module, because results are no part of the package.
+ON_A_CARD = REPOSITORY / "cuda_gctx" / "cli" / "_on_a_card.py"
 BEGIN = "<!-- table {}: written by benchmarks/tables.py -->"
 END = "<!-- end of table -->"
 MARKED = re.compile(rf"({BEGIN.format('([a-z ]+)')}\n).*?({END})", re.DOTALL)
@@ -765,6 +767,19 @@ def page_with_results(page: str, numbers: dict[str, str], origins: dict[str, str
     return quoted.MARKED.sub(lambda marked: f"{marked[1]}{numbers[marked[2]]}{marked[4]}", page)
 
 
+def module_on_a_card(numbers: dict[str, str]) -> str:
+    """The numbers of README's figure, for `cuda-gctx demo`."""
+    rows = {
+        "WHERE": "latency origin",
+        "REQUESTS_PER_SECOND": "requests per second",
+        "ALONE": "latency alone",
+        "ISOLATED": "latency in a partition",
+        "PRIORITY": "latency of a priority stream",
+    }
+    lines = ['"""p99 latencies of a short kernel next to GEMMs; written by benchmarks/tables.py."""', ""]
+    return "\n".join([*lines, *(f'{name} = "{numbers[number]}"' for name, number in rows.items()), ""])
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="Write the tables and pictures of the documentation from benchmarks/results."
@@ -786,8 +801,10 @@ def main(words: Sequence[str] | None = None) -> int:
     due = {
         path: page_with_results(page, numbers, None if path.name == "README.md" else origins)
         for path, page in pages.items()
-    } | pictures
-    pages |= {path: path.read_text() if path.exists() else "" for path in pictures}
+    }
+    programs = pictures | {ON_A_CARD: module_on_a_card(numbers)}
+    due |= programs
+    pages |= {path: path.read_text() if path.exists() else "" for path in programs}
     differing = [path for path in due if pages[path] != due[path]]
     if not arguments.check:
         for path in differing:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions
+from cuda_gctx.cli import _on_a_card
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
@@ -128,7 +129,7 @@ class _Story:
         self.step(str(report.sm_map()), preformatted=True)
         self.step("")
 
-    def measured(self, rows: tuple[LatencyRow, ...]) -> None:
+    def measured(self, rows: tuple[LatencyRow, ...], simulated: bool) -> None:
         header = ("short kernel on", "load on", "p50, us", "p99, us", "max, us")
         body = []
         for row in rows:
@@ -141,6 +142,13 @@ class _Story:
             f"{verdict.priority_to_isolated:.0f} times longer.",
             "",
         )
+        if simulated:
+            self.say(
+                f"On a card ({_on_a_card.WHERE}), next to GEMMs and with {_on_a_card.REQUESTS_PER_SECOND} requests per "
+                f"second, its p99 was {_on_a_card.ISOLATED} in the partition, {_on_a_card.ALONE} on the idle GPU, and "
+                f"{_on_a_card.PRIORITY} on a stream of the highest priority.",
+                "",
+            )
         self.step(
             "3. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
             f"(launches of {LOAD_WAVES * LOAD_BLOCK_NS / 1e6:g} ms, always some queued)",
@@ -224,7 +232,17 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
             if not report.problems:
                 rows = _measured(parts, samples)
                 document["latency"] = _document(rows)
-                story.measured(rows)
+                if document["simulated"]:
+                    document["latency"]["on_a_card"] = {
+                        "where": _on_a_card.WHERE,
+                        "requests_per_second": _on_a_card.REQUESTS_PER_SECOND,
+                        "p99": {
+                            "alone": _on_a_card.ALONE,
+                            "isolated": _on_a_card.ISOLATED,
+                            "priority": _on_a_card.PRIORITY,
+                        },
+                    }
+                story.measured(rows, document["simulated"])
         story.end(reason)
         if as_json:
             write_json("demo", document)

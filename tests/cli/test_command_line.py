@@ -12,10 +12,11 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from subprocess import CompletedProcess
 from typing import IO, Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -24,6 +25,7 @@ from cuda_gctx.cli._root import root
 from cuda_gctx.sim import library_path
 
 from ..common import run_python
+from ..conftest import REPOSITORY
 
 pytestmark = pytest.mark.sim_only
 
@@ -127,6 +129,29 @@ def test_version_is_that_of_the_package() -> None:
 def test_every_command_takes_a_device_and_a_simulated_card(command: str) -> None:
     usage = run(command, "--help").stdout
     assert {"--device", "--profile", "--driver", "--json"} <= set(re.findall(r"(?<!\w)--[a-z]+", usage))
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                yield from commands(command, (*path, name))
+            else:
+                yield (*path, name), command
+
+
+def test_every_option_stands_on_the_page_of_the_command_line() -> None:
+    page = (REPOSITORY / "docs" / "command-line.md").read_text()
+    assert [
+        f"{' '.join(path)} {flag}"
+        for path, command in commands(root)
+        for option in command.params
+        if isinstance(option, click.Option)
+        for flag in option.opts
+        if flag.startswith("--") and not re.search(rf"{flag}\b", page)
+    ] == []
 
 
 def test_no_line_of_the_help_is_cut_and_each_begins_with_an_imperative() -> None:

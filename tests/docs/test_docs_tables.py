@@ -44,9 +44,11 @@ class Copies:
         self.docs = shutil.copytree(BENCHMARKS.parent / "docs", folder / "docs")
         self.results = shutil.copytree(BENCHMARKS / "results", folder / "results")
         shutil.copy(BENCHMARKS.parent / "README.md", folder)
+        self.program = Path(shutil.copy(BENCHMARKS.parent / "cuda_gctx" / "cli" / "_on_a_card.py", folder))
         monkeypatch.syspath_prepend(BENCHMARKS)
         self._tables = importlib.import_module("tables")
-        for name, path in {"REPOSITORY": folder, "DOCS": self.docs, "RESULTS": self.results}.items():
+        paths = {"REPOSITORY": folder, "DOCS": self.docs, "RESULTS": self.results, "ON_A_CARD": self.program}
+        for name, path in paths.items():
             monkeypatch.setattr(self._tables, name, path)
 
     def change(self, path: Path, old: str, new: str) -> str:
@@ -82,6 +84,7 @@ def test_numbers_that_were_changed_on_pages_and_in_a_picture_are_found_and_put_r
         copies.docs / "appendix" / "call-times.md": ("4 MiB less", "4 MiB more"),
         copies.docs / "partitions.md": ("| 106 ", "| 10.6 "),
         copies.docs / "images" / "latency.svg": ("106 us", "10.6 us"),
+        copies.program: ("106 us", "10.6 us"),
     }
     before = {path: copies.change(path, *change) for path, change in changes.items()}
     found = copies.check(capsys)

@@ -80,7 +80,9 @@ EXCEPTIONS: Rows = {
         "core/test_current.py::test_an_exception_restores_too",
         "interop/test_torch.py::test_an_exception_leaves_the_block_in_order_too",
     ),
-    "The exception of the body propagates": ("interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",),
+    "The exception of the body propagates": (
+        "interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",
+    ),
     "A block that another task": ("core/test_tasks.py::test_a_block_that_another_task_leaves_is_left_and_raises",),
     "What other code pushed inside a block": (
         "core/test_blocks.py::test_a_block_takes_its_own_place_away_below_what_other_code_left_in_it",
