@@ -79,6 +79,7 @@ constexpr std::pair<CUdevice_attribute, int> texture_limits[] = {
 int attribute(const Device& device, CUdevice_attribute which) {
   const Profile& card = device.chip->profile();
   const bool hopper = card.cc_major >= 9;
+  const bool has_hbm = card.cc_minor == 0 && card.cc_major <= 10;
   switch (which) {
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
       return static_cast<int>(device.chip->sm_count());
@@ -169,8 +170,10 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_NUMA_ID:
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
       return -1;
+    case CU_DEVICE_ATTRIBUTE_ECC_ENABLED:
+      return has_hbm ? 1 : 0;
     case CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO:
-      return card.cc_minor == 0 && card.cc_major <= 10 ? 2 : 64;
+      return has_hbm ? 2 : 64;
     default:
       for (const auto& [limit, value] : texture_limits) {
         if (limit == which) {
