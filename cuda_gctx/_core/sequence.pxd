@@ -3,6 +3,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from cuda_gctx._core cimport cpp
+from cuda_gctx._core.stream cimport Stream
 
 
 cdef extern from "cuda.h":
@@ -43,3 +44,15 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int launch_sequence "gctx::call<&gctx::Sequence::launch>"(
         cpp.Slot[CSequence]&, cpp.Slot[cpp.StreamBox]&, const vector[uint64_t]&, uint64_t
     ) except -1
+
+
+cdef class Counter:
+    cdef uint64_t _count
+
+    cpdef uint64_t take(self, uint64_t launches)
+
+
+cdef class Sequence:
+    cdef cpp.Slot[CSequence] _slot
+
+    cpdef launch(self, Stream stream, given, uint64_t count)

@@ -5,6 +5,11 @@ from cuda_gctx._core.stream import Stream
 
 _Place = tuple[int | None, int]
 
+class Counter:
+    """Counts launches."""
+
+    def take(self, launches: int) -> int: ...
+
 class Sequence:
     """The launches of a call. Streams have numbers: 0 is the one that `launch` is called with.
 

@@ -3,7 +3,6 @@
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
-from cuda_gctx._core cimport cpp
 from cuda_gctx._core.stream cimport Stream
 
 
@@ -16,14 +15,22 @@ cdef Place place_of(place) except *:
     return found
 
 
+cdef class Counter:
+    """Counts launches."""
+
+    cpdef uint64_t take(self, uint64_t launches):
+        """How many launches there were before so many."""
+        cdef uint64_t before = self._count
+        self._count += launches
+        return before
+
+
 cdef class Sequence:
     """The launches of a call. Streams have numbers: 0 is the one that `launch` is called with.
 
     A place is the number of a given address and what is added to it; with None as its number, it is an address that
     never changes. Not for several threads at once.
     """
-
-    cdef cpp.Slot[CSequence] _slot
 
     def __init__(self, streams=()):
         """streams: those with the numbers from 1."""
@@ -60,13 +67,15 @@ cdef class Sequence:
         """Note that a stream waits for what is on another one by then."""
         add_wait(self._slot, stream, other)
 
-    def launch(self, Stream stream not None, given, uint64_t count):
+    cpdef launch(self, Stream stream, given, uint64_t count):
         """Launch what was noted.
 
         given: the addresses. count: how many kernels were launched before, with the same numbers.
         """
         cdef vector[uint64_t] addresses
         cdef uint64_t address
+        if stream is None:
+            raise TypeError("a sequence is launched on a Stream, not on None")
         for address in given:
             addresses.push_back(address)
         launch_sequence(self._slot, stream._slot, addresses, count)

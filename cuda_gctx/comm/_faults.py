@@ -41,9 +41,9 @@ class FaultRecord:
         self._timeout_s = timeout_s
         flags = driver().CU_MEMHOSTALLOC_PORTABLE | driver().CU_MEMHOSTALLOC_DEVICEMAP
         with device.context.current():
-            self._host = int(call("cuMemHostAlloc", self.BYTES, flags))
-            self.address = int(call("cuMemHostGetDevicePointer", self._host, 0))
-        self._words = (ctypes.c_uint64 * 3).from_address(self._host)
+            self.host_address = int(call("cuMemHostAlloc", self.BYTES, flags))
+            self.address = int(call("cuMemHostGetDevicePointer", self.host_address, 0))
+        self._words = (ctypes.c_uint64 * 3).from_address(self.host_address)
         self.clear()
 
     def clear(self) -> None:
@@ -87,8 +87,8 @@ class FaultRecord:
         )
 
     def close(self) -> None:
-        if self._host:
-            host, self._host = self._host, 0
+        if self.host_address:
+            host, self.host_address = self.host_address, 0
             del self._words
             with suppress(CUDAError), self._device.context.current():
                 call("cuMemFreeHost", host)

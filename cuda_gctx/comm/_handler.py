@@ -25,6 +25,7 @@ from cuda_gctx.comm._backends import (
     on_all_ranks,
 )
 from cuda_gctx.comm._building import Built, OnGpu, build
+from cuda_gctx.comm._calls import Calls
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._groups import Groups, demand_place
 from cuda_gctx.comm._measured import Measured
@@ -46,9 +47,6 @@ class _State(Enum):
     RELEASED = "has released its memory: call checkpoint_restore() first"
     FAILED = "has failed: call recover() on all ranks"
     CLOSED = "has been shut down"
-
-
-_OPEN = _State.OPEN
 
 
 class MixedCommHandler:
@@ -134,7 +132,7 @@ class MixedCommHandler:
             programmatic_launch=programmatic_launch,
         )
         self._take(build(check, comm_backend))
-        self._state = _State.OPEN
+        self._become(_State.OPEN)
 
     @classmethod
     def from_process_group(
@@ -173,7 +171,10 @@ class MixedCommHandler:
         self._arguments = arguments
         self._groups = groups
         self._gpu = built.gpu
-        self._fault = None if self._gpu is None else self._gpu.fault
+        gpu = self._gpu
+        order_and_fault = () if gpu is None or gpu.fault is None else (gpu.order, gpu.fault.host_address)
+        self._calls = Calls(arguments.dtype, arguments.device, *order_and_fault)
+        self._known = self._calls.run
         self._modes = built.modes
         self._messages = built.messages
         self._mapped_storages: list[tuple[int, Any]] = []  # which are kept alive, by address of the tensor
@@ -191,7 +192,7 @@ class MixedCommHandler:
         self.max_block_size_dict: dict[tuple[MixedCommOp, MixedCommMode], int] = {
             (op, mode): threads[mode] for op in self.valid_op_list for mode in threads if self._gpu is not None
         }
-        self.tuning_table: TuningTable | None = None
+        self._tuning_table: TuningTable | None = None
         # torch.compile keeps calls as nodes of its graphs.
         nodes: Any = import_module("cuda_gctx.comm._torch_op")
         self._is_compiling, self._as_node, self._number = nodes.is_compiling, nodes.call, nodes.number_of(self._run)
@@ -204,6 +205,19 @@ class MixedCommHandler:
         self.uc_ptr_list: list[int] = [] if self._gpu is None else self._gpu.addresses()
         self.uc_buffer_dict = {"raw": self.uc_ptr_list[self.para_info.world_rank]} if self.uc_ptr_list else {}
         self.mc_ptr_dict: dict[str, int] = {}  # addresses of multicast memory, of which there is none
+
+    def _become(self, state: _State) -> None:
+        self._state = state
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """What a call is may have changed."""
+        self._calls.forget(by_address=self._gpu is not None and bool(self._gpu.mapped))
+
+    @property
+    def tuning_table(self) -> TuningTable | None:
+        """The table that AUTOTUNE follows, of run_autotune() or use_tuning_table(); None without one."""
+        return self._tuning_table
 
     @property
     def is_running(self) -> bool:
@@ -241,7 +255,7 @@ class MixedCommHandler:
         """
         fault = None if self._gpu is None else self._gpu.fault
         if fault:
-            self._state = _State.FAILED
+            self._become(_State.FAILED)
             raise fault.exception()
 
     def _demand_open(self) -> None:
@@ -259,19 +273,25 @@ class MixedCommHandler:
             raise RuntimeError("a handler on the CPU cannot map tensors: its ranks exchange them through the host")
         return self._gpu
 
-    def _run(
-        self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, *, skip_check: bool = False
+    def _run(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, skip_check: bool = False) -> Any:
+        done = self._known(op, x_in, x_out, mode, skip_check)
+        return self._run_first(op, x_in, x_out, mode, is_checked=skip_check) if done is None else done
+
+    def _run_first(
+        self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, *, is_checked: bool
     ) -> Any:
-        if self._state is not _OPEN or self._fault:
-            self._demand_open()
-        message = self._messages.of(op, x_in, x_out, is_checked=skip_check)
+        """A call that nothing is known of yet, or with which something is wrong."""
+        self._demand_open()
+        message = self._messages.of(op, x_in, x_out, is_checked=is_checked)
         chosen, sms = MixedCommMode.AUTOTUNE, 0
         if mode is not None:
             chosen = self._modes.valid_one(mode)
         if chosen is MixedCommMode.AUTOTUNE:
-            table = self.tuning_table if self.use_autotune or mode is not None else None
+            table = self._tuning_table if self._arguments.use_autotune or mode is not None else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
-        self._modes[chosen].run(message, sms or self.grid_size)
+        launched = self._modes[chosen].run(message, sms or self._arguments.grid_size)
+        if launched is not None:
+            self._calls.keep(op, mode, message, *launched, has_output=x_out is not None)
         return message.x_out
 
     def select_autotune_mode(self, op: MixedCommOp, x_in: Any) -> MixedCommMode:
@@ -283,7 +303,7 @@ class MixedCommHandler:
         self._demand_open()
         self._messages.demand_tensor("x_in", x_in)
         sizes = self._messages.sizes(op, x_in.shape, x_in.element_size())
-        return self._modes.choose(sizes, self.tuning_table, is_reached=self._messages.is_reached(x_in))[0]
+        return self._modes.choose(sizes, self._tuning_table, is_reached=self._messages.is_reached(x_in))[0]
 
     def run_autotune(
         self, *, message_bytes: Sequence[int] = TUNED_BYTES, rounds: int = 3, progress: bool | None = None
@@ -306,12 +326,13 @@ class MixedCommHandler:
         measured = Measured(self, self._modes, self._messages, backend, sizes, as_int("rounds", rounds, 1))
         try:
             with Progress(progress if self.para_info.world_rank == 0 else False) as bar:
-                self.tuning_table = tune(
+                table = tune(
                     backend, self._description(), measured.cases, measured.candidates, measured.microseconds, bar
                 )
         finally:
             measured.close()
-        return self.tuning_table
+        self._follow(table)
+        return table
 
     def use_tuning_table(self, table: TuningTable) -> None:
         """Uses the choices of a saved table. Collective: ValueError unless all ranks pass the same table.
@@ -322,7 +343,11 @@ class MixedCommHandler:
         demand_equal(self._groups.backend, "the tuning table", table)
         description = self._description()
         on_all_ranks(self._groups.backend, lambda: table.demand_made_for(description), "the tuning table is not used")
-        self.tuning_table = table
+        self._follow(table)
+
+    def _follow(self, table: TuningTable) -> None:
+        self._tuning_table = table
+        self._look_again()
 
     def _description(self) -> tuple[tuple[str, str], ...]:
         device, driver_version = "CPU", "none"
@@ -360,6 +385,7 @@ class MixedCommHandler:
 
         on_all_ranks(self._groups.backend, demand, "tensors cannot be mapped")
         gpu.map(self._groups.backend, [span(one) for one in tensors])
+        self._look_again()
         self._mapped_storages += [(one.data_ptr(), one.untyped_storage()) for one in tensors]
 
     def unmap_tensors(self, *tensors: Any) -> None:
@@ -369,7 +395,10 @@ class MixedCommHandler:
         """
         gpu = self._demand_gpu()
         addresses = [one.data_ptr() for one in tensors]
-        gpu.unmap(self._groups.backend, addresses)
+        try:
+            gpu.unmap(self._groups.backend, addresses)
+        finally:
+            self._look_again()
         for address in addresses:
             del self._mapped_storages[[one for one, _ in self._mapped_storages].index(address)]
 
@@ -394,7 +423,7 @@ class MixedCommHandler:
             on_all_ranks(self._groups.backend, wait, "memory cannot be released")
             gpu.release()
             self._groups.backend.barrier()
-        self._state = _State.RELEASED
+        self._become(_State.RELEASED)
 
     def checkpoint_restore(self, comm_backend: Any) -> None:
         """Maps new memory at the same addresses. Collective.
@@ -411,7 +440,7 @@ class MixedCommHandler:
         if self._gpu is not None:
             self._gpu.restore(backend)
         self._groups.backend = backend
-        self._state = _State.OPEN
+        self._become(_State.OPEN)
 
     def recover(self) -> None:
         """Makes the handler usable again after a fault. Collective: every rank calls it, with a fault or without.
@@ -427,7 +456,7 @@ class MixedCommHandler:
             self._gpu.recover()
         else:
             self._groups.backend.barrier()
-        self._state = _State.OPEN
+        self._become(_State.OPEN)
 
     def shutdown(self) -> None:
         """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
@@ -437,7 +466,8 @@ class MixedCommHandler:
         """
         if self._state is _State.CLOSED:
             return
-        before, self._state = self._state, _State.CLOSED
+        before = self._state
+        self._become(_State.CLOSED)
         failed, missing = before is _State.FAILED, ""
         gpu, self._gpu = self._gpu, None
         try:
@@ -500,7 +530,7 @@ class _RunMixedComm:
     ) -> Any:
         if handler._is_compiling():
             return handler._as_node(handler._number, op, x_in, x_out, mode)
-        return handler._run(op, x_in, x_out, mode, skip_check=skip_check)
+        return handler._run(op, x_in, x_out, mode, skip_check)
 
     @staticmethod
     def is_compute_capability_supported(capability: int) -> bool:

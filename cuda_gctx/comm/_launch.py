@@ -27,8 +27,8 @@ from cuda_gctx.comm._protocol import (
     tile_bytes,
 )
 from cuda_gctx.comm._record import Numbers, Record
-from cuda_gctx.comm._staging import Part
-from cuda_gctx.comm._structs import ONE_EXCHANGE, SPOIL, TORN, TWO_EXCHANGE
+from cuda_gctx.comm._staging import Copy, Part
+from cuda_gctx.comm._structs import COPIES, ONE_EXCHANGE, SPOIL, TORN, TWO_EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = [
@@ -138,6 +138,7 @@ class Calls:
             world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
         )
         self.spoil = SPOIL.host(WORLD=world)()
+        self.copies = COPIES.host(WORLD=world)()
         self.torn = TORN.host(WORLD=world)()
 
     @property
@@ -153,8 +154,9 @@ class Calls:
 
         stops: whether a fault stops the device.
         """
-        for arguments in (self.one.call, self.sums.arguments.call, self.spoil.call, self.torn.call):
-            fill_call(arguments, peers, fault, limit_ns, self._info.world_rank, stops=stops)
+        kernels = self.one, self.sums.arguments, self.spoil, self.copies, self.torn
+        for arguments in kernels:
+            fill_call(arguments.call, peers, fault, limit_ns, self._info.world_rank, stops=stops)
 
     def one_exchange(
         self, x_in: int, x_out: int, block_bytes: int, signature: int, at_once: int, packing: Packing
@@ -190,6 +192,16 @@ class Calls:
         nowhere = (0,) * len(self.sums.arguments.source), 0
         seen = part.inputs, part.outputs
         return self.sums.fill((0, 0), nowhere, part.size, signature, staged=PLACED, seen=seen)
+
+    def fill_copies(self, copies: Sequence[Copy], output: tuple[int, int]) -> int:
+        """Fills the struct of the kernel that copies; returns the number of blocks."""
+        arguments = self.copies
+        arguments.output, arguments.bytes = output
+        arguments.count = len(copies)
+        padded = [*copies, *[Copy(0, 0, 0)] * (len(arguments.size) - len(copies))]
+        arguments.to[:], arguments.source[:], arguments.size[:] = zip(*padded, strict=True)
+        largest = max((one.size for one in copies), default=output[1])
+        return max(min(self.grid, largest // SPOIL_THREADS // ALIGNMENT), 1)
 
 
 def fill_call(
@@ -325,6 +337,14 @@ class Kernels:
         arguments.output, arguments.bytes = x_out, size
         blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
         self._loaded.note(record, "spoil_after_fault", arguments, blocks, SPOIL_THREADS)
+
+    def copy(self, copies: Sequence[Copy], record: Record, output: tuple[int, int] = (0, 0)) -> None:
+        """By a kernel; up to one for each rank.
+
+        output: address and bytes of what they end. No numbers are left in it if this rank has a fault by then.
+        """
+        blocks = self.calls.fill_copies(copies, output)
+        self._loaded.note(record, "copy_or_spoil", self.calls.copies, blocks, SPOIL_THREADS)
 
     def meet(self, signature: int, limit_ns: int, record: Record) -> None:
         """As many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""

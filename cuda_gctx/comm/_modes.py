@@ -36,6 +36,13 @@ SMALL_REACHED_BYTES = 512 * 1024
 SMALL_STAGED_BYTES = 2 * 1024 * 1024
 
 
+# What a call has launched, and the addresses that it was given.
+Launched = tuple[Prepared, tuple[int, ...]]
+
+# Of messages that are staged: up to this size, kernels copy what copy engines copy of larger ones, with fewer launches.
+COPIED_BY_KERNEL_BYTES = 512 * 1024
+
+
 class Mode(Protocol):
     """A way to compute an operation. Every rank runs the same one for a call."""
 
@@ -53,8 +60,8 @@ class Mode(Protocol):
     def largest(self, *, is_reached: bool) -> int:
         """The bytes of the largest message for which it is measured and chosen: of the larger of input and output."""
 
-    def run(self, message: Message, sms: int) -> None:
-        """Computes a call, or launches what does."""
+    def run(self, message: Message, sms: int) -> Launched | None:
+        """Computes a call, or launches what does: what, if another call can do the same with other tensors."""
 
 
 class Modes:
@@ -138,18 +145,21 @@ class _WithKernels:
     def takes(self, sizes: Sizes) -> bool:
         return sizes.block_bytes % ALIGNMENT == 0
 
-    def run(self, message: Message, sms: int) -> None:
+    def run(self, message: Message, sms: int) -> Launched | None:
         if not message.sizes.in_bytes:
-            return
+            return None
         self._demand_layout(message)
         sizes, seen = message.sizes, message.seen
-        addresses = message.in_address, message.out_address
+        given: tuple[int, ...] = message.in_address, message.out_address
+        if seen is not None:
+            given = (*given, *seen[0], *seen[1])
         key = sizes.op, sizes.block_bytes, sms, seen is None
         # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
         with self._order.lock:
             stream = self._order.stream()
             prepared = self.prepared.get(key) or self.prepare(key, message)
-            prepared.launch(stream, addresses if seen is None else (*addresses, *seen[0], *seen[1]))
+            prepared.launch(stream, given)
+        return prepared, given
 
     def prepare(self, key: tuple[MixedCommOp, int, int, bool], message: Message) -> Prepared:
         sizes, seen, sms = message.sizes, message.seen, key[2]
@@ -250,7 +260,15 @@ class TwoExchange(_WithKernels):
         if not is_staged:
             kernels.two_exchange(x_in, x_out, sizes.block_bytes, agreed, record, seen)
             return
-        for parts in self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes):
+        rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
+        if sizes.largest <= COPIED_BY_KERNEL_BYTES and len(rounds) == len(rounds[0]) == 1:
+            [[part]] = rounds
+            if part.sends:
+                kernels.copy(part.sends, record)
+            kernels.staged_part(part, agreed, record)
+            kernels.copy(part.fetches, record, (x_out, sizes.out_bytes))
+            return
+        for parts in rounds:
             self._note_parts(record, kernels, parts, agreed)
         kernels.spoil(x_out, sizes.out_bytes, record)
 
@@ -371,24 +389,26 @@ class CopyEngines(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
 
-    def run(self, message: Message, sms: int) -> None:
+    def run(self, message: Message, sms: int) -> Launched | None:
         sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
         if sizes.op is not MixedCommOp.ALLGATHER:
             raise ValueError(
                 f"mode {self.name.name} sums nothing, as {sizes.op.name} does: it computes ALLGATHER alone"
             )
         if not sizes.in_bytes:
-            return
+            return None
         # The input may be the rank's block of the output.
         is_in_place = x_in == x_out + self._info.dp_rank * sizes.block_bytes
         self._demand_layout(message, is_in_place=is_in_place)
         span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
         place, sources = self._mapped.find_together(*span) or (None, ())
         key = sizes, place, is_in_place
+        given = x_in, x_out, *sources
         with self._order.lock:
             stream = self._order.stream()
             prepared = self._fetching.get(key) or self._prepare_fetching(key)
-            prepared.launch(stream, (x_in, x_out, *sources))
+            prepared.launch(stream, given)
+        return prepared, given
 
     def _prepare_fetching(self, key: tuple[Sizes, tuple[int, int] | None, bool]) -> Prepared:
         sizes, place, is_in_place = key

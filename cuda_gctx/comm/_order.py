@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from cuda_gctx import LEGACY_DEFAULT_STREAM, Context, Device, Stream
+from cuda_gctx.comm._calls import Turns
 from cuda_gctx.comm._driver_calls import call, driver
 
 __all__ = ["Order"]
@@ -21,29 +21,21 @@ def _torch() -> Any:
     return import_module("torch")
 
 
-class Order:
-    """Gives each call its stream: torch's current one, ordered behind the stream of the call before.
-
-    lock: what a call holds while it fills and launches its kernels.
-    """
+class Order(Turns):
+    """Gives each call its stream: torch's current one, ordered behind the stream of the call before."""
 
     def __init__(self, context: Context, torch_device: Any) -> None:
-        self.lock = threading.Lock()
-        self._context = context
-        self._torch_device = torch_device
-        self._index = torch_device.index
-        self._device = Device(self._index)
+        def current(index: Any) -> int:
+            return int(_torch().cuda.current_stream(torch_device).cuda_stream)
+
         # torch's own wrapper makes an object of each stream, which takes longer than a launch. Triton asks in this way.
-        self._raw_stream = getattr(getattr(_torch(), "_C", None), "_cuda_getCurrentRawStream", None)
-        self._previous: Stream | None = None
+        raw = getattr(getattr(_torch(), "_C", None), "_cuda_getCurrentRawStream", current)
+        super().__init__(raw, torch_device.index, LEGACY)
+        self._context = context
+        self._device = Device(torch_device.index)
         self._streams: dict[int, Stream] = {}  # by handle
 
-    def stream(self) -> Stream:
-        """The stream of a call, ordered behind the call before if that was on another one."""
-        raw, previous = self._raw_stream, self._previous
-        handle = self._current_handle() if raw is None else raw(self._index) or LEGACY
-        if previous is not None and previous.handle == handle:
-            return previous
+    def next(self, handle: int) -> Stream:
         stream = self._streams.get(handle)
         if stream is None:
             stream = self._wrapped(handle)
@@ -54,18 +46,14 @@ class Order:
                     "would wait for each other forever"
                 )
             self._streams[handle] = stream
-        if previous is not None:
-            _order(previous, stream)
-        self._previous = stream
+        if self.previous is not None:
+            _order(self.previous, stream)
         return stream
 
     def stream_of_context(self) -> Stream:
         """torch's current stream if it is one of the context, or else a new one."""
-        stream = self._wrapped(self._current_handle())
+        stream = self._wrapped(self.handle())
         return stream if stream.context == self._context else self._context.create_stream()
-
-    def _current_handle(self) -> int:
-        return int(_torch().cuda.current_stream(self._torch_device).cuda_stream) or LEGACY
 
     def _wrapped(self, handle: int) -> Stream:
         # torch's default stream is that of the primary context.

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cuda_gctx import Stream
+from cuda_gctx._core.sequence import Counter
 from cuda_gctx._core.sequence import Sequence as Launches
+from cuda_gctx.comm._calls import Steps
 from cuda_gctx.comm._staging import Copy
 from cuda_gctx.comm._topology import MixedCommOp
 
@@ -23,24 +25,15 @@ MAIN, BEFORE, AFTER = range(3)
 APART = 1 << 44
 
 
-class Numbers:
+class Numbers(Counter):
     """The numbers of a handler's launches, by which a kernel knows the call that runs: an operation and a count."""
 
     COUNT_BITS = 16
     COUNTS = 0xFFFF
 
-    def __init__(self) -> None:
-        self._count = 0
-
     def next(self, op: MixedCommOp) -> int:
         """The number of a launch: not 0, and not that of any of the 65,534 before it."""
         return op << self.COUNT_BITS | (self.take(1) % self.COUNTS + 1)
-
-    def take(self, launches: int) -> int:
-        """How many launches there were before so many."""
-        before = self._count
-        self._count += launches
-        return before
 
     @classmethod
     def name(cls, number: int) -> str:
@@ -106,7 +99,7 @@ class Record:
         self.steps.append(function)
 
 
-class Prepared:
+class Prepared(Steps):
     """The launches of calls that differ in addresses alone.
 
     note: notes those of a call with these addresses. given: how many addresses there are. copying: the streams BEFORE
@@ -120,10 +113,8 @@ class Prepared:
         numbers: Numbers,
         copying: Sequence[Stream] = (),
     ) -> None:
-        self._numbers = numbers
+        super().__init__(numbers)
         self.launches = Launches(copying)
-        # Each with the number of its kernels; between them, the functions of libraries.
-        self._parts: list[tuple[Launches, int] | Callable[[], object]] = []
         first, second = Record(), Record()
         for factor, record in enumerate((first, second), 1):
             note(record, tuple(APART * factor * number for number in range(1, 1 + given)))
@@ -133,7 +124,8 @@ class Prepared:
                 assert isinstance(other, Kernel)
                 self._add_kernel(one, other)
             elif not isinstance(one, _OfStream):
-                self._parts += [(self.launches, self._kernels), one]
+                self.add(self.launches, self._kernels)
+                self.add(one)
                 self.launches, self._kernels = Launches(copying), 0
             elif one.copy is None:
                 self.launches.wait(one.stream, one.other)
@@ -142,6 +134,7 @@ class Prepared:
                 assert other.copy is not None
                 to, source = map(_place, one.copy[:2], other.copy[:2])
                 self.launches.copy(one.stream, to, source, one.copy.size)
+        self.add(self.launches, self._kernels)
 
     def _add_kernel(self, one: Kernel, other: Kernel) -> None:
         places = {
@@ -153,14 +146,6 @@ class Prepared:
         arguments = struct.pack(f"<{len(one.words)}Q", *one.words)
         self.launches.kernel(*how, arguments, places, one.number_at, one.is_programmatic)
         self._kernels += 1
-
-    def launch(self, stream: Stream, addresses: Sequence[int]) -> None:
-        for part in self._parts:
-            if isinstance(part, tuple):
-                part[0].launch(stream, addresses, self._numbers.take(part[1]))
-            else:
-                part()
-        self.launches.launch(stream, addresses, self._numbers.take(self._kernels))
 
 
 def _place(first: int, second: int) -> tuple[int | None, int]:

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-__all__ = ["EXCHANGE", "ONE_EXCHANGE", "SPOIL", "STRUCTS_OF", "TORN", "TWO_EXCHANGE", "Struct", "declarations"]
+__all__ = [
+    "COPIES",
+    "EXCHANGE",
+    "ONE_EXCHANGE",
+    "SPOIL",
+    "STRUCTS_OF",
+    "TORN",
+    "TWO_EXCHANGE",
+    "Struct",
+    "declarations",
+]
 
 u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 NUMBERS = {"u32": u32, "u64": u64}
@@ -133,6 +143,19 @@ EXCHANGE = Struct(
 
 SPOIL = Struct("Spoil", (Field("Call", "call"), Field("u64", "output"), Field("u64", "bytes")))
 
+COPIES = Struct(
+    "Copies",
+    (
+        Field("Call", "call"),
+        Field("u64", "output"),  # of this rank, which they end
+        Field("u64", "bytes"),  # 0: they do not
+        Field("u64", "to", "WORLD"),
+        Field("u64", "source", "WORLD"),
+        Field("u64", "size", "WORLD"),  # a multiple of 16
+        Field("u32", "count"),
+    ),
+)
+
 TORN = Struct("Torn", (Field("Call", "call"), Field("u32", "packets")))  # how many, from each thread to each rank
 
 # By the file of the kernels that take them.
@@ -141,6 +164,7 @@ STRUCTS_OF = {
     "two_exchange.cuh": (TWO_EXCHANGE,),
     "nodes.cuh": (EXCHANGE,),
     "spoil.cuh": (SPOIL,),
+    "copies.cuh": (COPIES,),
     "torn.cuh": (TORN,),
 }
 

@@ -22,7 +22,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from gpu_cases import copies, faults, guard_costs, operations, packets, sequences, several, tuning  # noqa: F401  which enter their cases
+from gpu_cases import (  # noqa: F401  which enter their cases
+    copies,
+    eager,
+    faults,
+    guard_costs,
+    one_kernel,
+    operations,
+    packets,
+    sequences,
+    several,
+    tuning,
+)
 from gpu_cases.common import CASES, LIMIT_S, REPOSITORY
 from gpu_cases.processes import process_rank
 
@@ -35,7 +46,7 @@ QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 # Cases that run at a time, on 16 cores.
 JOBS = 5
 # What is asked first, in case that the time runs out.
-FIRST = ("guard_costs", "machine", "guards", "packets", "epochs_begin_again", "copy_engines", "faults")
+FIRST = ("eager", "guard_costs", "machine", "guards", "packets", "epochs_begin_again", "copy_engines", "faults")
 
 
 def build(folder: Path) -> None:

@@ -131,6 +131,7 @@ COUNTS = {
         "fence.acq_rel.gpu": 2,
     },
     "spoil_after_fault": {},
+    "copy_or_spoil": {},
     "look_for_torn_packets": {"st.relaxed.sys.global.b128": 6, "ld.relaxed.sys.global.b128": 3},
     "exchange_pieces": {
         "bar.sync": 2,

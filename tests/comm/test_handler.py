@@ -260,9 +260,14 @@ def launched(driver: Driver, handler: MixedCommHandler, op: MixedCommOp, mode: M
     return list(driver.done)
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: Driver, staged: bool) -> None:
+@pytest.mark.parametrize("how", ["reached", "staged by copies", "staged by kernels"])
+def test_kernels_follow_each_other_in_the_order_of_their_mode(
+    driver: Driver, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = how != "reached"
     copied = ["copy"] if staged else []
+    if how == "staged by copies":
+        monkeypatch.setattr(_modes, "COPIED_BY_KERNEL_BYTES", 0)
     # To each rank that sums of this one's input, and from each one that sums for it.
     parts = {MixedCommOp.ALLREDUCE_ALLGATHER: (1, 3), MixedCommOp.REDUCESCATTER_ALLREDUCE: (3, 1)}
     # A reduce-scatter over the nodes sums one piece for each of them; an all-gather stores one block for each.
@@ -277,9 +282,12 @@ def test_kernels_follow_each_other_in_the_order_of_their_mode(driver: Driver, st
             assert launched(driver, handler, op, MixedCommMode.ONE_EXCHANGE) == ["one_exchange"]
             sends, fetches = parts[op]
             found = launched(driver, handler, op, MixedCommMode.TWO_EXCHANGE)
-            # What copies have brought is marked if there was a fault.
-            marked = ["spoil_after_fault"] if staged else []
-            assert found == [*copied * sends, "two_exchange", *copied * fetches, *marked]
+            if how == "staged by kernels":
+                assert found == ["copy_or_spoil", "two_exchange", "copy_or_spoil"]
+            else:
+                # What copies have brought is marked if there was a fault.
+                marked = ["spoil_after_fault"] if staged else []
+                assert found == [*copied * sends, "two_exchange", *copied * fetches, *marked]
             found = launched(driver, handler, op, MixedCommMode.HIERARCHICAL)
             assert found == [*copied, *wanted, *copied, "spoil_after_fault"]
 
@@ -308,7 +316,7 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         assert {part[1][1] for part in found} == {main.handle}
         before, after = {part[0][1] for part in found}, {part[2][1] for part in found}
         assert len(before) == len(after) == len(before | after | {main.handle}) - 2 == 1
-        assert streams_of_a_small_message == [main.handle] * 4
+        assert streams_of_a_small_message == [main.handle] * 3
 
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)

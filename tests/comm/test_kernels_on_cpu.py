@@ -109,7 +109,7 @@ def run_calls(
     rng, choose = np.random.default_rng(seed), random.Random(seed)
     calls: list[list[Any]] = [[] for _ in range(world)]
     wanted, found = [], []
-    for _ in range(count):
+    for number in range(count):
         mode = choose.choice(modes)
         staged = broken_staging or (mode is TWO and choose.random() < 0.5)
         part_bytes = choose.choice([1 << 20, 768])
@@ -125,6 +125,7 @@ def run_calls(
             grid = choose.randint(1, 3)
             if staged:
                 how: dict[str, Any] = {"choose": choose, "part_bytes": part_bytes, "broken": broken_staging}
+                how["by_kernels"] = number % 2 == 1 and not broken_staging
                 made = ranks.staged_call(rank, *tensors, grid=grid, **how)
             else:
                 made = ranks.call(rank, mode, *tensors, grid=grid)
@@ -524,6 +525,9 @@ def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, folder: P
     # Behind copies: what they brought is taken for what it is.
     kept = aligned(128)
     assert ranks.run([[ranks.spoil(0, kept)], [ranks.spoil(1, kept)]], 1) == ""
+    assert (kept.view(np.uint16) == NO_NUMBER).all()
+    kept[:] = 0
+    assert ranks.run([[ranks.end_without_copies(rank, kept)] for rank in range(2)], 1) == ""
     assert (kept.view(np.uint16) == NO_NUMBER).all()
     ranks.stops = True
     calls = [ranks.call(rank, mode, x_in[rank], x_out[rank], grid=2) for rank in range(2)]

@@ -3,8 +3,9 @@
     python tests/trust/device_sanitizers.py [--limit 150] [--each 40] [--only core] [--out FILE] [TOOL ...]
 
 Two programs run under each tool, with small sizes: the core's kernels (probe, spinning, stamps, a moved graph and its
-proof), and those of collectives, with ranks as partitions. A line of JSON follows each. The exit code is 1 if a tool
-reported an error, or a program did not end well.
+proof), and those of collectives, with all ranks in one kernel (case ranks_in_one_kernel of tests/comm/gpu_suite.py):
+a tool that lets no two kernels run at once would make ranks wait for each other until their time limit. A line of JSON
+follows each. The exit code is 1 if a tool reported an error, or a program did not end well.
 
 compute-sanitizer is that of the package nvidia-cuda-sanitizer-api, of the path, or of /usr/local/cuda.
 """
@@ -24,7 +25,11 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-PROGRAMS = ("core", "collectives")
+SUITE = Path(__file__).resolve().parents[1] / "comm" / "gpu_suite.py"
+PROGRAMS = {
+    "core": [__file__, "--program", "core"],
+    "collectives": [str(SUITE), "--case", "ranks_in_one_kernel"],
+}
 
 
 def core() -> dict[str, Any]:
@@ -47,32 +52,6 @@ def core() -> dict[str, Any]:
         return {"partitions": len(report.contexts), "spans": len(timeline.read().spans), "moved kernels": kernels}
 
 
-def collectives() -> dict[str, Any]:
-    import torch
-
-    from cuda_gctx import Device
-    from cuda_gctx.comm import local_world, run_mixed_comm
-
-    calls = [0]
-
-    def work(rank: Any) -> None:
-        with rank.partition.torch():
-            for tp in (2, 1):
-                with rank.handler(torch.bfloat16, local_tp_size=tp, timeout_s=30.0) as handler:
-                    for op in handler.valid_op_list:
-                        for mode in handler.valid_mode_list:
-                            for shape in ((2, 8), (4, 1024)):
-                                x = torch.full(shape, rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
-                                y = run_mixed_comm(op, handler, x, None, mode)
-                                torch.cuda.current_stream().synchronize()
-                                assert y.max().item() == (2 if op.name == "ALLGATHER" else 3), (op, mode, shape)
-                                calls[0] += rank.rank == 0
-
-    with local_world(2, Device(0), sms=16, timeout_s=60.0) as world:
-        world.run(work)
-    return {"calls": calls[0]}
-
-
 def find() -> str | None:
     try:
         files = importlib.metadata.files("nvidia-cuda-sanitizer-api") or []
@@ -91,7 +70,7 @@ def run(sanitizer: str, tool: str, program: str, limit_s: float) -> dict[str, An
     # A call that answers an error is no error of a kernel: the core pops until there is nothing to pop, for example.
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "10"]
     command += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    command += [sys.executable, __file__, "--program", program]
+    command += [sys.executable, *PROGRAMS[program]]
     try:
         done = subprocess.run(
             ["timeout", "-s", "KILL", f"{limit_s:.0f}", *command],
@@ -123,12 +102,12 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=150, help="seconds of all")
     parser.add_argument("--each", type=float, default=40, help="seconds of one program under one tool")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--program", choices=PROGRAMS, help="run it in this process, without a tool")
+    parser.add_argument("--program", choices=["core"], help="run it in this process, without a tool")
     parser.add_argument("--only", choices=PROGRAMS, help="this program alone")
     parser.add_argument("tools", nargs="*", default=list(TOOLS))
     options = parser.parse_args()
     if options.program:
-        print("RESULT " + json.dumps({"core": core, "collectives": collectives}[options.program]()), flush=True)
+        print("RESULT " + json.dumps(core()), flush=True)
         return 0
     sanitizer, end, rows = find(), time.monotonic() + options.limit, []
     if sanitizer is None:

@@ -64,3 +64,53 @@ def copy_engines() -> dict[str, Any]:
 @case(gpus=2)
 def copy_engines_on_two_gpus() -> dict[str, Any]:
     return {f"{size} ranks": gathered_by_copies(size, 2) for size in (2, 4)}
+
+
+@case(is_timed=True)
+def staged_copies() -> list[dict[str, Any]]:
+    """All-reduces of two ranks on one GPU whose tensors are staged, by a kernel and by copy engines: us in a graph."""
+    torch, comm = modules()
+    import statistics
+    from unittest.mock import patch
+
+    from cuda_gctx import Device
+    from cuda_gctx.comm import _modes
+
+    calls, rounds = 20, 9
+    op, mode = comm.MixedCommOp.ALLREDUCE, comm.MixedCommMode.TWO_EXCHANGE
+    rows: list[dict[str, Any]] = []
+
+    def work(rank: Any, way: str) -> None:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, max_message_bytes=8 << 20, timeout_s=5.0) as handler:
+            for size in (1 << shift for shift in range(14, 22)):
+                compare(rank, handler, op, mode, (2, size // 4), 1)
+                x = torch.ones(2, size // 4, dtype=torch.bfloat16, device=handler.device)
+                out, stream = torch.empty_like(x), torch.cuda.current_stream()
+                stream.synchronize()
+                graph = capture(
+                    torch, lambda x=x, out=out: [comm.run_mixed_comm(op, handler, x, out, mode) for _ in range(calls)]
+                )
+                samples = []
+                for _ in range(rounds):
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    stream.synchronize()
+                    rank.backend.barrier()
+                    graph.replay()  # in which the ranks meet
+                    begin.record()
+                    graph.replay()
+                    end.record()
+                    end.synchronize()
+                    samples.append(max(rank.backend.gather_to_all(begin.elapsed_time(end) * 1000 / calls)))
+                handler.check()
+                if rank.rank == 0:
+                    us, ends = (round(statistics.median(samples), 2), [round(f(samples), 2) for f in (min, max)])
+                    rows.append({"bytes": size, "copies": way, "us": us, "min, max": ends})
+                    print(rows[-1], flush=True)
+
+    for way, most in (("by a kernel", 1 << 30), ("by copy engines", 0)):
+        with (
+            patch.object(_modes, "COPIED_BY_KERNEL_BYTES", most),
+            comm.local_world(2, Device(0), sms=16) as world,
+        ):
+            world.run(work, way)
+    return rows

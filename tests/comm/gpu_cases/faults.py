@@ -160,108 +160,49 @@ def recovery() -> dict[str, Any]:
 
 @case()
 def guards() -> dict[str, Any]:
-    """Replays next to calls, on a stream that nothing orders, give right sums or a fault; after it, no numbers."""
+    """A replay next to a call that waits for its peer is a fault; both outputs are no numbers, and ranks recover."""
     torch, comm = modules()
     from cuda_gctx import Device
     from cuda_gctx.interop.torch import use
 
-    def work(rank: Any, mode: Any) -> tuple[str, int]:
-        # One block: kernels that fill the SMs do not run at once, even on streams that nothing orders.
-        rows = 1 if mode is comm.MixedCommMode.ONE_EXCHANGE else 4096
-        torch.cuda.set_device(rank.device.device_id)
-        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
-            x = torch.full((rows, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
-            replayed, called = (torch.full_like(x, float("nan")) for _ in range(2))
-            one, other, unknown = rank.partition.stream_pool(3)
+    def work(rank: Any, mode: Any) -> str:
+        kind = "none"
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=5.0) as handler:
+            # Kernels of one block: there are SMs for both.
+            x = torch.full((1, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+            replayed, called = (torch.zeros_like(x) for _ in range(2))
+            one, unknown = rank.partition.stream_pool(2)
             with use(one):
-                graph = capture(
-                    torch, lambda: [comm.run_mixed_comm(x_op, handler, x, replayed, mode) for _ in range(200)]
-                )
+                graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x, replayed, mode))
             torch.cuda.synchronize()
             rank.backend.barrier()
-            with use(unknown):
-                graph.replay()
-            kind, calls = "none", 0
-            with use(other):
-                try:
-                    for calls in range(200):  # noqa: B007
-                        comm.run_mixed_comm(x_op, handler, x, called, mode)
-                except comm.CommFault as error:
-                    kind = error.kind
-            unknown.sync()
-            other.sync()
-            for out in (replayed, called) if handler.has_fault else ():
-                assert bool(((out == 3.0) | out.isnan()).all()), out
-            if handler.has_fault:
+            if rank.rank == 0:
+                # The other rank does not call: the first kernel runs until it has a fault, and the second one meets it.
+                with use(one):
+                    comm.run_mixed_comm(op, handler, x, called, mode)
                 with use(unknown):
                     graph.replay()
+                end = time.monotonic() + 3.0
+                while not handler.has_fault and time.monotonic() < end:
+                    time.sleep(0.001)
+                one.sync()
                 unknown.sync()
-                assert bool(replayed.isnan().all()), replayed
-            return kind, calls
+                error = raised(comm.CommFault, handler.check)
+                kind = error.kind
+                assert kind == "overlap", error
+                assert all(bool(out.isnan().all()) for out in (replayed, called)), (replayed, called)
+            handler.recover()
+            compare(rank, handler, op, mode, (16, 1024), 3)
+            graph.replay()
+            torch.cuda.current_stream().synchronize()
+            handler.check()
+            assert bool((replayed == 3.0).all()), replayed
+        return kind
 
-    x_op, results = comm.MixedCommOp.ALLREDUCE, {}
+    op, results = comm.MixedCommOp.ALLREDUCE, {}
     for mode in (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE):
         with comm.local_world(2, Device(0), sms=16) as world:
             results[mode.name] = world.run(work, mode)
-    return results
-
-
-@case(is_timed=True)
-def eager() -> dict[str, Any]:
-    """The host's time of a call, in microseconds: the median and the tenth percentile, of each rank.
-
-    "alone": without what Python does before a launch. "torch.add": for comparison.
-    """
-    torch, comm = modules()
-    from cuda_gctx import Device
-
-    calls, turns = 50, 12
-
-    def measured(rank: Any, handler: Any, call: Any) -> tuple[float, float]:
-        times = []
-        for turn in range(turns):
-            torch.cuda.current_stream().synchronize()
-            rank.backend.barrier()
-            # Ranks in turns: threads of one process share the interpreter. Until all have called, kernels wait.
-            for at in range(rank.size):
-                for _ in range(calls if at == rank.rank else 0):
-                    begin = time.perf_counter_ns()
-                    call()
-                    times.append((time.perf_counter_ns() - begin) / 1000)
-                rank.backend.barrier()
-            if turn == 0:
-                times.clear()
-        torch.cuda.current_stream().synchronize()
-        handler.check()
-        times.sort()
-        return round(times[len(times) // 2], 2), round(times[len(times) // 10], 2)
-
-    def work(rank: Any, mode: Any, *, has_output: bool = True, **options: Any) -> dict[str, Any]:
-        torch.cuda.set_device(rank.device.device_id)
-        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S, **options) as handler:
-            x = torch.ones(64, 1024, dtype=torch.bfloat16, device=handler.device)
-            out, op = torch.empty_like(x), comm.MixedCommOp.ALLREDUCE
-            target = out if has_output else None
-            found = {"call": measured(rank, handler, lambda: comm.run_mixed_comm(op, handler, x, target, mode))}
-            if mode is not None and has_output:
-                [prepared] = vars(handler)["_modes"][mode].prepared.values()
-                stream, addresses = vars(handler)["_gpu"].order.stream(), (x.data_ptr(), out.data_ptr())
-                found["alone"] = measured(rank, handler, lambda: prepared.launch(stream, addresses))
-            if mode is None:
-                found["torch.add"] = measured(rank, handler, lambda: torch.add(x, x, out=out))
-            return found
-
-    modes, results = comm.MixedCommMode, {}
-    for what, mode, options in (
-        ("ONE_EXCHANGE", modes.ONE_EXCHANGE, {}),
-        ("TWO_EXCHANGE", modes.TWO_EXCHANGE, {}),
-        ("TWO_EXCHANGE staged", modes.TWO_EXCHANGE, {"max_message_bytes": 1 << 20}),
-        ("no mode", None, {}),
-        ("ONE_EXCHANGE to a new output", modes.ONE_EXCHANGE, {"has_output": False}),
-    ):
-        with comm.local_world(2, Device(0), sms=16) as world:
-            results[what] = world.run(lambda rank, mode=mode, options=options: work(rank, mode, **options))
-        print(what, results[what], flush=True)
     return results
 
 
