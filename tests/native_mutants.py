@@ -27,12 +27,13 @@ WORK = REPOSITORY / "build" / "mutants"
 SOURCES, BUILD, PACKAGE = WORK / "src", WORK / "build", WORK / "package"
 MACHINE = "tests/trust/test_state_machine.py -k random_programs"
 OPERATIONS = "10000"
-CURRENT, HANDLES = "_cpp/handles/current.cpp", "_cpp/handles"
+HANDLES = "_cpp/handles"
+CURRENT, ENTRIES = f"{HANDLES}/current.cpp", f"{HANDLES}/entries.cpp"
 
 MUTANTS = {
     # A context is destroyed while it is current.
     "what was set in a block is let go before the pop": Mutant(
-        CURRENT,
+        ENTRIES,
         "  std::optional<ContextStack> stack;\n  bool is_known",
         "  for (Entry* entry = top; entry != remaining; entry = entry->below_) {\n"
         "    if (const ContextHandle set = std::move(entry->set_)) {\n"
@@ -52,7 +53,7 @@ MUTANTS = {
         "ctest stress_test",
     ),
     "what other code has pushed something on counts as replaced": Mutant(
-        CURRENT,
+        ENTRIES,
         "return std::count(places.begin(), places.end(), context->handle()) > by_others;",
         "return !places.empty() && places.back() == context->handle() && by_others == 0;",
         MACHINE,
@@ -62,7 +63,7 @@ MUTANTS = {
         "tests/core/test_blocks.py tests/core/test_context.py tests/core/test_current.py",
     ),
     "the place of a block is found by its handle": Mutant(
-        CURRENT,
+        ENTRIES,
         "  const std::size_t own = index_of(block);\n  if (own <= places.size() && below(own) == before) {",
         "  const std::size_t own = static_cast<std::size_t>(\n"
         "      std::find(places.begin(), places.end(), block.context_->handle()) - places.begin());\n"

@@ -207,9 +207,10 @@ void renew(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
 
 // Ends what the thread made current in one step for all who hold the GIL, but for what takes long.
 inline void end_thread() {
-  std::vector<ContextHandle> contexts = end_this_thread_at_once();
+  ThreadEntries& here = ThreadEntries::here();
+  std::vector<ContextHandle> contexts = here.end_at_once();
   std::tuple<calls::Taken<std::vector<ContextHandle>>> holds(contexts);
-  calls::work_without_gil([](auto&&...) { end_this_thread(); }, holds);
+  calls::work_without_gil([&](auto&&...) { here.end(); }, holds);
 }
 
 // Calls a function that makes a handle, and puts it into a slot. 1, or 0 if there is none, or -1.

@@ -257,7 +257,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
     Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
     int close_driver "gctx::call<&gctx::close_driver>"(Runtime&) except -1
-    int forget_current_of "gctx::call<&gctx::forget_current_of>"(Runtime&) except -1
     int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
     int resume "gctx::call<&gctx::Runtime::resume>"() except -1
 
@@ -325,23 +324,26 @@ cdef extern from "handles/current.hpp" namespace "gctx":
         ContextHandle& context() noexcept
 
     cdef cppclass ThreadEntries:
-        pass
+        @staticmethod
+        ThreadEntries& here() except +raise_error
 
-    ThreadEntries& entries_of_this_thread() except +raise_error
-    cbool enter_block(ThreadEntries&, Entry&, const void*) except +raise_error
-    cbool leave_block_at_once(ThreadEntries&, Entry&, const void*) noexcept
-    Entry* take_left() noexcept
+        cbool enter(Entry&, const void*) except +raise_error
+        cbool leave_at_once(Entry&, const void*) noexcept
+        Entry* take_left() noexcept
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
+    int forget_current_of "gctx::call<&gctx::ThreadEntries::forget>"(ThreadEntries&, const Runtime&) except -1
     int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
     cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
     void renew(ContextHandle&, Slot[ContextBox]&) noexcept
-    int leave_block "gctx::call<&gctx::leave_block>"(Entry&, const void*) except -1
-    int leave_what_was_left "gctx::call<&gctx::leave_what_was_left>"() except -1
-    int set_current "gctx::make<&gctx::set_current>"(Slot[ContextBox]&, Slot[ContextBox]&, const void*) except -1
+    int leave "gctx::call<&gctx::ThreadEntries::leave>"(ThreadEntries&, Entry&, const void*) except -1
+    int leave_what_was_left "gctx::call<&gctx::ThreadEntries::leave_what_was_left>"(ThreadEntries&) except -1
+    int set_current "gctx::make<&gctx::ThreadEntries::set>"(
+        Slot[ContextBox]&, ThreadEntries&, Slot[ContextBox]&, const void*
+    ) except -1
     void end_thread() noexcept
     unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
         Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const char*, cbool, cbool

@@ -3,7 +3,6 @@
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from cython.operator cimport dereference
 
 from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
@@ -63,7 +62,7 @@ cdef class _ThreadEnd:
 
     def __dealloc__(self):
         # The interpreter destroys the states of other threads when it ends, and in a forked child.
-        if self._entries == &cpp.entries_of_this_thread():
+        if self._entries == &cpp.ThreadEntries.here():
             gctx_watch(NULL, NULL)
             cpp.end_thread()
             release_left()
@@ -78,7 +77,7 @@ cdef int watch_thread() except -1:
     cdef _ThreadEnd end
     if gctx_watched_state() != state:
         end = _ThreadEnd()
-        end._entries = &cpp.entries_of_this_thread()
+        end._entries = &cpp.ThreadEntries.here()
         (<dict>PyThreadState_GetDict())["cuda_gctx"] = end
         gctx_watch(state, <void*>end._entries)
     return 0
@@ -87,13 +86,13 @@ cdef int watch_thread() except -1:
 cdef void release_left() noexcept:
     """Let go of blocks that have left the list of this thread, and tell what failed with their contexts."""
     cdef CurrentBlock block
-    cdef cpp.Entry* entry = cpp.take_left()
+    cdef cpp.Entry* entry = cpp.ThreadEntries.here().take_left()
     while entry != NULL:
         block = <CurrentBlock>entry.block()
         block._task = None
         cpp.renew(block._entry.context(), block._slot[0])
         Py_DECREF(block)
-        entry = cpp.take_left()
+        entry = cpp.ThreadEntries.here().take_left()
     report_failures()
 
 
@@ -186,10 +185,10 @@ cdef class CurrentBlock:
         if box.get() == NULL or box.get().kind() != cpp.ContextKind.green:
             cpp.live(self._slot[0])
             cpp.demand_there(self._slot[0])
-        while not cpp.enter_block(dereference(<cpp.ThreadEntries*>gctx_entries()), self._entry, task):
+        while not (<cpp.ThreadEntries*>gctx_entries()).enter(self._entry, task):
             if not self._entry.is_idle():
                 return self.enter_again()
-            cpp.leave_what_was_left()
+            cpp.leave_what_was_left(cpp.ThreadEntries.here())
             release_left()
         self._task = <object>task
         Py_INCREF(self)  # until it has left the list of its thread
@@ -206,7 +205,7 @@ cdef class CurrentBlock:
     cdef int leave(self) except -1:
         cdef void* task = task_here()
         cdef cpp.ThreadEntries* here = <cpp.ThreadEntries*>gctx_entries()  # null where no block was entered
-        if self._more is None and here != NULL and cpp.leave_block_at_once(dereference(here), self._entry, task):
+        if self._more is None and here != NULL and here.leave_at_once(self._entry, task):
             self._task = None
             Py_DECREF(self)
             return 0
@@ -223,7 +222,7 @@ cdef class CurrentBlock:
             self._more.remove(found)
             self._more = self._more or None
         try:
-            cpp.leave_block(found._entry, task)
+            cpp.leave(cpp.ThreadEntries.here(), found._entry, task)
         finally:
             release_left()
         return 0

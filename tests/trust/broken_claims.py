@@ -56,7 +56,7 @@ BREAKS = {
     "A block that another task": (
         f"{HANDLES}/current.cpp",
         "  if (!is_same_task) {",
-        "  if (!is_same_task && context == nullptr) {",
+        "  if (!is_same_task && task == nullptr) {",
     ),
     "`close()` of a stream that is part of a capture": (
         f"{HANDLES}/stream.cpp", "  if (stream->is_needed_by_capture()) {", "  if (stream == nullptr) {",

@@ -12,7 +12,7 @@ void close_driver(Runtime& runtime) {
   if (is_forked()) {
     return;
   }
-  forget_current_of(runtime);
+  ThreadEntries::here().forget(runtime);
   split_contexts(runtime).drop();
   pinned_contexts(runtime).close();
   probes_of(runtime).drop();

@@ -1,11 +1,7 @@
 #include "handles/current.hpp"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,104 +11,6 @@
 #include "handles/stack.hpp"
 
 namespace gctx {
-namespace {
-
-constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
-constexpr std::size_t usual_depth = 64;
-
-bool is_green_of_ours(Runtime& runtime, CUcontext handle) {
-  const ContextHandle known = contexts_of(runtime).registry.find(handle, [](const ContextBox&) { return true; });
-  return known && known->kind() == ContextKind::green;
-}
-
-std::string name_of_block(const ContextBox& context) { return "the block of " + context.label(); }
-
-}  // namespace
-
-// The list of a thread, from its innermost entry.
-struct ThreadEntries {
-  using State = Entry::State;
-
-  const long system_id = ::syscall(SYS_gettid);
-  Entry* top = nullptr;
-  std::vector<CUcontext> places;       // the driver's stack from the bottom, when it is looked at
-  Entry* gone = nullptr;               // blocks that have left the list, for take_left()
-  std::vector<ContextHandle> parted;   // of entries that stay for another context, for release()
-  CUresult failed_pop = CUDA_SUCCESS;  // of leave_block_at_once()
-
-  ThreadEntries() = default;
-  ThreadEntries(const ThreadEntries&) = delete;
-  ThreadEntries& operator=(const ThreadEntries&) = delete;
-  ~ThreadEntries();
-
-  static ThreadEntries& here();
-
-  Entry* innermost_open_block() const noexcept;
-  void demand_task(const void* task) const;
-  void add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept;
-  void release(Entry* first) noexcept;
-
-  // Of entries of one driver.
-  static Entry* next_of(Entry* entry, const Runtime& runtime) noexcept;
-  CUcontext below(std::size_t at) const noexcept { return at != 0 ? places[at - 1] : nullptr; }
-  std::size_t index_of(const Entry& entry) const noexcept;
-  void cut(const Entry& block) noexcept;
-  template <typename Work>
-  void for_each_set(const Runtime& runtime, Work&& work) const;
-  std::size_t place_of_next(const Runtime& runtime) const noexcept;
-  static bool has_owner(CUcontext handle, const Entry* entry) noexcept;
-  Entry* settle(const Runtime& runtime) noexcept;
-
-  void leave_to(Entry* remaining, bool is_end = false);
-  static Entry* without_left_blocks(Entry* first) noexcept;
-  void leave_what_was_left();
-  Entry* take_left() noexcept;
-
-  void demand_room() {  // so that leaving needs no memory
-    places.reserve(usual_depth);
-    parted.reserve(usual_depth);
-  }
-  bool enter(Entry& entry, const void* task);
-  bool leave_at_once(Entry& entry, const void* task) noexcept;
-  bool end_at_once(ContextHandle& context) noexcept;
-  void leave(Entry& entry, const void* task);
-  ContextHandle set(const ContextHandle& context, const void* task);
-  void replace_sets(const ContextHandle& context, std::vector<ContextHandle>& before) noexcept;
-  void demand_not_here(const ContextBox& context);
-  void forget(const Runtime& runtime);
-};
-
-namespace {
-
-// Found without the function call that other variables of a thread take in a shared library.
-[[gnu::tls_model("initial-exec")]] thread_local ThreadEntries* known_here = nullptr;
-
-}  // namespace
-
-ThreadEntries& ThreadEntries::here() {
-  if (known_here == nullptr) [[unlikely]] {
-    thread_local ThreadEntries entries;
-    known_here = &entries;
-  }
-  return *known_here;
-}
-
-// The driver's stack ends with the thread.
-ThreadEntries::~ThreadEntries() {
-  known_here = nullptr;
-  if (!is_forked()) {
-    release(std::exchange(top, nullptr));
-  }
-}
-
-Runtime& Entry::runtime() const noexcept { return context_->runtime(); }
-
-CUcontext Entry::shown() const noexcept { return (set_ ? set_ : context_)->handle(); }
-
-bool Entry::owns(CUcontext handle) const noexcept {
-  return context_->handle() == handle || (set_ && set_->handle() == handle);
-}
-
 Entry* ThreadEntries::innermost_open_block() const noexcept {
   Entry* entry = top;
   while (entry != nullptr && (entry->block_ == nullptr || entry->state_.load() != State::open)) {
@@ -125,7 +23,7 @@ Entry* ThreadEntries::innermost_open_block() const noexcept {
 void ThreadEntries::demand_task(const void* task) const {
   const Entry* const inner = innermost_open_block();
   if (inner != nullptr && inner->task_ != task) [[unlikely]] {
-    fail_state(name_of_block(*inner->context_) +
+    fail_state(inner->name() +
                " is still open on this thread, and belongs to another task (another contextvars.Context): a block must "
                "not contain an await or a switch; give the work of tasks explicit streams");
   }
@@ -142,96 +40,11 @@ inline void ThreadEntries::add(Entry& entry, CUcontext before, std::size_t place
   top = &entry;
 }
 
-// After the driver's stack has been put right: what is let go here may be destroyed.
-void ThreadEntries::release(Entry* first) noexcept {
-  while (first != nullptr) {
-    Entry& entry = *std::exchange(first, first->below_);
-    if (const ContextHandle set = std::move(entry.set_)) {
-      set->state().make_not_current();
-    }
-    if (entry.block_ == nullptr) {
-      const ContextHandle context = std::move(entry.context_);
-      delete &entry;
-      context->state().make_not_current();
-    } else {
-      entry.state_.store(State::over);
-      entry.below_ = std::exchange(gone, &entry);
-      entry.context_->state().make_not_current();
-    }
-  }
-  while (!parted.empty()) {
-    const ContextHandle context = std::move(parted.back());
-    parted.pop_back();
-    context->state().make_not_current();
-  }
-}
-
-Entry* ThreadEntries::take_left() noexcept {
-  Entry* const entry = gone;
-  if (entry != nullptr) {
-    gone = std::exchange(entry->below_, nullptr);
-    entry->state_.store(State::idle);  // not before: whoever enters it now changes what is below it
-  }
-  return entry;
-}
-
-// ---- places
-
 Entry* ThreadEntries::next_of(Entry* entry, const Runtime& runtime) noexcept {
   while (entry != nullptr && &entry->runtime() != &runtime) {
     entry = entry->below_;
   }
   return entry;
-}
-
-// Where the place of an entry is, if other code has left it and those below it alone.
-std::size_t ThreadEntries::index_of(const Entry& entry) const noexcept {
-  const Runtime& runtime = entry.runtime();
-  const Entry* first = &entry;
-  while (first != nullptr && first->place_ != 0) {
-    first = next_of(first->below_, runtime);
-  }
-  for (std::size_t at = 0; first != nullptr && at < places.size(); ++at) {
-    if (places[at] == first->shown() && (first->is_set() || below(at) == first->before_)) {
-      return at + entry.place_;
-    }
-  }
-  return nowhere;
-}
-
-// Of the next entry. If other code has taken away what there was, it begins anew.
-std::size_t ThreadEntries::place_of_next(const Runtime& runtime) const noexcept {
-  const Entry* const inner = next_of(top, runtime);
-  const std::size_t own = inner != nullptr ? index_of(*inner) : nowhere;
-  return own == nowhere ? 0 : places.size() - (own - inner->place_);
-}
-
-// Takes away the place of a block and what is above it, so that what was current before is on top.
-void ThreadEntries::cut(const Entry& block) noexcept {
-  const CUcontext before = block.before_;
-  const std::size_t own = index_of(block);
-  if (own <= places.size() && below(own) == before) {
-    places.resize(own);
-    return;
-  }
-  // Other code has taken it away or replaced it, alone or with what was below it. What is left of it lies above the
-  // next entry that is still there, and has not been on top before.
-  const Entry* outer = next_of(block.below_, block.runtime());
-  while (outer != nullptr && (index_of(*outer) >= places.size() || places[index_of(*outer)] != outer->shown())) {
-    outer = next_of(outer->below_, outer->runtime());
-  }
-  const std::size_t least = outer != nullptr ? index_of(*outer) + 1 : 1;
-  for (std::size_t at = places.size(); before != nullptr && at-- > least;) {
-    if (below(at) == before) {
-      places.resize(at);
-      return;
-    }
-  }
-  if (before == nullptr) {
-    places.clear();
-  } else if (below(places.size()) != before) {
-    places.push_back(before);
-  }
 }
 
 // What set_current has made current since the innermost block was entered, and what it has put in the place of that.
@@ -243,106 +56,6 @@ void ThreadEntries::for_each_set(const Runtime& runtime, Work&& work) const {
   }
   if (entry != nullptr && entry->set_ && &entry->runtime() == &runtime) {
     work(entry->set_);
-  }
-}
-
-bool ThreadEntries::has_owner(CUcontext handle, const Entry* entry) noexcept {
-  while (entry != nullptr && !entry->owns(handle)) {
-    entry = entry->below_;
-  }
-  return entry != nullptr;
-}
-
-// The one way by which entries leave, but for those that leave with their own place: off the list, to be released, if
-// the driver shows their contexts no more often than the places of the entries below do.
-Entry* ThreadEntries::settle(const Runtime& runtime) noexcept {
-  const auto is_shown = [&](const Entry& entry, const ContextHandle& context) {
-    if (!context || &entry.runtime() != &runtime) {
-      return false;
-    }
-    std::ptrdiff_t by_others = 0;
-    for (const Entry* other = entry.below_; other != nullptr; other = other->below_) {
-      by_others += static_cast<std::ptrdiff_t>(other->shown() == context->handle());
-    }
-    return std::count(places.begin(), places.end(), context->handle()) > by_others;
-  };
-  Entry* left = nullptr;
-  for (Entry** link = &top; *link != nullptr && (*link)->is_set() && !(*link)->runtime().is_set_aside();) {
-    Entry& entry = **link;
-    const bool is_set_shown = is_shown(entry, entry.set_);
-    if (is_set_shown || is_shown(entry, entry.context_)) {
-      if (entry.set_ && !is_set_shown && parted.size() < parted.capacity()) {
-        parted.push_back(std::move(entry.set_));
-      }
-      link = &entry.below_;
-    } else {
-      *link = entry.below_;
-      entry.below_ = std::exchange(left, &entry);
-    }
-  }
-  return left;
-}
-
-// ---- leaving
-
-// Takes what is above `remaining` off the driver's stack: what is set goes with the block under it, and at the end of a
-// thread or a driver, all of it goes.
-void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
-  Runtime* runtime = nullptr;    // no more than one can be called
-  const Entry* block = nullptr;  // the outermost one
-  for (Entry* entry = top; entry != remaining; entry = entry->below_) {
-    if (entry->runtime().is_usable()) {
-      runtime = &entry->runtime();
-      block = entry->is_set() ? block : entry;
-    }
-  }
-  const CUcontext before = block != nullptr ? block->before_ : nullptr;
-  std::optional<ContextStack> stack;
-  bool is_known = false;
-  bool is_lost = false;  // what was current before
-  if (runtime != nullptr) {
-    stack.emplace(runtime->driver(), places);
-    stack->note(std::exchange(failed_pop, CUDA_SUCCESS), "cuCtxPopCurrent");
-    is_known = stack->take_apart();
-    if (is_known && block != nullptr) {
-      const std::size_t depth = places.size();
-      cut(*block);
-      // It is pushed again, unless other code may have destroyed it since, or nobody would keep it.
-      const bool is_missing = places.size() > depth && !has_owner(before, block->below_);
-      if (is_missing && (is_green_of_ours(*runtime, before) || !stack->is_there(before))) {
-        places.pop_back();
-        is_lost = true;
-      }
-    }
-    if (is_end && is_known) {
-      std::erase_if(places, [&](CUcontext handle) { return has_owner(handle, top) && !has_owner(handle, remaining); });
-    }
-    stack->put_together();
-    if (block != nullptr && !is_lost && !is_end && stack->current() != before) {
-      stack->set(before);
-    }
-  }
-  const std::string name = is_lost ? name_of_block(*block->context_) : std::string();
-  for (Entry* entry = top; entry != remaining; entry = entry->below_) {
-    entry->state_.store(entry->is_set() ? entry->state_.load() : State::over);
-  }
-  if (is_end || runtime == nullptr) {
-    Entry** end = &top;
-    while (*end != remaining) {
-      end = &(*end)->below_;
-    }
-    *end = nullptr;
-    release(std::exchange(top, remaining));
-  } else if (is_known) {
-    release(settle(*runtime));
-  }
-  if (is_lost && !is_end) {
-    fail_state(name +
-               " has been left, but other code has popped what was current before it, which may be destroyed: make "
-               "another context current by Device.set_current()");
-  }
-  if (block != nullptr) {
-    stack->check(before);
   }
 }
 
@@ -358,12 +71,6 @@ Entry* ThreadEntries::without_left_blocks(Entry* first) noexcept {
     }
   }
   return remaining;
-}
-
-void ThreadEntries::leave_what_was_left() {
-  if (Entry* const remaining = without_left_blocks(top); remaining != top) {
-    leave_to(remaining);
-  }
 }
 
 // ---- blocks
@@ -436,30 +143,11 @@ bool ThreadEntries::leave_at_once(Entry& entry, const void* task) noexcept {
   return true;
 }
 
-bool ThreadEntries::end_at_once(ContextHandle& context) noexcept {
-  Entry* const entry = top;
-  if (!entry->is_set()) {
-    if (!leave_at_once(*entry, entry->task_)) {
-      return false;
-    }
-    entry->state_.store(State::over);
-    entry->below_ = std::exchange(gone, entry);
-    return true;
-  }
-  const Runtime& runtime = entry->context_->runtime();
-  CUcontext now = nullptr;
-  if (entry->below_ != nullptr || entry->set_ || !runtime.is_usable() ||
-      runtime.driver().cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != entry->context_->handle() ||
-      runtime.driver().cuCtxPopCurrent(&now) != CUDA_SUCCESS) {
-    return false;
-  }
-  context = entry->context_;
-  top = nullptr;
-  release(entry);
-  return true;
-}
-
+// In a forked child its driver is gone, and so is what it made current.
 void ThreadEntries::leave(Entry& entry, const void* task) {
+  if (is_forked()) {
+    return;
+  }
   constexpr const char* until =
       ": it ends when it is the innermost block of its thread, and keeps its context until then";
   State expected = State::open;
@@ -470,20 +158,18 @@ void ThreadEntries::leave(Entry& entry, const void* task) {
     fail_state("this block was entered on another thread (native id " + std::to_string(thread) +
                "), and cannot be left on this one" + until);
   }
-  const ContextHandle context = entry.context_;
-  if (context->runtime().is_set_aside()) {
-    fail_state(name_of_block(*context) + " belongs to a driver that is inactive" + until);
+  if (entry.runtime().is_set_aside()) {
+    fail_state(entry.name() + " belongs to a driver that is inactive" + until);
   }
   for (const Entry* inner = top; inner != &entry; inner = inner->below_) {
     if (inner->block_ != nullptr && inner->state_.load() == State::open) {
-      fail_state(name_of_block(*context) + " was left before " + name_of_block(*inner->context_) +
-                 ", which was entered inside it" + until);
+      fail_state(entry.name() + " was left before " + inner->name() + ", which was entered inside it" + until);
     }
   }
   const bool is_same_task = entry.task_ == task;
   leave_what_was_left();
   if (!is_same_task) {
-    fail_state(name_of_block(*context) +
+    fail_state(entry.name() +
                " was entered in another task (another contextvars.Context) than it was left in, and its work may have "
                "been that of others meanwhile: a block must not contain an await or a switch");
   }
@@ -571,8 +257,6 @@ void ThreadEntries::replace_sets(const ContextHandle& context, std::vector<Conte
 
 // ---- what is removed
 
-// That a context which has no entry does not lie on the stack of this thread. What other code has replaced is
-// forgotten.
 void ThreadEntries::demand_not_here(const ContextBox& context) {
   leave_what_was_left();
   ContextStack stack(context.runtime().driver(), places);
@@ -589,45 +273,6 @@ void ThreadEntries::demand_not_here(const ContextBox& context) {
   }
 }
 
-void ThreadEntries::forget(const Runtime& runtime) {
-  Entry* remaining = top;
-  while (remaining != nullptr && &remaining->runtime() == &runtime) {
-    remaining = remaining->below_;
-  }
-  if (remaining != top) {
-    leave_to(remaining, true);
-  }
-}
-
-// ---- of the calling thread
-
-bool Entry::is_of_this_thread() const noexcept {
-  return !is_idle() && thread_.load(std::memory_order_relaxed) == ThreadEntries::here().system_id;
-}
-
-ThreadEntries& entries_of_this_thread() { return ThreadEntries::here(); }
-
-bool enter_block(ThreadEntries& here, Entry& entry, const void* task) { return here.enter(entry, task); }
-
-bool leave_block_at_once(ThreadEntries& here, Entry& entry, const void* task) noexcept {
-  return here.leave_at_once(entry, task);
-}
-
-// In a forked child its driver is gone, and so is what it made current.
-void leave_block(Entry& entry, const void* task) {
-  if (!is_forked()) {
-    ThreadEntries::here().leave(entry, task);
-  }
-}
-
-ContextHandle set_current(const ContextHandle& context, const void* task) {
-  return ThreadEntries::here().set(context, task);
-}
-
-void leave_what_was_left() { ThreadEntries::here().leave_what_was_left(); }
-
-Entry* take_left() noexcept { return ThreadEntries::here().take_left(); }
-
 void close_context(const ContextHandle& context) {
   if (!context->is_closed()) {
     context->demand_usable();
@@ -640,39 +285,6 @@ void demand_not_current(const ContextHandle& context) {
   context->demand_usable();
   ThreadEntries::here().demand_not_here(*context);
   context->demand_not_current();
-}
-
-void forget_current_of(const Runtime& runtime) {
-  if (!is_forked()) {
-    ThreadEntries::here().forget(runtime);
-  }
-}
-
-std::vector<ContextHandle> end_this_thread_at_once() noexcept {
-  std::vector<ContextHandle> contexts;
-  try {
-    ThreadEntries& here = ThreadEntries::here();
-    for (ContextHandle context; !is_forked() && here.top != nullptr && here.end_at_once(context);) {
-      if (context) {
-        contexts.push_back(std::move(context));
-      }
-    }
-  } catch (const std::bad_alloc&) {  // end_this_thread() goes on
-  }
-  return contexts;
-}
-
-void end_this_thread() noexcept {
-  if (is_forked()) {
-    return;
-  }
-  try {
-    if (ThreadEntries& here = ThreadEntries::here(); here.top != nullptr) {
-      here.leave_to(nullptr, true);
-    }
-  } catch (const std::exception& error) {
-    note_failure(error.what());
-  }
 }
 
 }  // namespace gctx

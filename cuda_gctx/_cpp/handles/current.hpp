@@ -18,6 +18,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,12 +26,10 @@
 
 namespace gctx {
 
-class Driver;
-class Runtime;
 struct ThreadEntries;
 
 // A context that a thread made current. That of a block is part of the block, which a language binding keeps alive from
-// enter_block() until it has been left at once, or else until take_left() returns it; that of set_current belongs to
+// enter() until it has been left at once, or else until take_left() returns it; that of set_current belongs to
 // the list. A block keeps its handle, so that entering and leaving it copies none; but where it was left late,
 // set_current may have put another one there.
 class Entry {
@@ -61,6 +60,7 @@ class Entry {
   bool owns(CUcontext handle) const noexcept;
   CUcontext shown() const noexcept;
   Runtime& runtime() const noexcept;
+  std::string name() const;  // of a block, for messages
 
   void* block_ = nullptr;  // null: of set_current
   std::atomic<State> state_{State::idle};
@@ -73,37 +73,83 @@ class Entry {
   Entry* below_ = nullptr;
 };
 
-// The list of the calling thread, for who looks it up once; a different one for each.
-ThreadEntries& entries_of_this_thread();
+// The list of a thread, from its innermost entry. Who has it is that thread.
+struct ThreadEntries {
+  using State = Entry::State;
+  static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
+  static constexpr std::size_t usual_depth = 64;
 
-// Pushes the context of a block; all or nothing. False if the entry is in use, or else if the innermost one was left
-// before its turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread.
-// `task` stays valid as long as the entry is on the list.
-[[nodiscard]] bool enter_block(ThreadEntries& here, Entry& entry, const void* task);
+  ThreadEntries();
+  ThreadEntries(const ThreadEntries&) = delete;
+  ThreadEntries& operator=(const ThreadEntries&) = delete;
+  ~ThreadEntries();
 
-// Pops it. True if that was all there was to do. Calls nothing that takes long.
-[[nodiscard]] bool leave_block_at_once(ThreadEntries& here, Entry& entry, const void* task) noexcept;
+  static ThreadEntries& here();
 
-// The same where other code has changed what is current, or the block is not the innermost one. Makes current what was
-// before the block, whatever ran inside and whichever call fails. Throws if a block that was entered inside is still
-// open, or on another thread; the entry then goes once it is the innermost of its own thread. Throws as well, but has
-// left the block, if it was entered in another task.
-void leave_block(Entry& entry, const void* task);
+  // Pushes the context of a block; all or nothing. False if the entry is in use, or else if the innermost one was left
+  // before its turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread.
+  // `task` stays valid as long as the entry is on the list.
+  [[nodiscard]] bool enter(Entry& entry, const void* task);
 
-ContextHandle set_current(const ContextHandle& context, const void* task);  // returns what was current, or null
+  // Pops it. True if that was all there was to do. Calls nothing that takes long.
+  [[nodiscard]] bool leave_at_once(Entry& entry, const void* task) noexcept;
 
-void leave_what_was_left();
-Entry* take_left() noexcept;  // a block that has gone from the list of this thread since; null if there is none
+  // The same where other code has changed what is current, or the block is not the innermost one. Makes current what
+  // was before the block, whatever ran inside and whichever call fails. Throws if a block that was entered inside is
+  // still open, or on another thread; the entry then goes once it is the innermost of its own thread. Throws as well,
+  // but has left the block, if it was entered in another task.
+  void leave(Entry& entry, const void* task);
+  void leave_what_was_left();
+  Entry* take_left() noexcept;  // a block that has gone from the list since; null if there is none
+
+  ContextHandle set(const ContextHandle& context, const void* task);  // returns what was current, or null
+
+  // That a context which has no entry does not lie on the driver's stack. What other code has replaced is forgotten.
+  void demand_not_here(const ContextBox& context);
+  void forget(const Runtime& runtime);  // removes all contexts of that driver
+  // Removes all, for a thread whose language ends before it does. At once: but for what that takes long, in one step
+  // for whoever shares a lock with the thread; the contexts are let go by the caller.
+  std::vector<ContextHandle> end_at_once() noexcept;
+  void end() noexcept;
+
+  // What follows is of the list itself: see entries.cpp.
+
+  Entry* innermost_open_block() const noexcept;
+  void demand_task(const void* task) const;
+  void demand_room() {  // so that leaving needs no memory
+    places.reserve(usual_depth);
+    parted.reserve(usual_depth);
+  }
+  void add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept;
+  void release(Entry* first) noexcept;
+
+  // Of entries of one driver.
+  static Entry* next_of(Entry* entry, const Runtime& runtime) noexcept;
+  CUcontext below(std::size_t at) const noexcept { return at != 0 ? places[at - 1] : nullptr; }
+  std::size_t index_of(const Entry& entry) const noexcept;
+  void cut(const Entry& block) noexcept;
+  std::size_t place_of_next(const Runtime& runtime) const noexcept;
+  template <typename Work>
+  void for_each_set(const Runtime& runtime, Work&& work) const;
+  static bool has_owner(CUcontext handle, const Entry* entry) noexcept;
+  Entry* settle(const Runtime& runtime) noexcept;
+
+  void leave_to(Entry* remaining, bool is_end = false);
+  static Entry* without_left_blocks(Entry* first) noexcept;
+  bool end_innermost(ContextHandle& context) noexcept;
+  void replace_sets(const ContextHandle& context, std::vector<ContextHandle>& before) noexcept;
+
+  const long system_id;
+  Entry* top = nullptr;
+  std::vector<CUcontext> places;       // the driver's stack from the bottom, when it is looked at
+  Entry* gone = nullptr;               // blocks that have left the list, for take_left()
+  std::vector<ContextHandle> parted;   // of entries that stay for another context, for release()
+  CUresult failed_pop = CUDA_SUCCESS;  // of leave_at_once()
+};
 
 // Closes a context that is current nowhere, and not on the driver's stack of this thread. What this thread has set, and
 // other code has replaced since, is not current.
 void close_context(const ContextHandle& context);
 void demand_not_current(const ContextHandle& context);
-
-void forget_current_of(const Runtime& runtime);  // removes all contexts of that driver from this thread
-// Removes all, for a thread whose language ends before it does. At once: but for what that takes long, in one step for
-// whoever shares a lock with the thread; the contexts are let go by the caller.
-std::vector<ContextHandle> end_this_thread_at_once() noexcept;
-void end_this_thread() noexcept;
 
 }  // namespace gctx

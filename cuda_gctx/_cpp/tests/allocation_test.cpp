@@ -217,7 +217,7 @@ int main() {
     Block block(world.context);
     const ContextHandle primary = primary_context(world.runtime, 0);
     world.runtime.driver().cuCtxPushCurrent(primary->handle());  // of a library
-    set_current(world.context, nullptr);
+    ThreadEntries::here().set(world.context, nullptr);
     block.leave();
   });
   no_allocation_is_needed_to_undo("split", [](World& world) {

@@ -15,8 +15,8 @@ class Block {
  public:
   explicit Block(const ContextHandle& context, const void* task = nullptr)
       : entry_(std::make_unique<Entry>(this, context)) {
-    while (!enter_block(entries_of_this_thread(), *entry_, task)) {
-      leave_what_was_left();
+    while (!ThreadEntries::here().enter(*entry_, task)) {
+      ThreadEntries::here().leave_what_was_left();
     }
     forget_blocks();  // those that were left elsewhere have gone from the list by it
   }
@@ -38,11 +38,11 @@ class Block {
   Block& operator=(const Block&) = delete;
 
   void leave(const void* task = nullptr) {
-    if (leave_block_at_once(entries_of_this_thread(), *entry_, task)) {
+    if (ThreadEntries::here().leave_at_once(*entry_, task)) {
       entry_->context().reset();
     } else {
       try {
-        leave_block(*entry_, task);
+        ThreadEntries::here().leave(*entry_, task);
       } catch (...) {
         forget_blocks();
         throw;
@@ -52,7 +52,7 @@ class Block {
   }
 
   static void forget_blocks() noexcept {
-    while (Entry* const left = take_left()) {
+    while (Entry* const left = ThreadEntries::here().take_left()) {
       left->context().reset();
     }
   }

@@ -236,19 +236,19 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
   auto contexts = two_contexts(runtime);
   for (const bool is_foreign_on_top : {false, true}) {
     Block block(contexts[0]);
-    set_current(contexts[1], nullptr);
+    ThreadEntries::here().set(contexts[1], nullptr);
     if (is_foreign_on_top) {
       runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
-      set_current(contexts[0], nullptr);
+      ThreadEntries::here().set(contexts[0], nullptr);
     }
     block.leave();
     CHECK(current_of(runtime) == nullptr);
   }
-  set_current(contexts[0], nullptr);
+  ThreadEntries::here().set(contexts[0], nullptr);
   contexts.erase(contexts.begin());
   runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());  // of a library
   CHECK(live_contexts(runtime).counts(0).destroyed == 0);
-  set_current(contexts[0], nullptr);  // replaces it below what the library has pushed as well
+  ThreadEntries::here().set(contexts[0], nullptr);  // replaces it below what the library has pushed as well
   CHECK(live_contexts(runtime).counts(0).destroyed == 1);
   CUcontext popped = nullptr;
   runtime.driver().cuCtxPopCurrent(&popped);
@@ -258,9 +258,9 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
   const ContextHandle last =
       green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16, 16, 16}), false).groups[2]);
   runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
-  set_current(contexts[0], nullptr);
-  set_current(last, nullptr);
-  set_current(last, nullptr);
+  ThreadEntries::here().set(contexts[0], nullptr);
+  ThreadEntries::here().set(last, nullptr);
+  ThreadEntries::here().set(last, nullptr);
   close_context(contexts[0]);
   for (int i = 0; i < 2; ++i) {
     CHECK(current_of(runtime) == last->handle());
@@ -268,8 +268,8 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
     runtime.driver().cuCtxPopCurrent(&popped);
   }
   CHECK(current_of(runtime) == nullptr);
-  set_current(last, nullptr);
-  end_this_thread();
+  ThreadEntries::here().set(last, nullptr);
+  ThreadEntries::here().end();
   CHECK(current_of(runtime) == nullptr);
 }
 
@@ -278,19 +278,19 @@ void a_block_that_was_left_late_is_in_use_until_it_is_taken() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto contexts = two_contexts(runtime);
-  ThreadEntries& here = entries_of_this_thread();
+  ThreadEntries& here = ThreadEntries::here();
   Entry first(&first, contexts[0]);
   Entry second(&second, contexts[1]);
-  CHECK(enter_block(here, first, nullptr) && enter_block(here, second, nullptr));
+  CHECK(here.enter(first, nullptr) && here.enter(second, nullptr));
   for (Entry* entry : {&second, &first}) {
     runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
-    CHECK(!leave_block_at_once(here, *entry, nullptr));
-    leave_block(*entry, nullptr);
+    CHECK(!here.leave_at_once(*entry, nullptr));
+    here.leave(*entry, nullptr);
   }
   CHECK(current_of(runtime) == nullptr);
-  CHECK(!first.is_idle() && !enter_block(here, first, nullptr));
-  CHECK(take_left() == &first && take_left() == &second && take_left() == nullptr);
-  CHECK(enter_block(here, first, nullptr) && leave_block_at_once(here, first, nullptr));
+  CHECK(!first.is_idle() && !here.enter(first, nullptr));
+  CHECK(here.take_left() == &first && here.take_left() == &second && here.take_left() == nullptr);
+  CHECK(here.enter(first, nullptr) && here.leave_at_once(first, nullptr));
 }
 
 // compute-sanitizer reports calls that answer an error as errors of the program.
@@ -309,12 +309,12 @@ void looking_at_the_stack_makes_no_call_that_fails() {
   const auto contexts = two_contexts(runtime);
   runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
   close_context(contexts[0]);
-  set_current(contexts[1], nullptr);
+  ThreadEntries::here().set(contexts[1], nullptr);
   runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
-  set_current(primary_context(runtime, 0), nullptr);
+  ThreadEntries::here().set(primary_context(runtime, 0), nullptr);
   CUcontext popped = nullptr;
   runtime.driver().cuCtxPopCurrent(&popped);
-  end_this_thread();
+  ThreadEntries::here().end();
   driver.cuCtxPopCurrent = real;
   CHECK(failed == 0);
   CHECK(current_of(runtime) == nullptr);
@@ -351,10 +351,10 @@ void two_tasks_of_a_thread_cannot_have_a_block_each() {
   Machine machine("h200@13.0");
   const auto contexts = two_contexts(machine.runtime());
   const int tasks[2] = {};
-  set_current(contexts[0], &tasks[1]);  // of the thread
+  ThreadEntries::here().set(contexts[0], &tasks[1]);  // of the thread
   Block first(contexts[0], &tasks[0]);
   for (const auto& use : {std::function<void()>([&] { Block second(contexts[1], &tasks[1]); }),
-                          std::function<void()>([&] { set_current(contexts[1], &tasks[1]); })}) {
+                          std::function<void()>([&] { ThreadEntries::here().set(contexts[1], &tasks[1]); })}) {
     CHECK(message_of<Error>(use).find("is still open on this thread, and belongs to another task") !=
           std::string::npos);
   }
@@ -362,7 +362,7 @@ void two_tasks_of_a_thread_cannot_have_a_block_each() {
   CHECK(message_of<Error>([&] { first.leave(&tasks[1]); }).find("was entered in another task") != std::string::npos);
   Block(contexts[1], &tasks[1]).leave(&tasks[1]);
   CHECK(current_of(machine.runtime()) == contexts[0]->handle());
-  end_this_thread();
+  ThreadEntries::here().end();
 }
 
 void a_context_of_a_device_that_is_not_listed_is_refused() {

@@ -114,7 +114,7 @@ void closing_making_and_pushing_are_one_after_the_other() {
     start([&] { context->close(); });
     start([&] { context->close(); });
     start([&] { Block(context).leave(); });
-    start([&] { set_current(context, nullptr); });
+    start([&] { ThreadEntries::here().set(context, nullptr); });
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
     start([&] {
@@ -210,10 +210,10 @@ void blocks_and_what_is_set_are_seen_by_others() {
       while (!is_over) {
         Block outer(context);
         Block(context).leave();
-        set_current(context, nullptr);
+        ThreadEntries::here().set(context, nullptr);
         outer.leave();
-        set_current(primary_context(machine.runtime(), 0), nullptr);
-        set_current(context, nullptr);
+        ThreadEntries::here().set(primary_context(machine.runtime(), 0), nullptr);
+        ThreadEntries::here().set(context, nullptr);
         ++left;
       }
     });
@@ -223,7 +223,7 @@ void blocks_and_what_is_set_are_seen_by_others() {
     std::thread([&] { message_of<Error>([&] { context->close(); }); }).join();
     std::thread([&] { message_of<Error>([&] { mine.leave(); }); }).join();
     message_of<Error>([&] { mine.leave(); });
-    leave_what_was_left();
+    ThreadEntries::here().leave_what_was_left();
     Block::forget_blocks();
   }
   is_over = true;
