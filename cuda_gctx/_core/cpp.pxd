@@ -324,25 +324,24 @@ cdef extern from "handles/current.hpp" namespace "gctx":
         ContextHandle& context() noexcept
 
     cdef cppclass ThreadEntries:
-        @staticmethod
-        ThreadEntries& here() except +raise_error
-
         cbool enter(Entry&, const void*) except +raise_error
         cbool leave_at_once(Entry&, const void*) noexcept
         Entry* take_left() noexcept
+
+    ThreadEntries* this_thread "&gctx::ThreadEntries::here"() except +raise_error
 
 
 cdef extern from "_core/call.hpp" namespace "gctx":
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
-    int forget_current_of "gctx::call<&gctx::ThreadEntries::forget>"(ThreadEntries&, const Runtime&) except -1
+    int forget_current_of "gctx::call<&gctx::ThreadEntries::forget>"(ThreadEntries*, const Runtime&) except -1
     int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
     cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
     void renew(ContextHandle&, Slot[ContextBox]&) noexcept
-    int leave "gctx::call<&gctx::ThreadEntries::leave>"(ThreadEntries&, Entry&, const void*) except -1
-    int leave_what_was_left "gctx::call<&gctx::ThreadEntries::leave_what_was_left>"(ThreadEntries&) except -1
+    int leave "gctx::call<&gctx::ThreadEntries::leave>"(ThreadEntries*, Entry&, const void*) except -1
+    int leave_what_was_left "gctx::call<&gctx::ThreadEntries::leave_what_was_left>"(ThreadEntries*) except -1
     int set_current "gctx::make<&gctx::ThreadEntries::set>"(
-        Slot[ContextBox]&, ThreadEntries&, Slot[ContextBox]&, const void*
+        Slot[ContextBox]&, ThreadEntries*, Slot[ContextBox]&, const void*
     ) except -1
     void end_thread() noexcept
     unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(

@@ -62,7 +62,7 @@ cdef class _ThreadEnd:
 
     def __dealloc__(self):
         # The interpreter destroys the states of other threads when it ends, and in a forked child.
-        if self._entries == &cpp.ThreadEntries.here():
+        if self._entries == cpp.this_thread():
             gctx_watch(NULL, NULL)
             cpp.end_thread()
             release_left()
@@ -77,7 +77,7 @@ cdef int watch_thread() except -1:
     cdef _ThreadEnd end
     if gctx_watched_state() != state:
         end = _ThreadEnd()
-        end._entries = &cpp.ThreadEntries.here()
+        end._entries = cpp.this_thread()
         (<dict>PyThreadState_GetDict())["cuda_gctx"] = end
         gctx_watch(state, <void*>end._entries)
     return 0
@@ -86,13 +86,13 @@ cdef int watch_thread() except -1:
 cdef void release_left() noexcept:
     """Let go of blocks that have left the list of this thread, and tell what failed with their contexts."""
     cdef CurrentBlock block
-    cdef cpp.Entry* entry = cpp.ThreadEntries.here().take_left()
+    cdef cpp.Entry* entry = cpp.this_thread().take_left()
     while entry != NULL:
         block = <CurrentBlock>entry.block()
         block._task = None
         cpp.renew(block._entry.context(), block._slot[0])
         Py_DECREF(block)
-        entry = cpp.ThreadEntries.here().take_left()
+        entry = cpp.this_thread().take_left()
     report_failures()
 
 
@@ -188,7 +188,7 @@ cdef class CurrentBlock:
         while not (<cpp.ThreadEntries*>gctx_entries()).enter(self._entry, task):
             if not self._entry.is_idle():
                 return self.enter_again()
-            cpp.leave_what_was_left(cpp.ThreadEntries.here())
+            cpp.leave_what_was_left(cpp.this_thread())
             release_left()
         self._task = <object>task
         Py_INCREF(self)  # until it has left the list of its thread
@@ -222,7 +222,7 @@ cdef class CurrentBlock:
             self._more.remove(found)
             self._more = self._more or None
         try:
-            cpp.leave(cpp.ThreadEntries.here(), found._entry, task)
+            cpp.leave(cpp.this_thread(), found._entry, task)
         finally:
             release_left()
         return 0

@@ -190,7 +190,7 @@ cdef class Device:
                 raise ValueError(f"the context belongs to device {box.get().device()}, not {self.device_id}")
         watch_thread()
         given = given_contexts()
-        is_any = cpp.set_current(found._slot, cpp.ThreadEntries.here(), context._slot, task_here())
+        is_any = cpp.set_current(found._slot, cpp.this_thread(), context._slot, task_here())
         found = same_object(given, made_context(found)) if is_any else None
         release_left()
         if ctx is not None and ctx is not found:

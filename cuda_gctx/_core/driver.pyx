@@ -67,7 +67,7 @@ def close_driver(OpenDriver token not None):
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in kept_above:
         forget(<uintptr_t>token.runtime)
-    cpp.forget_current_of(cpp.ThreadEntries.here(), token.runtime[0])
+    cpp.forget_current_of(cpp.this_thread(), token.runtime[0])
     release_left()  # blocks hold their contexts
     cpp.close_driver(token.runtime[0])
 

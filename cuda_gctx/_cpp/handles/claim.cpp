@@ -55,7 +55,7 @@ ContextHandle NewContext::create() {
   const auto enter = [&](const std::shared_ptr<ContextBox>& box, GreenCtxBox& green) {
     box->note_entry(live_entry_);
     green.enlist_as(std::exchange(live_entry_, 0));
-    contexts_of(runtime_).registry.put(box->handle(), *box);
+    registry_of<ContextBox>(runtime_).put(*box);
   };
   if (const OwnedContextPtr kept = pinned_contexts(runtime_).take(device_, *given_, workqueue_)) {
     kept->given = given_;

@@ -43,7 +43,7 @@ ContextBox::~ContextBox() {
     return;
   }
   // Before the driver can give the address to a new context.
-  contexts_of(runtime_).registry.drop(*this);
+  registry_of<ContextBox>(runtime_).drop(*this);
   let_go();
   if (kind_ == ContextKind::primary && runtime_.is_usable()) {
     const Driver& driver = runtime_.driver();
@@ -69,7 +69,7 @@ void ContextBox::let_go() noexcept {
   if (is_forked() || !owned_) {
     return;
   }
-  contexts_of(runtime_).registry.drop(*this);
+  registry_of<ContextBox>(runtime_).drop(*this);
   OwnedContextPtr owned = std::move(owned_);
   if (kind_ == ContextKind::primary) {
     owned->destroy_streams();
@@ -320,14 +320,14 @@ ContextHandle Contexts::primary(int ordinal) {
   const std::lock_guard lock(state.mutex);
   if (state.primary && !state.primary->is_there()) {  // the device has been reset
     gone = std::move(state.primary);
-    registry.drop(*gone);
+    registry_of<ContextBox>(runtime_).drop(*gone);
   }
   if (!state.primary) {
     auto box = std::make_shared<ContextBox>(ContextKind::primary, std::make_shared<OwnedContext>(runtime_, ordinal));
     CUcontext handle = nullptr;
     GCTX_CALL(runtime_.driver(), cuDevicePrimaryCtxRetain, &handle, runtime_.device(ordinal));
     box->take(handle);  // from here on the box releases it
-    registry.put(handle, *box);
+    registry_of<ContextBox>(runtime_).put(*box);
     state.primary = std::move(box);
   }
   return state.primary;
@@ -384,7 +384,7 @@ CUgreenCtx green_context_of_current(const Driver& driver) {
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   const Driver& driver = runtime.driver();
   const auto is_there = [](const ContextBox& box) { return box.is_there(); };
-  if (auto known = contexts_of(runtime).registry.find(handle, is_there)) {
+  if (auto known = registry_of<ContextBox>(runtime).find(handle, is_there)) {
     return known;
   }
   CUdevice device = 0;
@@ -412,7 +412,7 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   }
   auto made = std::make_shared<ContextBox>(ContextKind::foreign, std::make_shared<OwnedContext>(runtime, ordinal));
   made->take(handle, green);
-  return contexts_of(runtime).registry.settle(handle, std::move(made), is_there);
+  return registry_of<ContextBox>(runtime).settle(std::move(made), is_there);
 }
 
 ContextHandle current_context(Runtime& runtime) {
@@ -447,7 +447,7 @@ void synchronize_context(const ContextHandle& context) {
     return;
   }
   // That includes green contexts, but for graphs that other code has launched there (see show_to_device).
-  for (const ContextHandle& other : contexts_of(runtime).registry.all()) {
+  for (const ContextHandle& other : registry_of<ContextBox>(runtime).all()) {
     if (other->is_green() && other->device() == context->device() && other->is_there() && !other->has_capture()) {
       wait(*other);
     }
@@ -455,7 +455,7 @@ void synchronize_context(const ContextHandle& context) {
 }
 
 std::string capturing_stream(Runtime& runtime, int device) {
-  for (const ContextHandle& context : contexts_of(runtime).registry.all()) {
+  for (const ContextHandle& context : registry_of<ContextBox>(runtime).all()) {
     if (context->device() == device && context->is_there() && context->has_capture()) {
       return "a stream of " + context->label();
     }

@@ -31,8 +31,9 @@ namespace gctx {
 
 enum class ContextKind : int { primary, green, foreign };
 
-class ContextBox : public Registered<CUcontext, ContextBox> {
+class ContextBox : public Registered<ContextBox> {
  public:
+  static constexpr Runtime::Place place = Runtime::Place::contexts;
   static constexpr const char* word = "context";  // in messages
 
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
@@ -178,13 +179,12 @@ struct PriorityRange {
   int greatest = 0;
 };
 
-// The contexts of a driver: one box for each handle, and the primary one of each device.
+// The primary contexts of a driver.
 class Contexts {
  public:
-  static constexpr Runtime::Place place = Runtime::Place::contexts;
+  static constexpr Runtime::Place place = Runtime::Place::primaries;
   explicit Contexts(Runtime& runtime) : runtime_(runtime), devices_(static_cast<std::size_t>(runtime.device_count())) {}
 
-  Registry<CUcontext, ContextBox> registry;
   ContextHandle primary(int ordinal);
   PriorityRange priorities(int ordinal);
   void drop_primaries();

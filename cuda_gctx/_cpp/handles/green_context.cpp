@@ -9,7 +9,7 @@ GreenCtxBox::~GreenCtxBox() {
     return;
   }
   enlist_as(0);
-  green_contexts_of(runtime_).drop(*this);  // before the driver can give the address to a new one
+  registry_of<GreenCtxBox>(runtime_).drop(*this);  // before the driver can give the address to a new one
   if (runtime_.is_usable()) {
     runtime_.driver().note(runtime_.driver().cuGreenCtxDestroy(handle_), "cuGreenCtxDestroy");
     live_contexts(runtime_).count_destroyed(device_);
@@ -18,7 +18,7 @@ GreenCtxBox::~GreenCtxBox() {
 
 void GreenCtxBox::take_context(CUcontext context) noexcept {
   context_ = context;
-  green_contexts_of(runtime_).put(handle_, *this);
+  registry_of<GreenCtxBox>(runtime_).put(*this);
 }
 
 void GreenCtxBox::enlist_as(std::uint64_t live_entry) noexcept {

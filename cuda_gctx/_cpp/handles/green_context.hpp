@@ -13,8 +13,10 @@
 
 namespace gctx {
 
-class GreenCtxBox : public Registered<CUgreenCtx, GreenCtxBox> {
+class GreenCtxBox : public Registered<GreenCtxBox> {
  public:
+  static constexpr Runtime::Place place = Runtime::Place::green_contexts;
+
   // The box is made before what it will own, so that nothing is lost if memory runs out in between. It keeps the
   // primary context.
   GreenCtxBox(Runtime& runtime, int device, std::shared_ptr<void> primary) noexcept
@@ -40,17 +42,5 @@ class GreenCtxBox : public Registered<CUgreenCtx, GreenCtxBox> {
   CUcontext context_ = nullptr;
   std::uint64_t live_entry_ = 0;
 };
-
-// Those of a driver.
-class GreenContexts {
- public:
-  static constexpr Runtime::Place place = Runtime::Place::green_contexts;
-  explicit GreenContexts(const Runtime& /*runtime*/) {}
-  Registry<CUgreenCtx, GreenCtxBox> registry;
-};
-
-inline Registry<CUgreenCtx, GreenCtxBox>& green_contexts_of(Runtime& runtime) {
-  return runtime.part<GreenContexts>().registry;
-}
 
 }  // namespace gctx

@@ -1,33 +1,37 @@
-// Raw handle -> box. Looking up and entering are one step each under a lock, and no driver is called under it.
+// Handle -> box, one registry for each kind of box of a driver. Looking up and entering are one step each under a lock,
+// and no driver is called under it.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "driver/process.hpp"
+#include "handles/runtime.hpp"
 
 namespace gctx {
 
 // A box that can be entered in a registry: the link is part of it, so that entering it allocates nothing.
-template <typename Raw, typename Box>
+template <typename Box>
 class Registered : public std::enable_shared_from_this<Box> {
  private:
-  template <typename R, typename B>
+  template <typename Any>
   friend class Registry;
-  Raw registered_as_{};
   Box* next_registered_ = nullptr;
   bool is_registered_ = false;
 };
 
 // An entry is distinguished from a newer object at the same address by asking the box (`is_same`), so that recycled
 // addresses neither resurrect nor erase the wrong object.
-template <typename Raw, typename Box>
+template <typename Box>
 class Registry {
  public:
-  Registry() : buckets_(64, nullptr) {}
+  using Raw = decltype(std::declval<const Box&>().handle());
+  static constexpr Runtime::Place place = Box::place;
+  explicit Registry(const Runtime& /*runtime*/) : buckets_(64, nullptr) {}
 
   template <typename IsSame>
   std::shared_ptr<Box> find(Raw raw, IsSame&& is_same) {
@@ -41,27 +45,27 @@ class Registry {
   }
 
   // Instead of one that somebody has entered for the same object meanwhile.
-  void put(Raw raw, Box& box) noexcept {
+  void put(Box& box) noexcept {
     const std::lock_guard lock(mutex_);
-    for (Box* other = buckets_[bucket(raw)]; other != nullptr; other = next(*other)) {
-      if (static_cast<Link&>(*other).registered_as_ == raw) {
+    for (Box* other = buckets_[bucket(box)]; other != nullptr; other = next(*other)) {
+      if (other->handle() == box.handle()) {
         leave(*other);
         break;
       }
     }
-    enter(raw, box);
+    enter(box);
   }
 
   // Registers `made` unless another thread was quicker; returns the box that is registered.
   template <typename IsSame>
-  std::shared_ptr<Box> settle(Raw raw, std::shared_ptr<Box> made, IsSame&& is_same) {
+  std::shared_ptr<Box> settle(std::shared_ptr<Box> made, IsSame&& is_same) {
     for (;;) {
       std::shared_ptr<Box> found;  // outlives the lock: its destructor may come back here
       {
         const std::lock_guard lock(mutex_);
-        found = first_locked(raw);
+        found = first_locked(made->handle());
         if (!found) {
-          enter(raw, *made);
+          enter(*made);
           return made;
         }
       }
@@ -98,15 +102,15 @@ class Registry {
   }
 
  private:
-  using Link = Registered<Raw, Box>;
+  using Link = Registered<Box>;
 
   void leave(Box& box) noexcept {
     Link& link = box;
-    Box** place = &buckets_[bucket(link.registered_as_)];
-    while (*place != &box) {
-      place = &static_cast<Link&>(**place).next_registered_;
+    Box** at = &buckets_[bucket(box)];
+    while (*at != &box) {
+      at = &static_cast<Link&>(**at).next_registered_;
     }
-    *place = link.next_registered_;
+    *at = link.next_registered_;
     link.next_registered_ = nullptr;
     link.is_registered_ = false;
     --count_;
@@ -118,6 +122,7 @@ class Registry {
     const auto address = reinterpret_cast<std::uintptr_t>(raw);
     return (address >> 4 ^ address >> 16) & (buckets_.size() - 1);
   }
+  std::size_t bucket(const Box& box) const noexcept { return bucket(box.handle()); }
 
   std::shared_ptr<Box> first(Raw raw) const {
     const std::lock_guard lock(mutex_);
@@ -127,7 +132,7 @@ class Registry {
   // A box that is listed has its memory: it takes itself off the list, under the lock, before it goes.
   std::shared_ptr<Box> first_locked(Raw raw) const {
     for (Box* box = buckets_[bucket(raw)]; box != nullptr; box = next(*box)) {
-      if (static_cast<const Link&>(*box).registered_as_ == raw) {
+      if (box->handle() == raw) {
         if (auto alive = box->weak_from_this().lock()) {
           return alive;
         }
@@ -136,13 +141,12 @@ class Registry {
     return nullptr;
   }
 
-  void enter(Raw raw, Box& box) noexcept {
+  void enter(Box& box) noexcept {
     if (count_ >= buckets_.size()) {
       grow();
     }
     Link& link = box;
-    Box*& first = buckets_[bucket(raw)];
-    link.registered_as_ = raw;
+    Box*& first = buckets_[bucket(box)];
     link.next_registered_ = first;
     link.is_registered_ = true;
     first = &box;
@@ -157,7 +161,7 @@ class Registry {
         while (box != nullptr) {
           Link& link = *box;
           Box* const after = link.next_registered_;
-          Box*& first = buckets_[bucket(link.registered_as_)];
+          Box*& first = buckets_[bucket(*box)];
           link.next_registered_ = first;
           first = box;
           box = after;
@@ -171,5 +175,10 @@ class Registry {
   std::vector<Box*> buckets_;
   std::size_t count_ = 0;
 };
+
+template <typename Box>
+Registry<Box>& registry_of(Runtime& runtime) {
+  return runtime.part<Registry<Box>>();
+}
 
 }  // namespace gctx

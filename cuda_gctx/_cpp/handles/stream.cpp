@@ -93,7 +93,8 @@ CUcontext context_of_foreign(Runtime& runtime, CUstream handle) {
     GCTX_CALL(driver, cuStreamGetCtx, handle, &context);
   }
   if (green != nullptr) {
-    if (const GreenCtxHandle ours = green_contexts_of(runtime).find(green, [](const GreenCtxBox&) { return true; })) {
+    if (const GreenCtxHandle ours =
+            registry_of<GreenCtxBox>(runtime).find(green, [](const GreenCtxBox&) { return true; })) {
       return ours->context();
     }
     GCTX_CALL(driver, cuCtxFromGreenCtx, &context, green);
@@ -135,7 +136,7 @@ StreamBox::~StreamBox() {
     return;
   }
   Runtime& runtime = context()->runtime();
-  streams_of(runtime).drop(*this);
+  registry_of<StreamBox>(runtime).drop(*this);
   if (!owned_) {
     return;
   }
@@ -184,7 +185,7 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   if (spare != nullptr) {
     box->pin();
   }
-  streams_of(context->runtime()).put(box->handle(), *box);
+  registry_of<StreamBox>(context->runtime()).put(*box);
   return box;
 }
 
@@ -195,7 +196,7 @@ StreamHandle context_stream(const ContextHandle& context, std::optional<int> pri
       context->streams().lend(level, number, [&] { return make_raw_stream(*context, CU_STREAM_NON_BLOCKING, level); });
   auto box = std::make_shared<StreamBox>(std::move(use), false, StreamKind{true, level});
   box->take(handle);
-  return streams_of(context->runtime()).settle(handle, std::move(box), std::mem_fn(&StreamBox::is_made_here));
+  return registry_of<StreamBox>(context->runtime()).settle(std::move(box), std::mem_fn(&StreamBox::is_made_here));
 }
 
 namespace {
@@ -211,14 +212,14 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
     id = id ? id : ask_id(driver, handle);
     return *id != 0 && box.id() == *id;
   };
-  if (auto known = streams_of(runtime).find(handle, is_same)) {
+  if (auto known = registry_of<StreamBox>(runtime).find(handle, is_same)) {
     return known;
   }
   auto context = adopt_context(runtime, context_of_foreign(runtime, handle));
   auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
   made->take(handle);
   made->id();
-  return streams_of(runtime).settle(handle, std::move(made), is_same);
+  return registry_of<StreamBox>(runtime).settle(std::move(made), is_same);
 }
 
 }  // namespace

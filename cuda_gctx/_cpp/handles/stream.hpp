@@ -16,8 +16,9 @@
 
 namespace gctx {
 
-class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
+class StreamBox : public Registered<StreamBox>, public StreamLink {
  public:
+  static constexpr Runtime::Place place = Runtime::Place::streams;
   static constexpr const char* word = "stream";  // in messages
 
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
@@ -78,15 +79,6 @@ class StreamBox : public Registered<CUstream, StreamBox>, public StreamLink {
   std::atomic<bool> pinned_{false};
   std::atomic<std::uint64_t> id_{0};
 };
-
-class Streams {
- public:
-  static constexpr Runtime::Place place = Runtime::Place::streams;
-  explicit Streams(const Runtime& /*runtime*/) {}
-  Registry<CUstream, StreamBox> registry;
-};
-
-inline Registry<CUstream, StreamBox>& streams_of(Runtime& runtime) { return runtime.part<Streams>().registry; }
 
 // A stream of the driver on a context, which somebody has to destroy.
 CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority);
