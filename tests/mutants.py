@@ -184,8 +184,8 @@ MUTANTS = {
     ),
     "a policy of no card is saved": Mutant(
         "tune/_policy.py",
-        "self._demand_card()\n        return document",
-        "return document",
+        "self._demand_card()\n        return super()",
+        "return super()",
         "tests/tune/test_policies.py",
     ),
     "an interval of another quantity": Mutant(

@@ -14,6 +14,7 @@ from unicodedata import east_asian_width
 __all__ = [
     "Drawing",
     "Entry",
+    "Pictured",
     "colours_of",
     "contrast",
     "heading",
@@ -300,3 +301,24 @@ def page(title: str, svg: str) -> str:
         f"@media (prefers-color-scheme:dark){{body{{background:#010409}}}}</style>\n"
         f"</head>\n<body>\n{svg}\n</body>\n</html>\n"
     )
+
+
+class Pictured:
+    """What has a picture. A subclass draws it, and has a title for its page."""
+
+    def _picture(self) -> str:
+        raise NotImplementedError
+
+    def _title_of_page(self) -> str:
+        raise NotImplementedError
+
+    def svg(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as SVG; also written to `path`."""
+        return written(self._picture(), path)
+
+    def html(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as an HTML page that loads nothing; also written to `path`."""
+        return written(page(self._title_of_page(), self._picture()), path)
+
+    def _repr_html_(self) -> str:
+        return self._picture()

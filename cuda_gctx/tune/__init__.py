@@ -13,9 +13,9 @@ from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx._core.probe import spin as spin
+    from cuda_gctx.tune._causes import explain as explain
     from cuda_gctx.tune._curves import Curve as Curve
     from cuda_gctx.tune._curves import curve as curve
-    from cuda_gctx.tune._explain import explain as explain
     from cuda_gctx.tune._objectives import TailLatency as TailLatency
     from cuda_gctx.tune._objectives import Throughput as Throughput
     from cuda_gctx.tune._overlap import overlap as overlap
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
     "cuda_gctx._core.probe": ("spin",),
+    "cuda_gctx.tune._causes": ("explain",),
     "cuda_gctx.tune._curves": ("Curve", "curve"),
-    "cuda_gctx.tune._explain": ("explain",),
     "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),
     "cuda_gctx.tune._overlap": ("overlap",),
     "cuda_gctx.tune._plans": ("Plan",),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
-from os import PathLike
 from typing import Literal
 
 from cuda_gctx._core import clock
@@ -16,7 +15,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream
 from cuda_gctx._core.text import table
 from cuda_gctx.draw.lines import Line, Point, draw_lines
-from cuda_gctx.draw.svg import page, written
+from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, Ratio, calls_for, certainty_of, ratio_of_quantiles
@@ -24,7 +23,7 @@ from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sharing, sitting
-from cuda_gctx.tune._json import document, of_document
+from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._ranking import Sample
@@ -34,7 +33,6 @@ from cuda_gctx.tune._work import Part, examine, naming, part_of
 
 __all__ = ["Curve", "CurvePoint", "curve"]
 
-SCHEMA = 2
 MOST_ROUNDS = 15
 PART = "part"  # the names of partitions
 LOAD = "load"
@@ -65,13 +63,16 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The result of curve(): what a part takes over the number of SMs. ``print()`` it.
+class Curve(Document, Pictured):
+    """The result of curve(): what a part takes over the number of SMs. ``print()`` it; the picture has the interval of
+    each point.
 
     points: by the number of SMs; the last one is the whole device. load: the name of the load, if there was one.
     quantile: of the latencies.
     complete: False if the budget was too short for all sizes, or for an interval at each.
     """
+
+    schema = 2
 
     part: str
     load: str | None
@@ -114,21 +115,7 @@ class Curve:
                 return work / sm_count
         return ordered[-1].seconds.value
 
-    # ---- JSON
-
-    def to_json(self) -> str:
-        """The curve as JSON, for from_json()."""
-        return document(self, SCHEMA)
-
-    @classmethod
-    def from_json(cls, text: str) -> Curve:
-        """A curve that was written as JSON.
-
-        text: what to_json() returned. Anything else raises a ValueError that names the field.
-        """
-        return of_document(cls, text, SCHEMA, cls._demand_points)
-
-    def _demand_points(self) -> None:
+    def _demand_consistency(self) -> None:
         if not self.points:
             raise ValueError("points is empty")
 
@@ -166,26 +153,21 @@ class Curve:
             lines.append("incomplete: the budget was too short for all sizes, or for intervals")
         return "\n".join(lines)
 
-    def svg(self, path: str | PathLike[str] | None = None) -> str:
-        """The curve as a picture, also written to `path`: times over SMs, with the interval of each point."""
+    def _title_of_page(self) -> str:
+        return f"{self.part}: {self.device}"
+
+    def _picture(self) -> str:
         lines = [Line(f"{self.part}, back to back", self._points("seconds"))]
         if self.load is not None:
             lines.append(Line(f"{self.part}, p{self.quantile * 100:g} of single calls", self._points("latency")))
             lines.append(Line(f"{self.part}, the same next to {self.load}", self._points("loaded")))
         subtitle = f"{self.device}, driver {self.driver}, {self.date}"
         note = "The last point is the whole device."
-        return written(draw_lines(self.part, subtitle, [line for line in lines if line.points], note), path)
+        return draw_lines(self.part, subtitle, [line for line in lines if line.points], note)
 
     def _points(self, name: str) -> tuple[Point, ...]:
         found = [(point.sm_count, getattr(point, name)) for point in self.points]
         return tuple(Point(sms, e.value * 1e9, e.low * 1e9, e.high * 1e9) for sms, e in found if e is not None)
-
-    def html(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as an HTML page that loads nothing; also written to `path`."""
-        return written(page(f"{self.part}: {self.device}", self.svg()), path)
-
-    def _repr_html_(self) -> str:
-        return self.svg()
 
 
 @dataclass(eq=False)
@@ -286,46 +268,43 @@ class _FewCalls(Runner):
         return min(calls, max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))), least_s
 
 
+@dataclass(eq=False)
 class _Measuring:
     """Measures a part in partitions, back to back and by single calls, until a deadline."""
 
-    def __init__(
-        self,
-        device: Device,
-        work: Part,
-        load: Part | None,
-        objective: TailLatency,
-        launch: Literal["calls", "graphs"],
-        budget_s: float,
-        seed: int,
-        held: Sitting,
-    ) -> None:
-        self._device, self._work, self._load = device, work, load
-        self._objective = objective
-        self._budget_s, self._seed, self._bar, self._closing = budget_s, seed, held.bar, held.closing
-        self._until = clock.now() + budget_s
-        self._runner = self._closing.enter_context(Runner("makespan", self._until, launch))
-        self._calls = self._closing.enter_context(_FewCalls(objective, self._until, launch, seed))
-        self._part = Part(PART, work.function)
-        self._other = None if load is None else Part(LOAD, load.function)
-        self.sizes: list[_Size] = []
-        self.complete = False
+    device: Device
+    work: Part
+    load: Part | None
+    objective: TailLatency
+    launch: Literal["calls", "graphs"]
+    budget_s: float
+    seed: int
+    held: Sitting
+    sizes: list[_Size] = field(default_factory=list)
+    complete: bool = False
+
+    def __post_init__(self) -> None:
+        self._until, closing = clock.now() + self.budget_s, self.held.closing
+        self._runner = closing.enter_context(Runner("makespan", self._until, self.launch))
+        self._calls = closing.enter_context(_FewCalls(self.objective, self._until, self.launch, self.seed))
+        self._part = Part(PART, self.work.function)
+        self._other = None if self.load is None else Part(LOAD, self.load.function)
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Open the sizes, and measure them in rounds."""
         try:
             self._examine()
             self.complete = self._open(requests)
-            for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self._seed)):
+            for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self.seed)):
                 self._measure(size)
         except OutOfTime:
             self.complete = self.complete and all(len(size.seconds) >= LEAST_PAIRS for size in self.sizes)
         finally:
-            self._device.sync()
+            self.device.sync()
 
     def _examine(self) -> None:
-        stream = self._closing.enter_context(self._device.create_stream())
-        for part, work in ((self._part, self._work), (self._other, self._load)):
+        stream = self.held.closing.enter_context(self.device.create_stream())
+        for part, work in ((self._part, self.work), (self._other, self.load)):
             if part is None or work is None:
                 continue
             with naming(f"{work.name} alone"):
@@ -335,19 +314,19 @@ class _Measuring:
                 runner.alone_s[part.name] = facts.device_s
             if part is self._part:  # launch-bound: what it takes would depend on the gate
                 self._runner.gated = facts.waits or facts.host_s < facts.device_s
-        whole = _Size(self._device.sm_count, Trial("whole device", (self._part,), {PART: stream}, stream), None)
+        whole = _Size(self.device.sm_count, Trial("whole device", (self._part,), {PART: stream}, stream), None)
         self._runner.warm(whole.alone)
         self.sizes.append(whole)
 
     def _open(self, requests: Sequence[tuple[int, Request]]) -> bool:
         """Open partitions, those far apart first; returns whether the time suffices for all of them."""
-        complete, until = True, clock.now() + OPENING_SHARE * self._budget_s
+        complete, until = True, clock.now() + OPENING_SHARE * self.budget_s
         for place in _far_apart(len(requests)):
             if clock.now() > until:
                 return False
             count, request = requests[place]
-            self._bar.show((clock.now() - until) / self._budget_s + OPENING_SHARE, f"opening {count} SMs")
-            pool = self._closing.enter_context(PartitionPool(self._device))
+            self.held.bar.show((clock.now() - until) / self.budget_s + OPENING_SHARE, f"opening {count} SMs")
+            pool = self.held.closing.enter_context(PartitionPool(self.device))
             with sharing():
                 parts = pool.prepare(Layout.of({PART: request}))
             size = _Size(parts.part.sm_count, self._trial(f"{count} SMs", {PART: parts.part.stream}), None)
@@ -366,7 +345,7 @@ class _Measuring:
         return complete
 
     def _trial(self, name: str, streams: Mapping[str, Stream]) -> Trial:
-        idle = clock_for(self._objective, self._device, streams, self._closing)
+        idle = clock_for(self.objective, self.device, streams, self.held.closing)
         parts = (self._part,) if self._other is None or len(streams) == 1 else (self._part, self._other)
         return Trial(name, parts, streams, idle)
 
@@ -374,12 +353,12 @@ class _Measuring:
         """How long a round of a size takes."""
         call_s = max(size.alone.step_s, size.alone.host_s)
         self._calls.alone_s[PART] = call_s
-        calls_s = self._calls.latency_batch_s([self._part], self._objective) if size.both is not None else 0.0
+        calls_s = self._calls.latency_batch_s([self._part], self.objective) if size.both is not None else 0.0
         return max(BATCH_S, call_s) + 2 * calls_s
 
     def _measure(self, size: _Size) -> None:
-        shown = f"measuring {self._work.name} in {size.sm_count} SMs"
-        self._bar.show(1 - (self._until - clock.now()) / self._budget_s, shown)
+        shown = f"measuring {self.work.name} in {size.sm_count} SMs"
+        self.held.bar.show(1 - (self._until - clock.now()) / self.budget_s, shown)
         shape = self._runner.shape([size.alone])
         size.seconds.append(self._runner.batch(size.alone, shape).seconds)
         if size.both is not None:

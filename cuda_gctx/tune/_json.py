@@ -4,29 +4,52 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
 from cuda_gctx._core.text import parsed_json
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 from cuda_gctx.tune._plans import Plan
 
-__all__ = ["document", "of_document"]
+__all__ = ["Document"]
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", bound="Document")
+Made = TypeVar("Made")
 
 # Of an int: a longer one would not be a number of anything that was measured, and not a float either.
 LARGEST = 2**63 - 1
 
 
-# ---- writing
+class Document:
+    """A dataclass that is written as JSON. schema: the number of the form that its fields have."""
 
+    schema: ClassVar[int]
 
-def document(value: Any, schema: int) -> str:
-    """A dataclass as JSON, for reading()."""
-    return json.dumps({"schema": schema, **_plain(value)}, indent=1)
+    def to_json(self) -> str:
+        """The value as JSON, for from_json()."""
+        return json.dumps({"schema": self.schema, **_plain(self)}, indent=1)
+
+    @classmethod
+    def from_json(cls: type[Value], text: str) -> Value:
+        """A value that was written as JSON.
+
+        text: what to_json() returned. Anything else raises a ValueError that names the field.
+        """
+        what = f"{cls.__name__.lower()} of schema {cls.schema}"
+        value = parsed_json(text)
+        if not isinstance(value, Mapping) or value.get("schema") != cls.schema:
+            raise ValueError(f"not a {what}: measure again with this version")
+        try:
+            made = _made(cls, {name: item for name, item in value.items() if name != "schema"}, "")
+            made._demand_consistency()
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            raise ValueError(f"not a {what}: {error}") from error
+        return made
+
+    def _demand_consistency(self) -> None:
+        """Raise an error if the fields do not fit each other."""
 
 
 def _plain(value: Any) -> Any:
@@ -42,27 +65,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
-
-
-# ---- reading
-
-
-def of_document(kind: type[Value], text: str, schema: int, check: Callable[[Value], object] | None = None) -> Value:
-    """The dataclass of a document. Errors name the document and its field, and are ValueErrors.
-
-    text: what document() returned. check: raises if the fields do not fit each other.
-    """
-    what = f"{kind.__name__.lower()} of schema {schema}"
-    value = parsed_json(text)
-    if not isinstance(value, Mapping) or value.get("schema") != schema:
-        raise ValueError(f"not a {what}: measure again with this version")
-    try:
-        made = _made(kind, {name: item for name, item in value.items() if name != "schema"}, "")
-        if check is not None:
-            check(made)
-    except (TypeError, ValueError, IndexError, OverflowError) as error:
-        raise ValueError(f"not a {what}: {error}") from error
-    return made
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:
@@ -107,7 +109,7 @@ def _number(kind: type, value: Any, path: str) -> bool | int | float:
     return number
 
 
-def _made(kind: type[Value], value: Any, path: str) -> Value:
+def _made(kind: type[Made], value: Any, path: str) -> Made:
     """A dataclass, from exactly the fields that it is made from."""
     hints = get_type_hints(kind)
     kinds = {field.name: hints[field.name] for field in fields(kind) if field.init}  # type: ignore[arg-type]

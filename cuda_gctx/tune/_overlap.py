@@ -13,12 +13,12 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.measure.summaries import Latency, Spread
+from cuda_gctx.tune._causes import reasons
 from cuda_gctx.tune._guard import device_of, place_and_date, sitting
 from cuda_gctx.tune._measure import LAUNCHES
 from cuda_gctx.tune._measurement import Measurement
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._ranking import Intervals, Record, value_of
-from cuda_gctx.tune._reasons import reasons
 from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._work import libraries_loaded, parts_of

@@ -16,13 +16,12 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.text import table
 from cuda_gctx.tune._guard import device_of
-from cuda_gctx.tune._json import document, of_document
+from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._report import words
 
 __all__ = ["Policy", "Prediction"]
 
-SCHEMA = 2
 HYSTERESIS = 0.05
 # What is observed moves the correction by such a share of what it is off by: a limit that is missed counts at once, one
 # that is kept has to be kept for longer. A single observation counts as at most twice, or half, of what is expected.
@@ -71,7 +70,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(Document):
     """Plans for loads and limits: ``Policy.of()`` makes one of measurements, ``choose()`` asks it.
 
     keys: what the caller names loads by. buckets: the values of each key that were measured; a number between two of
@@ -80,6 +79,8 @@ class Policy:
     hysteresis: the share by which another plan has to be better.
     device, sm_count, driver: the card on which the rows were measured; an empty name and 0 for rows of no card.
     """
+
+    schema = 2
 
     keys: tuple[str, ...]
     buckets: tuple[tuple[Value, ...], ...]
@@ -96,8 +97,8 @@ class Policy:
     _finders: tuple[Any, ...] = field(init=False, repr=False, compare=False)
     _origin: int = field(init=False, repr=False, compare=False)
     _numbers: dict[int, int] = field(init=False, repr=False, compare=False)
-    _corrections: dict[Plan, _Correction] = field(init=False, repr=False, compare=False, default_factory=dict)
-    _of_kinds: dict[str, _Correction] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # By plan, and by kind of plan.
+    _corrections: dict[Plan | str, _Correction] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._demand_sense()
@@ -210,13 +211,17 @@ class Policy:
 
     def _row(self, place: int) -> _Row:
         """The row of a load, with what has been observed since."""
-        corrected = [self._corrected(plan, one) for plan, one in zip(self.plans, self.predictions[place], strict=True)]
-        self._rows[place] = row = _Row(corrected)
+        each = zip(self.plans, self.predictions[place], strict=True)
+        self._rows[place] = row = _Row([one if one is None else self._corrected(plan, one) for plan, one in each])
         return row
 
-    def _corrected(self, plan: Plan, one: Prediction | None) -> Prediction | None:
-        found = self._corrections.get(plan) or self._of_kinds.get(plan.kind)
-        return one if one is None or found is None else Prediction(one.latency_s * found.latency, one.rate * found.rate)
+    def _seen(self, plan: Plan) -> _Correction | None:
+        """What service has shown of a plan, or of its kind."""
+        return self._corrections.get(plan) or self._corrections.get(plan.kind)
+
+    def _corrected(self, plan: Plan, one: Prediction) -> Prediction:
+        seen = self._seen(plan)
+        return one if seen is None else Prediction(one.latency_s * seen.latency, one.rate * seen.rate)
 
     def _stays(self, row: _Row, in_use: int, best: int, limit_s: float, load: Mapping[str, Value]) -> bool:
         """Whether a plan that keeps the limit is kept, although another one has a higher rate."""
@@ -245,12 +250,15 @@ class Policy:
 
     def predict(self, plan: Plan, **load: Value) -> Prediction:
         """What a plan does under a load: what was measured, corrected by what was observed. KeyError if nothing was."""
+        return self._corrected(plan, self._measured(plan, load))
+
+    def _measured(self, plan: Plan, load: Mapping[str, Value]) -> Prediction:
+        """What was measured of a plan under a load."""
         place = self._place(load)
         found = self.predictions[place][self.plans.index(plan)] if plan in self.plans else None
-        corrected = self._corrected(plan, found)
-        if corrected is None:
+        if found is None:
             raise KeyError(f"this policy knows nothing about {plan} for {self.bucket(**load)}")
-        return corrected
+        return found
 
     def explain(self, limit_s: float, current: Plan | None = None, /, **load: Value) -> str:
         """What choose() returns, and why, as a sentence.
@@ -260,7 +268,7 @@ class Policy:
         plan = self.choose(limit_s, current, **load)
         prediction = self.predict(plan, **load)
         bucket = ", ".join(f"{key}={value}" for key, value in self.bucket(**load).items())
-        seen = self._corrections.get(plan) or self._of_kinds.get(plan.kind)
+        seen = self._seen(plan)
         how = "measured" if seen is None else f"measured, times {seen.latency:.2f} as observed since"
         what = f"p{self.quantile * 100:g} of {self.latency} {words(prediction.latency_s)} ({how})"
         text = f"{plan} for {bucket} within {words(limit_s)}: {what}, {self.bulk} {prediction.rate:.4g} calls/s"
@@ -285,19 +293,11 @@ class Policy:
         was not measured for the load.
         """
         latency_s, rate = _checked(latency_s, rate)
-        place = self._place(load)
-        before = self.predictions[place][self.plans.index(plan)] if plan in self.plans else None
-        if before is None:
-            raise KeyError(f"this policy knows nothing about {plan} for {self.bucket(**load)}")
-        ratios = latency_s / before.latency_s, rate / before.rate if before.rate else 1.0
-        self._corrections.setdefault(plan, _Correction()).note(*ratios)
-        self._of_kinds.setdefault(plan.kind, _Correction()).note(*ratios)
+        before = self._measured(plan, load)
+        for key in (plan, plan.kind):
+            correction = self._corrections.setdefault(key, _Correction())
+            correction.note(latency_s / before.latency_s, rate / before.rate if before.rate else 1.0)
         self._rows[:] = [None] * len(self._rows)
-
-    @property
-    def loads(self) -> list[dict[str, Value]]:
-        """All combinations of buckets."""
-        return [dict(zip(self.keys, values, strict=True)) for values in product(*self.buckets)]
 
     # ---- building
 
@@ -341,10 +341,12 @@ class Policy:
 
     # ---- JSON
 
+    _demand_consistency = _demand_card
+
     def to_json(self) -> str:
         """The policy as JSON, for from_json(). What was observed is not part of it. ValueError for one of no card."""
         self._demand_card()
-        return document(self, SCHEMA)
+        return super().to_json()
 
     @classmethod
     def from_json(cls, text: str, device: Device | None = None) -> Policy:
@@ -354,7 +356,7 @@ class Policy:
         device: where its plans are to be used; None: device 0. If the policy was measured on another card, that raises
         a ValueError; another driver is a warning.
         """
-        policy = of_document(cls, text, SCHEMA, cls._demand_card)
+        policy = super().from_json(text)
         policy.demand_device(device_of(device))
         return policy
 
@@ -367,11 +369,10 @@ class Policy:
         where = f" on {self.device}, {self.sm_count} SMs, driver {self.driver}" if self.device else ", of no card"
         lines = [f"{len(self.plans)} plans for {len(self.predictions)} loads{where}"]
         rows = []
-        for place, load in enumerate(self.loads):
+        for place, load in enumerate(product(*self.buckets)):
             row = self._rows[place] or self._row(place)
             for limit, plan in zip(row.limits, row.best[1:], strict=True):
-                cells = [str(value) for value in load.values()]
-                rows.append([*cells, words(limit), str(self.plans[plan]), f"{row.rate[plan]:.4g}"])
+                rows.append([*load, words(limit), self.plans[plan], f"{row.rate[plan]:.4g}"])
         from_ = f"p{self.quantile * 100:g} of {self.latency} from"
         lines.append(table((*self.keys, from_, "plan", f"{self.bulk}, calls/s"), rows))
         return "\n".join(lines)

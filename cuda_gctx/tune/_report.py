@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from textwrap import fill
 
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.text import table
 from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
-from cuda_gctx.draw.svg import page, written
+from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Ratio
 from cuda_gctx.measure.summaries import Latency, Spread
-from cuda_gctx.tune._json import document, of_document
+from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, checked
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "relation", "times", "title_of", "words"]
 
-SCHEMA = 4
-MOST_ROWS = 16
+MOST_ROWS, MOST_BARS = 16, 14
+# The axis of a picture ends a little behind the sequence and the choice: the bars of far slower plans are cut off.
+BEHIND = 1.6
 WIDTH = 80  # of the table, if possible
 RANGE = "p10 to p90"
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
@@ -94,8 +94,8 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Report:
-    """The result of overlap(). ``print()`` it.
+class Report(Document, Pictured):
+    """The result of overlap(). ``print()`` it; the picture has a bar per plan, its parts, its spread, and the bound.
 
     choice: the plan to use: the simplest one that no other beats by more than the margin.
     results: all measured plans, fastest first (by `relative`).
@@ -118,6 +118,8 @@ class Report:
     reasons then say so.
     conditions: commit, clocks, power limit and temperature at the beginning and at the end.
     """
+
+    schema = 4
 
     choice: Plan
     objective: Objective
@@ -195,20 +197,6 @@ class Report:
         ]
         header = ("plan", f"{title_of(self.objective)}, first", "second", "/sequence, first", "second", "ratio")
         return "\n".join([*lines, table(header, rows)])
-
-    # ---- JSON
-
-    def to_json(self) -> str:
-        """The report as JSON, for from_json()."""
-        return document(self, SCHEMA)
-
-    @classmethod
-    def from_json(cls, text: str) -> Report:
-        """A report that was written as JSON.
-
-        text: what to_json() returned. Anything else raises a ValueError that names the field.
-        """
-        return of_document(cls, text, SCHEMA, cls._demand_consistency)
 
     def _demand_consistency(self) -> None:
         names = set(self.alone)
@@ -335,48 +323,34 @@ class Report:
 
     # ---- pictures
 
-    def svg(self, path: str | PathLike[str] | None = None) -> str:
-        """The results as a picture, also written to `path`: a bar per plan, its parts, its spread, and the bound."""
-        return written(_picture(self), path)
+    def _title_of_page(self) -> str:
+        return f"{' and '.join(self.alone)}: {self.device}"
 
-    def html(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as an HTML page that loads nothing; also written to `path`."""
-        return written(page(f"{' and '.join(self.alone)}: {self.device}", self.svg()), path)
-
-    def _repr_html_(self) -> str:
-        return self.svg()
-
-
-MOST_BARS = 14
-# The axis ends a little behind the sequence and the choice: the bars of far slower plans are cut off.
-BEHIND = 1.6
-
-
-def _picture(report: Report) -> str:
-    tail = isinstance(report.objective, TailLatency)
-    results = report.foremost(MOST_BARS)
-    names, briefly = names_of_plans(report, results)
-    bars = []
-    for name, result in zip(names, results, strict=True):
-        spread, text = result.seconds, words(result.seconds.value)
-        rates = [(part, time.calls_per_second) for part, time in result.parts.items()]
-        if tail:
-            text += "".join(f"; {part} {rate:.4g} calls/s" for part, rate in rates if rate is not None)
-        times = (spread.value * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
-        pieces = () if tail else _pieces(report, result)
-        bars.append(Bar(name, *times, text, result.plan == report.choice, pieces))
-    slowest = max(bar.high_ns for bar in bars)
-    near = max(r.seconds.p90 for r in results if r.plan == report.choice or r.plan.kind in ("sequence", "streams"))
-    return draw_bars(
-        " and ".join(report.alone),
-        f"{report.device}, driver {report.driver}, {report.date}: {report._answer()}",
-        title_of(report.objective),
-        bars,
-        report.bound * 1e9,
-        slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * near * 1e9),
-        logarithmic=tail,
-        notes=report._notes(results, "title", briefly=briefly),
-    )
+    def _picture(self) -> str:
+        tail = isinstance(self.objective, TailLatency)
+        results = self.foremost(MOST_BARS)
+        names, briefly = names_of_plans(self, results)
+        bars = []
+        for name, result in zip(names, results, strict=True):
+            spread, text = result.seconds, words(result.seconds.value)
+            rates = [(part, time.calls_per_second) for part, time in result.parts.items()]
+            if tail:
+                text += "".join(f"; {part} {rate:.4g} calls/s" for part, rate in rates if rate is not None)
+            times = (spread.value * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
+            pieces = () if tail else _pieces(self, result)
+            bars.append(Bar(name, *times, text, result.plan == self.choice, pieces))
+        slowest = max(bar.high_ns for bar in bars)
+        near = max(r.seconds.p90 for r in results if r.plan == self.choice or r.plan.kind in ("sequence", "streams"))
+        return draw_bars(
+            " and ".join(self.alone),
+            f"{self.device}, driver {self.driver}, {self.date}: {self._answer()}",
+            title_of(self.objective),
+            bars,
+            self.bound * 1e9,
+            slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * near * 1e9),
+            logarithmic=tail,
+            notes=self._notes(results, "title", briefly=briefly),
+        )
 
 
 def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:

@@ -19,7 +19,7 @@ from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
-from cuda_gctx.draw.svg import page, written
+from cuda_gctx.draw.svg import Pictured, written
 from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
 from cuda_gctx.partitions import Partition, Partitions, with_background
 
@@ -75,7 +75,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Pictured):
     """The spans of a timeline.
 
     ``str()`` is a table, ``html()`` a page with the picture, ``chrome_trace()`` for Perfetto.
@@ -111,8 +111,10 @@ class Trace:
         text = f"{span.name}: {in_words(begin)} to {in_words(end)}, took {in_words(span.duration_ns)}"
         return Bar(span.name, span.start_ns, span.end_ns, f"{text}\n{span.track}, {span.row}, SM {span.sm}")
 
-    def svg(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as SVG; also written to `path`."""
+    def _title_of_page(self) -> str:
+        return f"{self.title}: {self.device}"
+
+    def _picture(self) -> str:
         note = self.note + (ZOOM_NOTE if len(self.spans) > MANY_SPANS else "")
         groups = []
         for track, rows in self._rows().items():
@@ -120,11 +122,7 @@ class Trace:
             labels = [""] if len(rows) == 1 else list(rows)
             bars = [tuple(map(self._bar, spans)) for spans in rows.values()]
             groups.append(Group(track.name, str(track), tuple(map(Row, labels, bars))))
-        return written(draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, note), path)
-
-    def html(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as an HTML page that loads nothing; also written to `path`."""
-        return written(page(f"{self.title}: {self.device}", self.svg()), path)
+        return draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, note)
 
     def chrome_trace(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
         """The trace for ui.perfetto.dev and chrome://tracing, as a dictionary; also written to `path` as JSON.
@@ -177,9 +175,6 @@ class Trace:
             for span in self.spans
         ]
         return f"{self.device}, driver {self.driver}\n" + table(("where", "row", "what", "start", "took", "SM"), rows)
-
-    def _repr_html_(self) -> str:
-        return self.svg()
 
 
 class _Places:

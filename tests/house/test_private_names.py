@@ -21,7 +21,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/cli/_checks.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
     "cuda_gctx/tune/_causes.py": {"cuda_gctx.interop._frameworks"},
-    "cuda_gctx/tune/_explain_report.py": {"cuda_gctx.interop._current"},
+    "cuda_gctx/tune/_explain.py": {"cuda_gctx.interop._current"},
     "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
     "tests/cli/test_bench.py": {"_show"},
     "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},

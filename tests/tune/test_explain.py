@@ -10,7 +10,7 @@ import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Event, Stream, StreamOptions
 from cuda_gctx.tune import explain, spin
-from cuda_gctx.tune._explain_report import ExplainReport
+from cuda_gctx.tune._explain import ExplainReport
 
 from ..common import split
 from .conftest import host_takes
