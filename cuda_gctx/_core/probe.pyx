@@ -39,14 +39,18 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
     ]
 
 
-def spin(Stream stream not None, blocks, spin_ns):
+def spin(stream, blocks, spin_ns):
     """Keep SMs busy: launch `blocks` blocks on a stream, two of which fill an SM, each for `spin_ns`. Does not wait.
 
     stream: a Stream. ValueError for a number or a time out of range.
     """
     cdef unsigned int count = as_int("blocks", blocks, 1, MOST_BLOCKS)
     cdef uint64_t duration = as_int("spin_ns", spin_ns, 0, LONGEST_SPIN_NS)
-    cpp.spin(stream._slot, count, duration)
+    if not isinstance(stream, Stream):
+        raise TypeError(
+            f"stream must be a Stream, such as the stream of a partition (part.stream), not {type(stream).__name__}"
+        )
+    cpp.spin((<Stream>stream)._slot, count, duration)
 
 
 cdef class Stamps:

@@ -104,7 +104,12 @@ cdef class Stream:
     once closed, it is kept for the next stream of its context with the same options.
     """
 
-    def __init__(self, obj):
+    def __init__(self, obj=None):
+        if obj is None:
+            raise TypeError(
+                "a Stream comes from create_stream() of a device, context or partition; Stream(obj) adopts one of "
+                "another library"
+            )
         if isinstance(obj, Stream):
             adopted(self, obj.handle, obj)
             return

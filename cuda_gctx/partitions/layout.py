@@ -149,7 +149,7 @@ def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None,
         return share, False
     raise TypeError(
         "sms must be an int, a share of a device (a float above 0 and below 1), None or SMResourceOptions, not "
-        f"{type(value).__name__}"
+        f"{type(value).__name__}" + ("; None requests all remaining SMs" if value == "rest" else "")
     )
 
 

@@ -383,7 +383,11 @@ class Partitions:
                 return self._by_name[key]
             except KeyError:
                 raise KeyError(self._unknown(key)) from None
-        return self._asked[key]
+        try:
+            return self._asked[key]
+        except IndexError:
+            count = f"{len(self)} partition{'s' if len(self) != 1 else ''}"
+            raise IndexError(f"there is no partition {key}: there are {count}, {', '.join(self.names)}") from None
 
     def __iter__(self) -> Iterator[Partition]:
         self._demand_open()

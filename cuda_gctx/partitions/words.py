@@ -51,8 +51,9 @@ def _layout_of_words(words: Sequence[str]) -> Layout:
     requests = [_request(request) for *_, request in split]
     if names and len(names) != len(words):
         raise ValueError("name all partitions or none of them: decode=16 prefill=rest, or 16 rest")
-    if len(set(names)) != len(names):
-        raise ValueError("each partition needs a different name")
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"each partition needs a different name: {twice[0]!r} is given twice")
     return Layout.of(dict(zip(names, requests, strict=True)) if names else requests)
 
 

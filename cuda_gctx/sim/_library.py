@@ -148,6 +148,10 @@ class Library:
             result = self._lib.gctxSimFailRandomly(name, probability, seed, code)
         else:
             result = self._lib.gctxSimFailEvery(name, code)
+        if result != 0 and function != "*" and not hasattr(self._lib, function):
+            raise ValueError(
+                f"{function!r} is not a function of the software driver: docs/appendix/driver-functions.md"
+            )
         if result != 0:
             raise ValueError(
                 f"no such fault: function {function!r} (a modelled driver function or '*'), code {code} (not 0), "

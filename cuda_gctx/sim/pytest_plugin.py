@@ -8,6 +8,7 @@ what tests read although no function computes it.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -59,7 +60,11 @@ def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
     unknown = request.config.getini("gpu_sim_unknown")
     options = {"trace": True, "unknown": unknown, **(marker.kwargs if marker is not None else {})}
     check = options.pop("check", True)
-    with session(*arguments, check=False, **options) as current:
+    with ExitStack() as closing:
+        try:
+            current = closing.enter_context(session(*arguments, check=False, **options))
+        except (TypeError, ValueError) as error:
+            pytest.fail(f"the marker gpu_sim: {error}", pytrace=False)
         yield current
     # The traceback of a failed test keeps its objects alive, and its own error is the one to read.
     if check and not request.node.stash.get(_failed, False):

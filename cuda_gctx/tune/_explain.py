@@ -357,10 +357,11 @@ def _stands_in(stream: Stream) -> None:
 
 
 def _piece(given: Where | tuple[Where, Work]) -> tuple[Where, Work]:
-    if not isinstance(given, tuple):
-        return given, _stands_in
-    if len(given) != 2 or not callable(given[1]):
+    piece = given if isinstance(given, tuple) else (given, _stands_in)
+    is_place = isinstance(piece[0], Partition) or hasattr(piece[0], "__cuda_stream__")
+    if len(piece) != 2 or not is_place or not callable(piece[1]):
         raise TypeError(
-            "explain takes streams or partitions, or pairs (stream, work), where work is called with the stream"
+            "explain takes streams or partitions, or pairs (stream, work), where work is called with the stream, not "
+            f"{given!r}"
         )
-    return given
+    return piece

@@ -318,9 +318,9 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
     "current of another device": (ValueError, "device 0", lambda m: m.other.set_current(m.ctx)),
     "difference with a number": (TypeError, "", lambda m: m.event - 1.0),  # type: ignore[operator]
     "overlap with None": (TypeError, "", lambda m: m.group.overlaps(None)),  # type: ignore[arg-type]
-    "Stream of None": (TypeError, "NoneType", lambda m: Stream(None)),  # type: ignore[arg-type]
+    "Stream of None": (TypeError, "a Stream comes from", lambda m: Stream(None)),  # type: ignore[arg-type]
     "Stream of a number": (TypeError, "int", lambda m: Stream(m.stream.handle)),  # type: ignore[arg-type]
-    "Stream of nothing": (TypeError, "", lambda m: Stream()),  # type: ignore[call-arg]
+    "Stream of nothing": (TypeError, "a Stream comes from", lambda m: Stream()),  # type: ignore[call-arg]
     "made by hand: Context": (RuntimeError, "comes from", lambda m: Context()),
     "made by hand: Event": (RuntimeError, "comes from", lambda m: Event()),
     "made by hand: SMResource": (RuntimeError, "comes from", lambda m: SMResource()),

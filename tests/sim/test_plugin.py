@@ -133,3 +133,10 @@ def test_a_run_that_does_not_use_the_plugin_does_not_load_the_package(pytester: 
     )
     result = pytester.run(sys.executable, "-c", code)
     result.stdout.fnmatch_lines(["[[][]]"])
+
+
+def test_a_marker_that_names_no_card_is_told_in_one_line(pytester: pytest.Pytester) -> None:
+    result = run(pytester, '@pytest.mark.gpu_sim("h300")\ndef test_it(gpu_sim):\n    pass\n')
+    result.assert_outcomes(errors=1)
+    result.stdout.re_match_lines([r"the marker gpu_sim: .*no card 'h300' is modelled"])
+    result.stdout.no_fnmatch_line("*contextlib.py*")

@@ -327,7 +327,7 @@ def test_bad_input_is_refused(sim: Machines) -> None:
             explain((one, busy(1)), (one, busy(1)), rounds=0)
         with pytest.raises(TypeError, match="rounds must be an int"):
             explain((one, busy(1)), (one, busy(1)), rounds=1.0)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="not a stream"):
+        with pytest.raises(TypeError, match="explain takes streams or partitions"):
             explain((one, busy(1)), ("two", busy(1)))
         for piece in ((one,), (one, busy(1), 1), (one, None)):
             with pytest.raises(TypeError, match=r"pairs \(stream, work\)"):

@@ -1,8 +1,10 @@
 #include "driver/driver.hpp"
 
 #include <dlfcn.h>
+#include <strings.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "driver/locate.hpp"
 #include "driver/process.hpp"
@@ -25,6 +27,11 @@ constexpr const char* advice =
 
 [[noreturn]] void fail_not_found(std::string what) { throw Error(ErrorKind::not_found, std::move(what)); }
 
+// Whether a name that no driver has was meant as that of the software driver.
+bool resembles_sim(std::string_view choice) {
+  return choice.find('/') == std::string_view::npos && choice.size() >= 3 && strncasecmp(choice.data(), "sim", 3) == 0;
+}
+
 }  // namespace
 
 Driver::Driver(std::string_view choice) {
@@ -34,6 +41,10 @@ Driver::Driver(std::string_view choice) {
     const char* reason = dlerror();
     const std::string failed = " (" + std::string(reason != nullptr ? reason : found.library) + "): ";
     if (!choice.empty()) {
+      if (resembles_sim(choice)) {
+        fail_not_found("CUDA_GCTX_DRIVER=" + std::string(choice) +
+                       " is not a driver: did you mean sim, or with a card and a version sim:h200@13.0?");
+      }
       fail_not_found(
           "the CUDA driver that CUDA_GCTX_DRIVER names could not be opened" + failed +
           "correct CUDA_GCTX_DRIVER, unset it and install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to use the "
@@ -49,7 +60,10 @@ Driver::Driver(std::string_view choice) {
       fail_not_found(path_ + " takes no description of a machine");
     }
     if (configure(found.machine.c_str(), problem.data(), problem.size()) != 0) {
-      fail_value("CUDA_GCTX_DRIVER=" + std::string(choice) + ": " + problem.data());
+      // A session opens a machine that the variable does not name.
+      const char* variable = std::getenv("CUDA_GCTX_DRIVER");
+      const bool is_named = variable != nullptr && choice == variable;
+      fail_value((is_named ? "CUDA_GCTX_DRIVER=" : "") + std::string(choice) + ": " + problem.data());
     }
   }
   fill_table();

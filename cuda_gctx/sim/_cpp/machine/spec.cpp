@@ -31,20 +31,25 @@ std::uint64_t number_within(std::string_view text, std::string_view what, std::u
   return value;
 }
 
+std::string known_drivers() {
+  std::string known;
+  for (const int version : driver_versions) {
+    known += (known.empty() ? "" : ", ") + version_text(version);
+  }
+  return known;
+}
+
 int driver_version(std::string_view text) {
   const auto dot = text.find('.');
   if (dot == std::string_view::npos) {
-    throw std::invalid_argument("a driver version is MAJOR.MINOR, like 13.1, not '" + std::string(text) + "'");
+    throw std::invalid_argument("a driver version is MAJOR.MINOR, not '" + std::string(text) + "': known are " +
+                                known_drivers());
   }
   const auto major = static_cast<int>(number_within(text.substr(0, dot), "the driver's major version", 0, 99));
   const auto minor = static_cast<int>(number_within(text.substr(dot + 1), "the driver's minor version", 0, 99));
   const int version = major * 1000 + minor * 10;
   if (std::ranges::find(driver_versions, version) == driver_versions.end()) {
-    std::string known;
-    for (const int other : driver_versions) {
-      known += (known.empty() ? "" : ", ") + version_text(other);
-    }
-    throw std::invalid_argument("driver " + std::string(text) + " is not modelled: known are " + known);
+    throw std::invalid_argument("driver " + std::string(text) + " is not modelled: known are " + known_drivers());
   }
   return version;
 }
