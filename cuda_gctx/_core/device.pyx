@@ -286,7 +286,7 @@ cdef class Device:
         return above.partition_sizes(self)
 
     def sync(self):
-        """Wait on the host until all work of the primary context and all green contexts has finished."""
+        """Wait on the host for all work of the primary context and of green contexts, those closed meanwhile included."""
         cpp.synchronize_context(self.primary()._slot)
 
     def __reduce__(self):

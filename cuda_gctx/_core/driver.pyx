@@ -7,6 +7,7 @@ from libc.stdint cimport uintptr_t
 from cuda_gctx._core cimport cpp
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.current cimport release_left
+from cuda_gctx._core.errors cimport report_failures
 
 from cuda_gctx._core.above import above
 
@@ -70,6 +71,7 @@ def close_driver(OpenDriver token not None):
     cpp.forget_current_of(cpp.this_thread(), token.runtime[0])
     release_left()  # blocks hold their contexts
     cpp.close_driver(token.runtime[0])
+    report_failures()
 
 
 cdef class Feature:

@@ -238,6 +238,7 @@ def test_a_failing_restore_names_what_is_current(sim: Callable[..., Any]) -> Non
     message = str(refusal(RuntimeError, lambda: block.__exit__(None, None, None)))
     assert f"{ctx.handle:#x}" in message
     assert "not what was current before the block" in message
+    machine.clear_faults()
 
 
 def test_what_a_thread_made_current_ends_before_join_returns(sim: Callable[..., Any]) -> None:

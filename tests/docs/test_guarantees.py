@@ -1,6 +1,7 @@
-"""What the pages on exceptions and on sharing promise: each row is held by tests, which are named here.
+"""What the pages on exceptions and on sharing promise: each sentence of the one and each row of the other is held by
+tests, which are named here.
 
-Rows that no other test holds are tested in this file.
+What no other test holds is tested in this file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from cuda_gctx import (
     Stream,
     tune,
 )
-from cuda_gctx.partitions import verify
+from cuda_gctx.partitions import store, verify
 from cuda_gctx.sim import Session, session
 
 from ..conftest import REPOSITORY
@@ -45,6 +46,12 @@ MS = 1_000_000
 Rows = dict[str, tuple[str, ...] | None]
 
 EXCEPTIONS: Rows = {
+    "Every call of `cuda_gctx` either succeeds": (
+        "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
+    ),
+    "The tests inject a failure": (
+        "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
+    ),
     "Nothing is left behind": (
         "trust/test_fault_sweep.py::test_whatever_call_fails_the_caller_is_told_and_nothing_is_left",
         "partitions/test_partitions.py::test_a_failure_of_the_driver_leaves_nothing_behind",
@@ -60,7 +67,11 @@ EXCEPTIONS: Rows = {
         "core/test_context.py::test_close_while_current_here_is_refused",
         "core/test_context.py::test_close_while_current_on_another_thread_is_refused",
     ),
+    "The object stays open": ("core/test_context.py::test_close_while_current_here_is_refused",),
     "Partitions are closed together": ("docs/test_guarantees.py::test_partitions_are_closed_together_or_not_at_all",),
+    "After a failure of the driver, the others": (
+        "docs/test_guarantees.py::test_partitions_are_closed_also_where_destroying_fails",
+    ),
     "A failure of the driver during destruction": (
         "core/test_errors.py::test_what_a_destructor_could_not_do_is_reported_once",
         "core/test_errors.py::test_closing_goes_on_when_destroying_fails",
@@ -70,7 +81,19 @@ EXCEPTIONS: Rows = {
         "core/test_stream.py::test_closing_twice_does_nothing_and_with_closes",
         "core/test_event.py::test_closing_twice_does_nothing_and_dropping_destroys",
     ),
+    "Work that is in flight goes on": (
+        "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
+    ),
+    "The driver does not make the primary context wait": (
+        "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
+        "core/test_ending.py::test_waits_for_the_device_cover_work_of_what_was_dropped",
+        "core/test_ending.py::test_waits_for_the_device_cover_work_of_what_frameworks_had_seen",
+    ),
+    "Its SMs count as free": ("core/test_ending.py::test_its_sms_are_free_at_once",),
     "After a failure, the layout that was current": (
+        "partitions/test_switching.py::test_a_switch_that_failed_changed_nothing_and_is_repeated",
+    ),
+    "Some of its work may have been given followers": (
         "partitions/test_switching.py::test_a_switch_that_failed_changed_nothing_and_is_repeated",
     ),
     "The same switch can be made again": (
@@ -83,16 +106,29 @@ EXCEPTIONS: Rows = {
     "The exception of the body propagates": (
         "interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",
     ),
+    "If leaving the block also fails": (
+        "interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",
+    ),
     "A block that another task": ("core/test_tasks.py::test_a_block_that_another_task_leaves_is_left_and_raises",),
     "What other code pushed inside a block": (
         "core/test_blocks.py::test_a_block_takes_its_own_place_away_below_what_other_code_left_in_it",
+        "core/test_blocks.py::test_what_other_code_has_destroyed_is_not_made_current_again",
+    ),
+    "If it has popped the context": (
         "core/test_blocks.py::test_what_other_code_has_destroyed_is_not_made_current_again",
     ),
     "An exception in `__enter__`": (
         "core/test_current.py::test_an_exception_in_enter_comes_before_the_context_is_pushed",
     ),
     "An error of a kernel": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
+    "The context is then lost": None,
+    "Objects can still be closed": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
+    "`Device.sync()` waits for": (
+        "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
+        "partitions/test_graphs.py::test_a_device_waits_for_graphs_that_other_code_launched_in_partitions",
+    ),
     "`verify()` that finds": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
+    "The partitions stay open": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
     "Calls on a stream or a context that is part of a capture": (
         "core/test_objects.py::test_what_would_spoil_a_capture_is_refused",
     ),
@@ -103,17 +139,39 @@ EXCEPTIONS: Rows = {
         "core/test_objects.py::test_a_stream_is_not_closed_while_it_captures",
         "core/test_objects.py::test_a_capture_outlives_the_last_object_of_its_stream",
     ),
+    "These are a `wait()` of a capturing stream": (
+        "docs/test_guarantees.py::test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it",
+    ),
+    "A stream that is dropped without `close()`": (
+        "core/test_objects.py::test_a_capture_outlives_the_last_object_of_its_stream",
+    ),
     "A child that is forked": (
         "core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",
         "core/test_fork.py::test_a_child_of_a_process_that_was_opening_the_driver_gets_the_error",
         "core/test_locks.py::test_destructors_in_a_forked_child_wait_for_no_lock",
     ),
+    "Its destructors do nothing": ("core/test_locks.py::test_destructors_in_a_forked_child_wait_for_no_lock",),
     "An error of a driver call during": (
         "core/test_exit.py::test_calls_that_fail_after_the_interpreter_end_nothing_else",
     ),
     "A block that is left before one inside it": (
         "core/test_blocks.py::test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone",
         "interop/test_cupy.py::test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was",
+    ),
+    "`tune.overlap` returns a report": ("tune/test_failures.py::test_partitions_in_which_a_part_fails_are_left_out",),
+    "It raises when a part fails in every plan": (
+        "tune/test_failures.py::test_what_a_part_raises_comes_out_with_its_name_and_the_plan",
+    ),
+    "`Ctrl-C` ends it": ("tune/test_budget.py::test_ctrl_c_gives_what_was_measured_so_far",),
+    "A parameter that takes a whole number": (
+        "house/test_arguments.py::test_numbers_times_and_bools_are_read_alike_at_every_door",
+        "house/test_arguments.py::test_no_public_parameter_that_takes_a_number_or_a_bool_is_left_out",
+    ),
+    "The message of the `TypeError`": (
+        "house/test_arguments.py::test_numbers_times_and_bools_are_read_alike_at_every_door",
+    ),
+    "A dict of options with a field": (
+        "core/test_options.py::test_a_dict_with_a_wrong_field_is_refused_with_the_class_and_the_nearest_field",
     ),
     "`ValueError`, `TypeError`": ("core/test_errors.py::test_every_message_says_what_to_do",),
     "`SplitError`": ("core/test_errors.py::test_the_suggestion_of_a_refused_split_travels_too",),
@@ -191,12 +249,24 @@ SHARING: Rows = {
 OF_EXCEPTIONS = "## What an exception guarantees"
 
 
-def rows(of_exceptions: bool) -> list[str]:
-    """The rows of the tables of a part of the page, and the items of its lists, without headings."""
-    sharing, heading, text = (REPOSITORY / "docs" / "guarantee.md").read_text().partition(OF_EXCEPTIONS)
+def parts_of_the_page() -> tuple[str, str]:
+    """On sharing, without "Finding it", which has tests of its own; and on exceptions."""
+    sharing, heading, exceptions = (REPOSITORY / "docs" / "guarantee.md").read_text().partition(OF_EXCEPTIONS)
     assert heading
-    if not of_exceptions:  # "Finding it" has tests of its own
-        text = re.sub(r"^### Finding it.*?^(?=## )", "", sharing, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^### Finding it.*?^(?=## )", "", sharing, flags=re.DOTALL | re.MULTILINE), exceptions
+
+
+def sentences(text: str) -> list[str]:
+    """Those outside of tables, without headings, examples and what only introduces a list."""
+    text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^[#|].*$|^- ", "\n", text, flags=re.MULTILINE)
+    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text)]
+    found = [one for block in blocks for one in re.split(r"(?<=[.!?]) (?=[A-Z`])", block)]
+    return [one for one in found if one and not one.startswith("This section says") and not one.endswith(":")]
+
+
+def rows(text: str) -> list[str]:
+    """The rows of tables and the items of lists, without headings."""
     tables = re.findall(r"^\| (?!---)(.*)$", re.sub(r"^\|.*\n(?=\| ---)", "", text, flags=re.MULTILINE), re.MULTILINE)
     return [*tables, *re.findall(r"^- (.*)$", text, re.MULTILINE)]
 
@@ -207,11 +277,17 @@ def names_in(file: str) -> frozenset[str]:
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize(
-    ("of_exceptions", "held"), [(True, EXCEPTIONS), (False, SHARING)], ids=["exceptions", "partitions"]
-)
-def test_every_row_is_held_by_tests_that_exist(of_exceptions: bool, held: Rows) -> None:
-    found = rows(of_exceptions)
+def test_every_sentence_on_exceptions_is_held_by_tests_that_exist() -> None:
+    _, exceptions = parts_of_the_page()
+    demand_held(sentences(exceptions) + rows(exceptions), EXCEPTIONS)
+
+
+def test_every_row_on_sharing_is_held_by_tests_that_exist() -> None:
+    sharing, _ = parts_of_the_page()
+    demand_held(rows(sharing), SHARING)
+
+
+def demand_held(found: list[str], held: Rows) -> None:
     assert [row for row in found if not any(row.startswith(begin) for begin in held)] == []
     assert [begin for begin in held if not any(row.startswith(begin) for row in found)] == []
     names = [name.split("::") for tests in held.values() for name in tests or ()]
@@ -222,7 +298,7 @@ def test_every_row_is_held_by_tests_that_exist(of_exceptions: bool, held: Rows) 
 def test_the_table_of_exceptions_has_every_public_one() -> None:
     kinds = {name for name in cuda_gctx.__all__ if isinstance(getattr(cuda_gctx, name), type)}
     raised = {name for name in kinds if issubclass(getattr(cuda_gctx, name), Exception)}
-    listed = {name for row in rows(of_exceptions=True) for name in re.findall(r"`(\w+)`", row.split("|")[0])}
+    listed = {name for row in rows(parts_of_the_page()[1]) for name in re.findall(r"`(\w+)`", row.split("|")[0])}
     assert raised <= listed
 
 
@@ -235,6 +311,17 @@ def test_partitions_are_closed_together_or_not_at_all(machine: Session, parts: P
     parts.close()
     assert parts.is_closed
     assert not machine.ledger().misuse
+
+
+def test_partitions_are_closed_also_where_destroying_fails() -> None:
+    with warnings.catch_warnings(), session("h200", check=False) as machine:
+        warnings.simplefilter("ignore", CUDAWarning)
+        with Device(0).partition(a=16, b=16, c=16):
+            made = machine.calls("cuGreenCtxCreate")
+            machine.fail("cuGreenCtxDestroy", nth=1)
+        store.drop()
+        assert machine.calls("cuGreenCtxDestroy") == made
+        assert len(machine.ledger().live_of("green context")) == 1
 
 
 # What a context answers after one of its kernels failed: every call that waits, enqueues or destroys.

@@ -56,8 +56,6 @@ KNOWN_DIFFERENCES = {
         "the software driver refuses it"
         for what in ("instantiated/0", "launched", "waited for", "!ended", "!output")
     },
-    "sentences/125 cuGreenCtxDestroy: Work of a green context that is destroyed goes on, and the primary context waits "
-    "for it.": "a card does not wait for it; the software driver does, as the header of cuCtxSynchronize says",
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",
 }

@@ -75,7 +75,7 @@ ContextHandle NewContext::create() {
   }
   CUdevResourceDesc description{};
   GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
-  auto owned = std::make_shared<OwnedContext>(runtime_, device_);
+  const OwnedContextPtr owned = OwnedContext::make(runtime_, device_);
   owned->green = std::make_shared<GreenCtxBox>(runtime_, device_, primary_context(runtime_, device_));
   owned->given = given_;
   owned->workqueue = workqueue_;

@@ -15,6 +15,7 @@ void close_driver(Runtime& runtime) {
   ThreadEntries::here().forget(runtime);
   split_contexts(runtime).drop();
   pinned_contexts(runtime).close();
+  ending_contexts(runtime).close();
   probes_of(runtime).drop();
   contexts_of(runtime).drop_primaries();
   Runtime::close(runtime);

@@ -323,7 +323,7 @@ ContextHandle Contexts::primary(int ordinal) {
     registry_of<ContextBox>(runtime_).drop(*gone);
   }
   if (!state.primary) {
-    auto box = std::make_shared<ContextBox>(ContextKind::primary, std::make_shared<OwnedContext>(runtime_, ordinal));
+    auto box = std::make_shared<ContextBox>(ContextKind::primary, OwnedContext::make(runtime_, ordinal));
     CUcontext handle = nullptr;
     GCTX_CALL(runtime_.driver(), cuDevicePrimaryCtxRetain, &handle, runtime_.device(ordinal));
     box->take(handle);  // from here on the box releases it
@@ -410,7 +410,7 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
       return primary;
     }
   }
-  auto made = std::make_shared<ContextBox>(ContextKind::foreign, std::make_shared<OwnedContext>(runtime, ordinal));
+  auto made = std::make_shared<ContextBox>(ContextKind::foreign, OwnedContext::make(runtime, ordinal));
   made->take(handle, green);
   return registry_of<ContextBox>(runtime).settle(std::move(made), is_there);
 }
@@ -452,6 +452,7 @@ void synchronize_context(const ContextHandle& context) {
       wait(*other);
     }
   }
+  ending_contexts(runtime).wait(context->device(), context->handle());
 }
 
 std::string capturing_stream(Runtime& runtime, int device) {

@@ -27,10 +27,6 @@ class EventBox : public ContextChild<EventBox, CUevent> {
   std::atomic<bool> may_capture_{false};
 };
 
-// Of an event behind which waits of the primary context see the work of a green one: those without BLOCKING_SYNC hide
-// it (see show_to_device).
-inline constexpr unsigned SHOWN_EVENT = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
-
 EventHandle create_event(const ContextHandle& context, unsigned flags);
 EventHandle create_event_in(ContextUse use, unsigned flags);  // also when its context is closed
 bool event_is_done(const EventHandle& event);

@@ -1,10 +1,16 @@
 // The event of what others wait for, recorded anew for each wait.
 #pragma once
 
+#include <cuda.h>
+
 #include <atomic>
 #include <utility>
 
 namespace gctx {
+
+// Of an event behind which waits of the primary context see the work of a green one: those without BLOCKING_SYNC hide
+// it (see show_to_device).
+inline constexpr unsigned SHOWN_EVENT = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC;
 
 // One call at a time uses it: if several did, a capture that begins between a record and a wait of one call would take
 // in the stream that waits in another one. `Event`: a handle or a box, null until it is made.

@@ -3,6 +3,7 @@
 
 #include "calls/contexts.hpp"
 #include "calls/primary_contexts.hpp"
+#include "calls/queueing.hpp"
 #include "calls/streams.hpp"
 #include "machine/costs.hpp"
 
@@ -47,8 +48,19 @@ void note_where_it_is_current(Call& c, const Context& context) {
   }
 }
 
+// Recorded: waits of the primary context do not cover it from now on. Whether it is over by now is not asked: nobody
+// has waited for it.
+void note_work(Call& c, const Context& context) {
+  const std::vector<WorkPtr> left = outstanding_of(c.machine, context);
+  if (!std::all_of(left.begin(), left.end(), [](const WorkPtr& work) { return work->is_mark(); })) {
+    c.note(Misuse::wrong_order, context.handle,
+           "the green context is destroyed while it has work to do, and the primary context does not wait for that");
+  }
+}
+
 void destroy_green(Call& c, Context& context) {
   Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
+  c.machine.clock.hide_from_primary(context.root_id, context.id);
   detach_children(c, context);
   const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
   c.machine.contexts.remove(context);
@@ -105,6 +117,7 @@ GCTX_SIM_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc hand
 }
 
 GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
+  note_work(c, context);
   note_where_it_is_current(c, context);
   Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
   destroy_green(c, context);

@@ -91,6 +91,12 @@ void Clock::show_to_primary(const WorkPtr& work) {
   }
 }
 
+void Clock::hide_from_primary(std::uint64_t primary, std::uint64_t context) {
+  if (const auto found = by_context_.find(primary); found != by_context_.end()) {
+    std::erase_if(found->second, [&](const WorkPtr& one) { return one->owner.context == context; });
+  }
+}
+
 void Clock::expect_effect(Work& work) {
   work.shows = true;
   ++to_show_;
@@ -114,9 +120,7 @@ void Clock::submit(const WorkPtr& work) {
   work->sequence = ++sequence_;
   std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
   // What only marks a place in an order is there at once where nothing stands before it.
-  const bool marks = !work->grid && !work->host && !work->effect && !work->until && work->engine == Engine::none &&
-                     work->duration == 0 && work->bytes == 0;
-  if (marks && work->after.empty() && (work->connection == nullptr || work->connection->waiting.empty())) {
+  if (work->is_mark() && work->after.empty() && (work->connection == nullptr || work->connection->waiting.empty())) {
     work->done = true;
     work->ended = std::max(now_, time_);
     work->guesses = guesses_;

@@ -130,6 +130,11 @@ struct Work {
   bool done = false;
   std::uint64_t ended = 0;
   Guesses guesses;  // when it ended
+
+  // Whether it does nothing but mark a place in an order.
+  bool is_mark() const noexcept {
+    return !grid && !host && !effect && !until && engine == Engine::none && duration == 0 && bytes == 0;
+  }
 };
 
 }  // namespace gctx::sim
