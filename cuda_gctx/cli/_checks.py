@@ -52,12 +52,8 @@ def _driver(number: int | None, profile: str | None) -> Iterator[Finding]:
     try:
         major, minor = system.driver_version
     except DriverNotFound as error:
-        if os.environ.get("CUDA_GCTX_DRIVER"):
-            yield _problem("driver", str(error), "correct CUDA_GCTX_DRIVER, or unset it")
-            return
-        yield _problem(
-            "driver", str(error), "install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to use the software driver"
-        )
+        found, _, advice = str(error).rpartition(": ")  # the message ends with what to do
+        yield _problem("driver", found, advice)
         return
     except CUDAError as error:
         yield _problem(

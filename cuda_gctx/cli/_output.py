@@ -49,7 +49,13 @@ def write_file(file: Path, text: str) -> None:
 class _Console(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         with writing():
-            super().print(*objects, **options)
+            if self.is_terminal:
+                super().print(*objects, **options)
+                return
+            with self.capture() as captured:
+                super().print(*objects, **options)
+            # The last column of a table is filled up with spaces.
+            self.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def console() -> Console:

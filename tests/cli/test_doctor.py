@@ -194,6 +194,12 @@ def test_a_driver_that_cannot_be_used_is_a_problem_and_the_rest_is_reported_all_
     assert not done.stderr
 
 
+def test_a_fix_is_told_once_and_no_line_ends_in_spaces() -> None:
+    done = child("doctor", CUDA_GCTX_DRIVER="/no/such/driver.so")
+    assert done.stdout.count("correct CUDA_GCTX_DRIVER") == 1
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+
+
 def test_without_a_driver_nothing_is_said_of_hidden_devices() -> None:
     done = child("doctor", "--json", CUDA_GCTX_DRIVER="/no/such/driver.so", CUDA_VISIBLE_DEVICES="0")
     [found] = [check for check in json.loads(done.stdout)["checks"] if check["subject"] == "CUDA_VISIBLE_DEVICES"]

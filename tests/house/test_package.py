@@ -76,6 +76,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 def test_version_is_that_of_the_distribution() -> None:
     assert cuda_gctx.__version__ == importlib.metadata.version("cuda-gctx")
+    assert f"version: {cuda_gctx.__version__}\n" in (REPOSITORY / "CITATION.cff").read_text()
 
 
 # What "import cuda_gctx" runs. The rest of the package is imported when a name of it is used first.
