@@ -32,6 +32,11 @@ PROGRAMS = {
 }
 
 
+def part_of_program(name: str) -> None:
+    """Names what a report after this line is about."""
+    print(f"PART {name}", flush=True)
+
+
 def core() -> dict[str, Any]:
     from cuda_gctx import Device
     from cuda_gctx.tune import Timeline, spin
@@ -39,16 +44,25 @@ def core() -> dict[str, Any]:
     dev = Device(0)
     timeline = Timeline(dev, spans=8)
     with dev.partition(a=16, b=32) as parts:
-        report = parts.verify()
         for part in parts:
+            part_of_program(f"a kernel that waits in {part.name}")
+            spin(part.stream, 2, 10_000)
+            part.sync()
+            part_of_program(f"stamps around one in {part.name}")
             with timeline.span(part.stream, part.name):
                 spin(part.stream, 2, 10_000)
+            part.sync()
+        part_of_program("the proof of partitions")
+        report = parts.verify()
+        part_of_program("a moved graph")
         with parts.a.stream.capture() as capture:
             spin(parts.a.stream, 2, 1000)
         with capture.graph as graph, graph.in_partition(parts.b) as moved:
             moved.launch(parts.b.stream)
             parts.b.sync()
+            part_of_program("the proof of a moved graph")
             kernels = len(moved.verify().kernels)
+        part_of_program("the end")
         return {"partitions": len(report.contexts), "spans": len(timeline.read().spans), "moved kernels": kernels}
 
 
@@ -93,7 +107,7 @@ def run(sanitizer: str, tool: str, program: str, limit_s: float) -> dict[str, An
         "result": json.loads(result[-1]) if result else None,
     }
     if code != 0:
-        row["said"] = said[:1500] + (" ... " + said[-1500:] if len(said) > 3000 else said[1500:])
+        row["said"] = said[:6000] + (" ... " + said[-2000:] if len(said) > 8000 else said[6000:])
     return row
 
 
