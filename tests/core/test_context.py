@@ -521,3 +521,16 @@ def test_a_green_context_keeps_the_device_from_being_reset(sim: Callable[..., An
             Raw().call("cuDevicePrimaryCtxReset_v2", 0)
         assert refused.value.code == 800
         ctx.create_stream().close()
+
+
+def test_a_block_inside_a_block_of_a_context_that_a_reset_has_taken_is_one_of_the_new_one(
+    sim: Callable[..., Any],
+) -> None:
+    sim("h100", driver="13.0", check=False)
+    dev = Device(0)
+    with dev.context.current():
+        Raw().call("cuDevicePrimaryCtxReset_v2", 0)
+        with dev.context.current():  # at the same address
+            with dev.create_stream() as stream:
+                stream.sync()
+            assert dev.context.is_current

@@ -16,6 +16,7 @@ from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.partitions import store
 from cuda_gctx.sim import LedgerError, session
+from cuda_gctx.tune import spin
 
 from ..common import green, refusal, run_python, split
 from ..raw import Raw, RawError
@@ -421,3 +422,31 @@ def test_ten_thousand_layouts_stay_below_the_limit(sim: Machines) -> None:
     gc.collect()
     assert len(machine.ledger().live_of("green context")) == 512
     assert machine.memory()["contexts"] == 512 * 4 * 2**20
+
+
+def test_a_context_that_is_adopted_while_it_waits_has_one_object_when_it_is_taken_again(machine: Any) -> None:
+    dev = Device(0)
+    first = small(dev)
+    first.create_stream().__cuda_stream__()
+    handle = first.handle
+    first.close()
+    adopted = Context.from_handle(handle)
+    again = small(dev, name="again")
+    assert again.handle == handle
+    assert adopted == again
+    del adopted
+    gc.collect()
+    assert Context.from_handle(handle).name == "again"
+
+
+def test_making_a_stream_asks_few_of_the_busy_ones_that_frameworks_have_seen(machine: Any) -> None:
+    context = small(Device(0))
+    streams = [context.create_stream() for _ in range(20)]
+    for stream in streams:
+        stream.__cuda_stream__()
+        spin(stream, 1, 10_000_000)
+    for stream in streams:
+        stream.close()
+    before = machine.calls("cuStreamQuery")
+    context.create_stream().close()
+    assert machine.calls("cuStreamQuery") - before == 4
