@@ -11,7 +11,7 @@ from typing import Any
 from cuda_gctx import Device, Partition
 from cuda_gctx._core.arguments import as_bool, as_int, as_seconds
 from cuda_gctx.comm._launch import WARP
-from cuda_gctx.comm._protocol import ALIGNMENT, ONE_EXCHANGE_THREADS, Element
+from cuda_gctx.comm._protocol import ALIGNMENT, Element, one_exchange_threads
 from cuda_gctx.comm._topology import ParallelInfo
 
 __all__ = ["HOST_S", "MOST_BYTES", "Arguments", "checked", "is_supported"]
@@ -153,7 +153,7 @@ def checked(
         device=device,
         partition=partition,
         grid_size=grid_size or 0,
-        block_sizes=_block_sizes(*block_sizes),
+        block_sizes=_block_sizes(*block_sizes, info.world_size),
         fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
         enable_ibgda=switches["ib_enable_ibgda"],
         should_init_nvshmem=switches["should_init_nvshmem"],
@@ -176,8 +176,8 @@ def _grid_size(device: Device, partition: Partition | None, grid_size: int | Non
     return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms)
 
 
-def _block_sizes(smallest: int, largest: int | None) -> tuple[int, int]:
-    most = ONE_EXCHANGE_THREADS
+def _block_sizes(smallest: int, largest: int | None, world: int) -> tuple[int, int]:
+    most = one_exchange_threads(world)
     if largest is not None:
         most = min(most, as_int("max_block_size", largest, 32, LARGEST_BLOCK))
     found = as_int("min_block_size", smallest, 32, most), most

@@ -57,7 +57,8 @@ class MixedCommHandler:
 
     grid_size: how many blocks the kernels have; None: one for each SM of the partition.
     max_block_size, min_block_size: the largest and the smallest number of threads per SM in the kernel for small
-    messages, which divides them among several blocks.
+    messages, which divides them among several blocks. The largest is at most 1024, with more than 8 ranks 512, and with
+    more than 16 ranks 256.
     min_num_steps: the number of tiles into which a block of the kernel for large messages divides its work, as long as
     tiles stay large.
     ib_enable_ibgda: whether NVSHMEM, if the handler initialises it, lets GPUs drive InfiniBand adapters directly.

@@ -38,6 +38,7 @@ __all__ = [
     "demand_ranks",
     "next_epoch",
     "node_defines",
+    "one_exchange_threads",
     "packet_bytes",
     "packets_at_once",
     "part_of",
@@ -56,6 +57,8 @@ LINE = 128
 POLLS_PER_CLOCK = 64
 # Of the kernel for small messages, on one SM: the best of 256, 512 and 1024 on an H200 from 128 KiB on.
 ONE_EXCHANGE_THREADS = 1024
+# So many ranks have their packets in the registers that each thread of so many has.
+RANKS_IN_REGISTERS = 8
 # Of a packet, in bytes, its epochs included.
 PACKET = 16
 # Up to this size, all-gathers and reduce-scatters go in one piece.
@@ -131,6 +134,18 @@ def _rounded(size: int, grain: int) -> int:
 def packet_bytes(world: int) -> int:
     """The largest block of an output that packets carry at once: less with more ranks, each of which has slots."""
     return PACKET_MESSAGE_BYTES // world // ALIGNMENT * ALIGNMENT
+
+
+def one_exchange_threads(world: int) -> int:
+    """How many threads of the kernel for small messages an SM has at most.
+
+    A thread has the packets of all other ranks in registers, so that more ranks leave fewer threads. All blocks of a
+    kernel have to be on the SMs at once, because those of different ranks wait for each other.
+    """
+    threads = ONE_EXCHANGE_THREADS
+    while world > ONE_EXCHANGE_THREADS // threads * RANKS_IN_REGISTERS:
+        threads //= 2
+    return threads
 
 
 def packets_at_once(world: int) -> int:
@@ -357,7 +372,7 @@ def defines(
         "BLOCKS": len(plan.blocks),
         "ADDENDS": len(plan.blocks[0]),
         "SCATTERS": int(op.scatters),
-        "ONE_EXCHANGE_THREADS": ONE_EXCHANGE_THREADS,
+        "ONE_EXCHANGE_THREADS": one_exchange_threads(info.world_size),
         "PACKETS_AT_ONCE": packets_at_once(info.world_size),
         "DATA_WORDS": int(packing),
         "SLOTS": geometry.slots,

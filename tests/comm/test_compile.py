@@ -80,6 +80,18 @@ def test_kernels_compile_without_spills(
     demand_no_spills(words, capability, FLAT)
 
 
+# The packing and the operation that need most registers.
+@pytest.mark.parametrize(("world", "threads"), [(9, 512), (16, 512), (17, 256), (32, 256)])
+def test_more_ranks_have_fewer_threads_and_no_spills(world: int, threads: int, compiler: str) -> None:
+    info = ParallelInfo.of(0, world, 0, world, 0, 1, 1, world, 1, 1)
+    words = defines(info, MixedCommOp.ALLGATHER, Geometry(world, 1 << 19, 1 << 26), element=Element.BFLOAT16)
+    assert int(words["ONE_EXCHANGE_THREADS"]) == threads
+    report = compile_kernels(words, (9, 0), ("packets.cuh", "one_exchange.cuh")).report("one_exchange")
+    assert (report.spill_bytes, report.stack_bytes) == (0, 0)
+    # All of them are on an SM at once: a warp has registers in units of 256.
+    assert threads // 32 * -(-report.registers * 32 // 256) * 256 <= 65536
+
+
 def demand_no_spills(words: dict[str, str], capability: tuple[int, int], files: tuple[str, ...]) -> None:
     compiled = compile_kernels(words, capability, files)
     for kernel in (one for file in files for one in KERNELS[file]):
