@@ -8,11 +8,24 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx.comm._arguments import Arguments
-from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, Within, as_backend
+from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, Within, as_backend, on_all_ranks
 from cuda_gctx.comm._protocol import Element
 from cuda_gctx.comm._topology import MixedCommMode, ParallelInfo
 
-__all__ = ["Groups", "demand_place"]
+__all__ = ["Groups", "agreed_backend", "demand_place"]
+
+
+def agreed_backend(given: Any, info: ParallelInfo) -> CommBackend:
+    """The backend that all ranks were given, each its own end of it. Collective.
+
+    ValueError if rank or size is not that of the handler, and RuntimeError on the other ranks. These cannot be told of
+    another size: a backend of other ranks does not reach them.
+    """
+    backend = as_backend(given)
+    if backend.Get_size() != info.world_size:
+        demand_place(backend, info)
+    on_all_ranks(backend, lambda: demand_place(backend, info), "the backend is not that of the handler")
+    return backend
 
 
 def demand_place(backend: CommBackend, info: ParallelInfo) -> None:

@@ -17,7 +17,6 @@ from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, checked, is_supported
 from cuda_gctx.comm._backends import (
     CommBackend,
-    as_backend,
     barrier_within,
     demand_all_equal,
     demand_equal,
@@ -27,7 +26,7 @@ from cuda_gctx.comm._backends import (
 from cuda_gctx.comm._building import Built, OnGpu, build
 from cuda_gctx.comm._calls import Calls
 from cuda_gctx.comm._driver_calls import call
-from cuda_gctx.comm._groups import Groups, demand_place
+from cuda_gctx.comm._groups import Groups, agreed_backend
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import host_identity
 from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
@@ -429,15 +428,15 @@ class MixedCommHandler:
     def checkpoint_restore(self, comm_backend: Any) -> None:
         """Maps new memory at the same addresses. Collective.
 
-        comm_backend: a CommBackend, or a process group of torch.distributed; ValueError if its rank or size differs.
+        comm_backend: a CommBackend, or a process group of torch.distributed; ValueError if its rank or size differs, and
+        RuntimeError on the other ranks if the rank does.
 
         Does nothing if the memory is there. RuntimeError if the handler has failed or been shut down.
         """
         if self._state is not _State.RELEASED:
             self._demand_open()
             return
-        backend = as_backend(comm_backend)
-        demand_place(backend, self.para_info)
+        backend = agreed_backend(comm_backend, self.para_info)
         if self._gpu is not None:
             self._gpu.restore(backend)
         self._groups.backend = backend

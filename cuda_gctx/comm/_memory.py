@@ -123,8 +123,13 @@ class Workspaces:
     def _map_own(self) -> None:
         address = self._reserved[self._rank]
         with self._device.context.current():
-            self._handle = call("cuMemCreate", self._size, self._properties, 0)
-            call("cuMemMap", address, self._size, 0, self._handle, 0)
+            handle = call("cuMemCreate", self._size, self._properties, 0)
+            try:
+                call("cuMemMap", address, self._size, 0, handle, 0)
+            except CUDAError:
+                call("cuMemRelease", handle)
+                raise
+            self._handle = handle
             self._allow(address, {self._device.device_id})
             call("cuMemsetD8", address, 0, self._size)
             call("cuCtxSynchronize")
@@ -141,15 +146,13 @@ class Workspaces:
         here = {other.device_id for other in ranks if other.process == identity.process}
         self.ranks = tuple(ranks)
         with self._device.context.current():
-            self._allow(identity.address, here)
+            on_all_ranks(backend, lambda: self._allow(identity.address, here), "the ranks do not reach each other")
             others: dict[int, int] = {}
             if any(other.process != identity.process for other in ranks):
                 others = self._import_from_others(backend, ranks)
         self.addresses = tuple(
             others.get(rank, other.address) if rank in self.reached else 0 for rank, other in enumerate(ranks)
         )
-        # Nobody uses a mapping that its owner has not opened for all devices yet.
-        backend.barrier()
 
     def _demand_peer_access(self, ranks: list[Identity]) -> None:
         by_bus = {ranks[rank].pci_bus_id for rank in self.reached} - {self._device.pci_bus_id}
@@ -216,13 +219,22 @@ class Workspaces:
                 call("cuMemRelease", handle)
 
     def restore(self, backend: CommBackend) -> None:
-        """Maps new memory at the same addresses, zero. Collective."""
-        known = self.addresses
+        """Maps new memory at the same addresses, zero. Collective; what fails can be tried again."""
+        known, problem = self.addresses, "the workspaces could not be restored"
+
+        def demand_known() -> None:
+            if self.addresses != known:
+                raise RuntimeError("memory came back at another address: captured graphs cannot be replayed")
+
+        try:
+            on_all_ranks(backend, self._map_own, problem)
+            self._meet(backend)
+            on_all_ranks(backend, demand_known, problem)
+        except BaseException:
+            self.addresses = known
+            self.release()
+            raise
         self._backend = backend
-        on_all_ranks(backend, self._map_own, "the workspaces could not be made")
-        self._meet(backend)
-        if self.addresses != known:
-            raise RuntimeError("the memory of a rank came back at another address: captured graphs cannot be replayed")
 
     def close(self) -> None:
         """Frees everything. No kernel of any rank may be using it."""

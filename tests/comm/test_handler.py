@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 
-from cuda_gctx import Device
+from cuda_gctx import CUDAError, Device
 from cuda_gctx.comm import (
     CommFault,
     LocalRank,
@@ -1059,6 +1059,49 @@ def test_a_checkpoint_comes_back_at_the_same_addresses_through_any_backend(drive
         handler.checkpoint_restore(FourMethods(rank.backend))
         all_reduce(handler)
 
+    on_ranks(driver, 2, work)
+
+
+def test_a_backend_of_another_rank_is_an_error_on_all(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        handler.checkpoint_prepare()
+        wrong = "the backend is rank 0 of 2, and the handler is rank 1 of 2"
+        all_of_them = rf"^the backend is not that of the handler: rank 1: ValueError: {wrong}$"
+        kind, words = (ValueError, rf"^{wrong}$") if rank.rank == 1 else (RuntimeError, all_of_them)
+        with pytest.raises(kind, match=words):
+            handler.checkpoint_restore(FourMethods(rank.backend, 0))
+        handler.checkpoint_restore(rank.backend)
+        all_reduce(handler)
+
+    on_ranks(driver, 2, work)
+
+
+# The first one is for the rank's own device; the second one, when the ranks meet, for those of this process.
+@pytest.mark.parametrize(("name", "number"), [("cuMemMap", 1), ("cuMemSetAccess", 1), ("cuMemSetAccess", 2)])
+def test_memory_that_one_rank_cannot_restore_is_an_error_on_all(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    left: dict[int, int] = {}
+
+    def failing(called: str, *arguments: Any) -> Any:
+        rank = int(threading.current_thread().name.rpartition(" ")[2])
+        if called == name and left.get(rank):
+            left[rank] -= 1
+            if not left[rank]:
+                raise CUDAError(f"{name} failed", code=2, name="CUDA_ERROR_OUT_OF_MEMORY", call=name)
+        return driver.call(called, *arguments)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        handler.checkpoint_prepare()
+        left.update({1: number} if rank.rank == 1 else {})
+        rank.backend.barrier()
+        with pytest.raises(CUDAError if rank.rank == 1 else RuntimeError, match=f"{name} failed") as error:
+            handler.checkpoint_restore(rank.backend)
+        assert rank.rank == 1 or "rank 1: CUDAError" in str(error.value)
+        handler.checkpoint_restore(rank.backend)
+        all_reduce(handler)
+
+    monkeypatch.setattr(_memory, "call", failing)
     on_ranks(driver, 2, work)
 
 
