@@ -139,12 +139,9 @@ class World:
             self.launch("one_exchange", [arguments for arguments, *_ in pieces], blocks, threads)
 
     def two_exchange(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
-        inputs, outputs = (tuple(pair[at] for pair in tensors) for at in range(2))
-        blocks = [
-            calls.two_exchange(*pair, block, agreed, (inputs, outputs))
-            for calls, pair in zip(self.calls, tensors, strict=True)
-        ]
-        self._sum(blocks)
+        # An address is the same for all ranks.
+        both = zip(self.calls, tensors, strict=True)
+        self._sum([calls.two_exchange(*pair, block, agreed) for calls, pair in both])
 
     def staged(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
         from cuda_gctx.comm._staging import Staging
