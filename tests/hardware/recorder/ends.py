@@ -1,8 +1,9 @@
 """What becomes of work whose stream or green context is destroyed, and which waits cover it.
 
-Each question makes a green context, gives its stream about 4 ms of work, destroys the stream, the context or both,
-waits for something, and looks into host memory that the work writes. "later": the work was done when other work, which
-takes longer, had ended.
+Each question makes a green context, gives its stream about 4 ms of work (of copies and fills: about 1 ms), destroys the
+stream, the context or both, waits for something, and looks into host memory that the work writes. "later": the work was
+done when other work, which takes longer, had ended. Copies and fills stand alone, or are what a kernel is followed by:
+those are over so soon after it that a wait for the kernel is as good as one for them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .notes import Note
 
 SMS, WAVES, WAVE_CYCLES = 8, 4, 2_000_000  # a wave: about 1 ms
 BLOCKS = WAVES * 2 * SMS
-BYTES, UNWRITTEN, WRITTEN = 4096, 0xFF, 7
+BYTES, LONG_BYTES, UNWRITTEN, WRITTEN = 4096, 64 << 20, 0xFF, 7
 Call = Callable[[], Any]
 
 
@@ -29,10 +30,11 @@ class Bench:
         self.groups = gpu.groups(SMS)[:1]
         self.stream = self.driver.must("cuStreamCreate", STREAM_NON_BLOCKING)  # of the primary context
         self.event = self.driver.must("cuEventCreate", EVENT_DISABLE_TIMING | EVENT_BLOCKING_SYNC)
-        self.host = int(self.driver.must("cuMemHostAlloc", BYTES, 0))
+        self.host = int(self.driver.must("cuMemHostAlloc", LONG_BYTES, 0))
         self.shown = (ctypes.c_ubyte * BYTES).from_address(self.host)
-        self.source = self.driver.must("cuMemAlloc", BYTES)
-        self.driver.must("cuMemsetD8", self.source, WRITTEN, BYTES)
+        self.last = (ctypes.c_ubyte * BYTES).from_address(self.host + LONG_BYTES - BYTES)
+        self.source = self.driver.must("cuMemAlloc", LONG_BYTES)
+        self.driver.must("cuMemsetD8", self.source, WRITTEN, LONG_BYTES)
         gpu.launch(self.stream, 1, 1)
         self.driver.must("cuCtxSynchronize")
         self.green: Green
@@ -45,7 +47,8 @@ class Bench:
         self.driver.must("cuLaunchKernel", kernel, *shape, stream, ctypes.addressof(pointers), 0)
 
     def is_done(self) -> bool:
-        return self.shown[BYTES - 1] == WRITTEN or not any(self.shown[3 : 4 * BLOCKS : 4])
+        copied = self.shown[BYTES - 1] == WRITTEN
+        return self.last[BYTES - 1] == WRITTEN if self.is_long else copied or not any(self.shown[3 : 4 * BLOCKS : 4])
 
     # Works, for the stream of the green context.
 
@@ -59,6 +62,14 @@ class Bench:
     def fill(self) -> None:
         self.launch(int(self.gpu.out), self.green.stream)
         self.driver.must("cuMemsetD8Async", self.host, WRITTEN, BYTES, self.green.stream)
+
+    def long_copy(self) -> None:
+        self.is_long = True
+        self.driver.must("cuMemcpyDtoHAsync", self.host, self.source, LONG_BYTES, self.green.stream)
+
+    def long_fill(self) -> None:
+        self.is_long = True
+        self.driver.must("cuMemsetD8Async", self.host, WRITTEN, LONG_BYTES, self.green.stream)
 
     def in_graph(self, work: Call) -> Call:
         def launch() -> None:
@@ -112,7 +123,9 @@ class Bench:
         self.driver.must("cuMemFree", self.other)
 
     def ask(self, work: Call, before: tuple[Call, ...], destroy: tuple[Call, ...], after: tuple[Call, ...]) -> str:
-        ctypes.memset(self.host, UNWRITTEN, BYTES)
+        self.is_long = False
+        for page in (self.shown, self.last):
+            ctypes.memset(page, UNWRITTEN, BYTES)
         self.other = self.driver.must("cuMemAlloc", BYTES)
         self.green = Green(self.gpu, self.groups)
         for call in (work, *before, *destroy, *after):
@@ -171,8 +184,11 @@ def recorder_of(name: str, of: Callable[[Bench], Call]) -> Callable[[Gpu, Note],
 
 SECTIONS = {
     "ends.kernel": recorder_of("a kernel", lambda bench: bench.kernel),
-    "ends.copy": recorder_of("a copy", lambda bench: bench.copy),
-    "ends.fill": recorder_of("a fill", lambda bench: bench.fill),
+    "ends.copy": recorder_of("a kernel and a copy", lambda bench: bench.copy),
+    "ends.fill": recorder_of("a kernel and a fill", lambda bench: bench.fill),
     "ends.graph": recorder_of("a graph", lambda bench: bench.in_graph(bench.kernel)),
+    "ends.long_copy": recorder_of("a long copy", lambda bench: bench.long_copy),
+    "ends.long_fill": recorder_of("a long fill", lambda bench: bench.long_fill),
+    "ends.graph_of_long_copy": recorder_of("a graph of a long copy", lambda bench: bench.in_graph(bench.long_copy)),
     "ends.graph_with_copy": recorder_of("a graph that ends with a copy", lambda bench: bench.in_graph(bench.copy)),
 }
