@@ -1,7 +1,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.resources cimport DeviceResources
 

@@ -11,7 +11,7 @@ from libcpp.optional cimport optional
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_only_here, refuse_copy
 from cuda_gctx._core.current cimport drop_kept_block, new_block
 from cuda_gctx._core.driver cimport active_runtime

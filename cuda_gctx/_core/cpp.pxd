@@ -131,7 +131,6 @@ cdef extern from "handles/context.hpp" namespace "gctx":
         cbool is_closed() noexcept
         cbool is_pinned() noexcept
         cbool is_current() except +raise_error
-        SmResourcePtr known_sm_resource() except +raise_error
         string name() except +raise_error
         void rename(const char*) except +raise_error
 
@@ -303,7 +302,13 @@ cdef extern from "<vector>" nogil:
         void emplace_back(const char*) except +raise_error
 
 
-cdef extern from "handles/claim.hpp" namespace "gctx":
+cdef extern from "handles/captures.hpp" namespace "gctx":
+    pass
+
+
+cdef extern from "handles/given.hpp" namespace "gctx":
+    SmResourcePtr known_sm_resource(ContextBox&) except +raise_error
+
     cdef cppclass NewContext:
         const char* overlap_report "overlap_report().c_str"() noexcept
 
@@ -356,10 +361,10 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int pin_context "gctx::call<&gctx::ContextBox::pin>"(Slot[ContextBox]&) except -1
     int synchronize_context "gctx::call<&gctx::synchronize_context>"(Slot[ContextBox]&) except -1
     int any_has_capture "gctx::call<&gctx::any_has_capture>"(vector[ContextHandle]&) except -1
-    SmResourcePtr context_sm "gctx::call<&gctx::ContextBox::sm_resource>"(Slot[ContextBox]&) except *
-    CUdevResource context_workqueue "gctx::call<&gctx::ContextBox::workqueue_config>"(Slot[ContextBox]&) except *
-    CUdevResource existing_workqueue "gctx::call<&gctx::ContextBox::existing_workqueue>"(Slot[ContextBox]&) except *
-    int serve_as "gctx::call<&gctx::ContextBox::serve_as>"(Slot[ContextBox]&, const SmResource&) except -1
+    SmResourcePtr context_sm "gctx::call<&gctx::sm_resource>"(Slot[ContextBox]&) except *
+    CUdevResource context_workqueue "gctx::call<&gctx::workqueue_config>"(Slot[ContextBox]&) except *
+    CUdevResource existing_workqueue "gctx::call<&gctx::existing_workqueue>"(Slot[ContextBox]&) except *
+    int serve_as "gctx::call<&gctx::serve_as>"(Slot[ContextBox]&, const SmResource&) except -1
 
 
 # ---- streams and events

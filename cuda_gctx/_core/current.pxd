@@ -1,6 +1,6 @@
 from cpython.object cimport PyObject
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 
 
 cdef extern from *:

@@ -4,7 +4,7 @@ cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.errors cimport report_failures
 

@@ -8,7 +8,7 @@ cimport cython
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport as_int, as_options
 from cuda_gctx._core.context cimport Context, ContextOptions, made_context, new_green_context, unmade_context
 from cuda_gctx._core.current cimport PyThreadState_GetDict, release_left, task_here, watch_thread

@@ -1,4 +1,4 @@
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 
 
 cdef cpp.Runtime* active_runtime() except NULL

@@ -4,7 +4,7 @@ import atexit
 
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
 from cuda_gctx._core.current cimport release_left
 from cuda_gctx._core.errors cimport report_failures

@@ -3,7 +3,7 @@
 cimport cython
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, make_only_here, refuse_copy
 from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.resources cimport device_of

@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport as_bool, as_handle, make_only_here, refuse_copy
 from cuda_gctx._core.context cimport Context, made_context, unmade_context
 from cuda_gctx._core.driver cimport active_runtime

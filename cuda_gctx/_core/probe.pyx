@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport as_int
 from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.stream cimport Stream

@@ -1,6 +1,6 @@
 from libcpp.vector cimport vector
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.errors cimport GroupRequest
 

@@ -7,7 +7,7 @@ cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here, refuse_copy
 from cuda_gctx._core.errors cimport ANY_DOMAIN
 
@@ -511,7 +511,7 @@ cdef class DeviceResources:
             self._runtime.demand_usable()
             # Otherwise it is queried, or another thread holds the lock during a driver call.
             if self._context.was_filled():
-                sm = self._context.borrow().get().known_sm_resource()
+                sm = cpp.known_sm_resource(self._context.borrow().get()[0])
                 if not sm:
                     sm = cpp.context_sm(self._context)
             else:

@@ -1,6 +1,6 @@
 from libc.stdint cimport uintptr_t
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options
 from cuda_gctx._core.resources cimport DeviceResources
 

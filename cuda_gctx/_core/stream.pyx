@@ -6,7 +6,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from libcpp.optional cimport optional
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures

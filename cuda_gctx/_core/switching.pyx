@@ -3,7 +3,7 @@
 cimport cython
 from libcpp.vector cimport vector
 
-from cuda_gctx._core cimport cpp
+cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.resources cimport SMResource
 from cuda_gctx._core.stream cimport Stream

@@ -10,32 +10,6 @@
 #include "handles/scope.hpp"
 
 namespace gctx {
-namespace {
-
-// A use of a context that may have gone.
-class AliveUse {
- public:
-  explicit AliveUse(ContextBox& context) noexcept : context_(context), is_alive_(context.state().enter_alive()) {}
-  ~AliveUse() {
-    if (is_alive_ && context_.state().leave()) {
-      context_.let_go();
-    }
-  }
-  AliveUse(const AliveUse&) = delete;
-  AliveUse& operator=(const AliveUse&) = delete;
-
-  bool is_alive() const noexcept { return is_alive_; }
-
- private:
-  ContextBox& context_;
-  const bool is_alive_;
-};
-
-// The number of splits that a context remembers, in addition to the one that it was made for.
-constexpr std::size_t most_splits = 16;
-
-}  // namespace
-
 // ---- boxes
 
 ContextBox::~ContextBox() {
@@ -75,7 +49,7 @@ void ContextBox::let_go() noexcept {
     owned->destroy_streams();
   } else if (is_pinned() && owned->has_anything()) {
     if (owned->green) {
-      owned->green->enlist_as(0);  // its SMs are free from here on
+      owned->green->claim(nullptr);  // its SMs are free from here on
     }
     if (pinned_contexts(runtime_).keep(owned)) {
       return;
@@ -87,7 +61,7 @@ void ContextBox::let_go() noexcept {
 }
 
 bool ContextBox::pin() {
-  const AliveUse use(*this);
+  const CallUse use(*this, std::nothrow);
   if (!use.is_alive()) {
     fail_closed();
   }
@@ -161,7 +135,9 @@ void ContextBox::close() {
       let_go();
       break;
     case ContextState::Closing::done:
-      live_contexts(runtime_).note_closed(device_, live_entry_);
+      if (claim_) {
+        claim_->note_closed();
+      }
       break;
     case ContextState::Closing::was_closed:
       break;
@@ -192,95 +168,6 @@ void ContextBox::fail_current(bool is_here) const {
   fail(ErrorKind::current, std::move(what));
 }
 
-SmResourcePtr ContextBox::sm_resource() {
-  const Driver& driver = runtime_.driver();
-  driver.require(Feature::green_contexts);
-  if (kind_ == ContextKind::primary) {
-    return runtime_.device_sm(device_);
-  }
-  const std::lock_guard lock(query_mutex_);
-  if (!queried_) {
-    const CallUse use(*this, CallUse::Of::alive);
-    CUdevResource answer{};
-    GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, CU_DEV_RESOURCE_TYPE_SM);
-    auto resource = std::make_shared<SmResource>(*sm_resource_from_query(runtime_, device_, answer));
-    if (given_) {
-      resource->coscheduled = given_->promised();
-      resource->origin = given_->origin;
-      resource->members = given_->members;
-      resource->also = given_->also;
-    }
-    resource->whole_device = resource->sm_count == runtime_.device_sm(device_)->sm_count;
-    queried_ = std::move(resource);
-  }
-  return queried_;
-}
-
-SmResourcePtr ContextBox::known_sm_resource() {
-  if (kind_ == ContextKind::primary) {
-    return runtime_.known_device_sm(device_);
-  }
-  const std::unique_lock lock(query_mutex_, std::try_to_lock);
-  return lock.owns_lock() ? queried_ : nullptr;
-}
-
-void ContextBox::serve_as(const SmResource& group) {
-  const std::lock_guard lock(query_mutex_);
-  if (!given_ || !group.origin || given_->origin == group.origin || !same_sms(*given_, group)) {
-    return;
-  }
-  std::vector<Provenance> also = given_->also;
-  if (std::any_of(also.begin(), also.end(), [&](const Provenance& one) { return one.origin == group.origin; })) {
-    return;
-  }
-  if (also.size() == most_splits) {
-    also.erase(also.begin());
-  }
-  also.push_back({group.origin, group.members});
-  for (SmResourcePtr* known : {&given_, &queried_}) {
-    if (*known) {
-      auto resource = std::make_shared<SmResource>(**known);
-      resource->also = also;
-      *known = std::move(resource);
-    }
-  }
-}
-
-CUdevResource ContextBox::ask_for(CUdevResourceType type) {
-  const Driver& driver = runtime_.driver();
-  driver.require(Feature::workqueues);
-  const CallUse use(*this, CallUse::Of::alive);
-  CUdevResource answer{};
-  GCTX_CALL(driver, cuCtxGetDevResource, handle_, &answer, type);
-  return answer;
-}
-
-// Users report that the driver takes no configuration that a context returned for a new context: it takes that of a
-// device, changed in place, as cuda.h describes.
-CUdevResource ContextBox::workqueue_config() {
-  const CUdevResource own = ask_for(CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
-  CUdevResource answer = runtime_.device_workqueue(device_);
-  answer.wqConfig.sharingScope = own.wqConfig.sharingScope;
-  answer.wqConfig.wqConcurrencyLimit = own.wqConfig.wqConcurrencyLimit;
-  return answer;
-}
-
-CUdevResource ContextBox::existing_workqueue() { return ask_for(CU_DEV_RESOURCE_TYPE_WORKQUEUE); }
-
-bool ContextBox::has_capture() {
-  const AliveUse use(*this);
-  if (!use.is_alive() || !streams().may_capture()) [[likely]] {
-    return false;
-  }
-  demand_there();
-  return streams().has_capture(runtime_.driver());
-}
-
-void ContextBox::fail_capturing(const char* what) const {
-  fail(ErrorKind::capturing, "a stream of " + label() + " is capturing a graph, and " + what +
-                                 " the whole context would invalidate the capture: end it first, or name a stream");
-}
-
 // ---- uses
 
 ContextUse::ContextUse(ContextHandle context) : context_(std::move(context)) {
@@ -299,16 +186,19 @@ ContextUse::~ContextUse() {
   }
 }
 
-CallUse::CallUse(ContextBox& context, Of state) : context_(context) {
+CallUse::CallUse(ContextBox& context, Of state) : context_(&context) {
   context.demand_there();
   if (!(state == Of::open ? context.state().enter() : context.state().enter_alive())) {
     context.fail_closed();
   }
 }
 
+CallUse::CallUse(ContextBox& context, std::nothrow_t) noexcept
+    : context_(context.state().enter_alive() ? &context : nullptr) {}
+
 CallUse::~CallUse() {
-  if (context_.state().leave()) {
-    context_.let_go();
+  if (context_ != nullptr && context_->state().leave()) {
+    context_->let_go();
   }
 }
 
@@ -424,54 +314,6 @@ ContextHandle current_context(Runtime& runtime) {
 int current_device(Runtime& runtime) {
   const ContextHandle current = current_context(runtime);
   return current ? current->device() : 0;
-}
-
-bool any_has_capture(const std::vector<ContextHandle>& contexts) {
-  return std::any_of(contexts.begin(), contexts.end(), [](const ContextHandle& context) {
-    context->demand_live();
-    return context->has_capture();
-  });
-}
-
-void synchronize_context(const ContextHandle& context) {
-  const CallUse use(*context);
-  context->demand_no_capture("waiting for");
-  Runtime& runtime = context->runtime();
-  const auto wait = [&](const ContextBox& box) {
-    CurrentScope scope(box);
-    GCTX_CALL(runtime.driver(), cuCtxSynchronize);
-    scope.leave();
-  };
-  wait(*context);
-  if (context->kind() != ContextKind::primary) {
-    return;
-  }
-  // That includes green contexts, but for graphs that other code has launched there (see show_to_device).
-  for (const ContextHandle& other : registry_of<ContextBox>(runtime).all()) {
-    if (other->is_green() && other->device() == context->device() && other->is_there() && !other->has_capture()) {
-      wait(*other);
-    }
-  }
-  ending_contexts(runtime).wait(context->device(), context->handle());
-}
-
-std::string capturing_stream(Runtime& runtime, int device) {
-  for (const ContextHandle& context : registry_of<ContextBox>(runtime).all()) {
-    if (context->device() == device && context->is_there() && context->has_capture()) {
-      return "a stream of " + context->label();
-    }
-  }
-  CurrentScope scope(*primary_context(runtime, device));
-  const bool is_legacy_capturing = is_capturing(runtime.driver(), CU_STREAM_LEGACY);
-  scope.leave();
-  return is_legacy_capturing ? "a blocking stream of the primary context" : "";
-}
-
-void demand_no_capture_on(Runtime& runtime, int device) {
-  if (const std::string capturing = capturing_stream(runtime, device); !capturing.empty()) {
-    fail(ErrorKind::capturing,
-         capturing + " is capturing a graph: contexts cannot be created during a capture; create them first");
-  }
 }
 
 }  // namespace gctx

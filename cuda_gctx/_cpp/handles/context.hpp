@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,6 +32,13 @@ namespace gctx {
 
 enum class ContextKind : int { primary, green, foreign };
 
+// What is known of the SMs of a context (given.hpp).
+struct KnownSms {
+  std::mutex mutex;
+  SmResourcePtr given;    // what a green one of ours was made of
+  SmResourcePtr queried;  // once the driver was asked
+};
+
 class ContextBox : public Registered<ContextBox> {
  public:
   static constexpr Runtime::Place place = Runtime::Place::contexts;
@@ -41,9 +49,10 @@ class ContextBox : public Registered<ContextBox> {
       : runtime_(owned->runtime),
         device_(owned->device),
         kind_(kind),
-        given_(owned->given),
         owned_(std::move(owned)),
-        name_(std::move(name)) {}
+        name_(std::move(name)) {
+    sms_.given = owned_->given;
+  }
   ~ContextBox();
   ContextBox(const ContextBox&) = delete;
   ContextBox& operator=(const ContextBox&) = delete;
@@ -52,7 +61,7 @@ class ContextBox : public Registered<ContextBox> {
   void take(CUcontext handle, CUgreenCtx green_handle = nullptr);
   // The same of one that a framework has seen.
   void take_pinned() noexcept;
-  void note_entry(std::uint64_t entry) noexcept { live_entry_ = entry; }  // in the list of live contexts
+  void note_claim(std::shared_ptr<Claim> claim) noexcept { claim_ = std::move(claim); }  // of its SMs
 
   Runtime& runtime() const noexcept { return runtime_; }
   int device() const noexcept { return device_; }
@@ -94,23 +103,10 @@ class ContextBox : public Registered<ContextBox> {
 
   bool is_current() const;  // on the calling thread
 
-  // What it was given, asked of the driver once, in a form that can be split.
-  SmResourcePtr sm_resource();
-  SmResourcePtr known_sm_resource();  // null if it has to be queried, or waited for
-  // That its SMs are those of a group of another split too, whose other groups are then known to be disjoint from it.
-  void serve_as(const SmResource& group);
-  CUdevResource workqueue_config();    // the device's, with what this context has
-  CUdevResource existing_workqueue();  // its queues themselves, which another context can share
-
-  // Its streams, for who has a use of it.
+  // What stands beside it. Its streams: for who has a use of it.
+  KnownSms& sms() noexcept { return sms_; }
   ContextStreams& streams() noexcept { return owned_->streams; }
   void destroy_streams() noexcept { owned_->destroy_streams(); }
-  bool has_capture();  // for all
-  void demand_no_capture(const char* what) {
-    if (streams().may_capture() && has_capture()) [[unlikely]] {
-      fail_capturing(what);
-    }
-  }
 
   // A framework has its handle, or that of one of its streams: from now on neither is destroyed before the driver is
   // closed or the program drops them. True the first time for a green context of ours; throws, and it is not pinned,
@@ -124,8 +120,6 @@ class ContextBox : public Registered<ContextBox> {
 
  private:
   void ask_to_be_there() const;
-  CUdevResource ask_for(CUdevResourceType type);
-  [[noreturn]] void fail_capturing(const char* what) const;
   [[noreturn]] void fail_current(bool is_here) const;
 
   Runtime& runtime_;
@@ -134,14 +128,12 @@ class ContextBox : public Registered<ContextBox> {
   CUcontext handle_ = nullptr;
   CUgreenCtx green_handle_ = nullptr;  // set if it is green
   std::uint64_t id_ = 0;
-  std::uint64_t live_entry_ = 0;
-  SmResourcePtr given_;    // what a green one of ours was made of
+  std::shared_ptr<Claim> claim_;
+  KnownSms sms_;
   OwnedContextPtr owned_;  // until it is gone
   mutable std::mutex name_mutex_;
   std::string name_;
   std::atomic<bool> pinned_{false};
-  std::mutex query_mutex_;
-  SmResourcePtr queried_;
   ContextState state_;
   std::atomic<long> last_thread_{0};
 };
@@ -166,12 +158,14 @@ class CallUse {
  public:
   enum class Of { open, alive };  // alive: or closed, and kept by what was made on it
   explicit CallUse(ContextBox& context, Of state = Of::open);
+  CallUse(ContextBox& context, std::nothrow_t) noexcept;  // of one that may have gone
   ~CallUse();
+  bool is_alive() const noexcept { return context_ != nullptr; }
   CallUse(const CallUse&) = delete;
   CallUse& operator=(const CallUse&) = delete;
 
  private:
-  ContextBox& context_;
+  ContextBox* context_;
 };
 
 struct PriorityRange {
@@ -208,15 +202,5 @@ PriorityRange priorities(Runtime& runtime, int ordinal);
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle);
 ContextHandle current_context(Runtime& runtime);  // null if no context is current on this thread
 int current_device(Runtime& runtime);             // of that context; 0 if nothing is
-
-void synchronize_context(const ContextHandle& context);
-bool any_has_capture(const std::vector<ContextHandle>& contexts);
-
-// What is capturing on a device, in words; empty if nothing is as far as can be known: the streams made by this package
-// and those that wait for the legacy default stream. The driver does not report the non-blocking streams of others.
-std::string capturing_stream(Runtime& runtime, int device);
-
-// Contexts cannot be made meanwhile.
-void demand_no_capture_on(Runtime& runtime, int device);
 
 }  // namespace gctx

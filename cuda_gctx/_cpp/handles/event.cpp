@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 
+#include "handles/captures.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
 
@@ -105,23 +106,45 @@ class CallUseWith {
 
 }  // namespace
 
+void synchronize_context(const ContextHandle& context) {
+  const CallUse use(*context);
+  demand_no_capture(*context, "waiting for");
+  Runtime& runtime = context->runtime();
+  const auto wait = [&](const ContextBox& box) {
+    CurrentScope scope(box);
+    GCTX_CALL(runtime.driver(), cuCtxSynchronize);
+    scope.leave();
+  };
+  wait(*context);
+  if (context->kind() != ContextKind::primary) {
+    return;
+  }
+  // That includes green contexts, but for graphs that other code has launched there (see show_to_device).
+  for (const ContextHandle& other : registry_of<ContextBox>(runtime).all()) {
+    if (other->is_green() && other->device() == context->device() && other->is_there() && !has_capture(*other)) {
+      wait(*other);
+    }
+  }
+  ending_contexts(runtime).wait(context->device(), context->handle());
+}
+
 void record_context_event(const ContextHandle& context, const EventHandle& event) {
   const CallUseWith use(event, *context);
-  context->demand_no_capture("recording an event of");
+  demand_no_capture(*context, "recording an event of");
   record_all(*context, event->handle());
 }
 
 void wait_context_event(const ContextHandle& context, const EventHandle& event) {
   const CallUseWith use(event, *context);
-  context->demand_no_capture("a wait of");
+  demand_no_capture(*context, "a wait of");
   let_all_wait(*context, event->handle());
 }
 
 void wait_context(const ContextHandle& context, const ContextHandle& other) {
   const CallUse use(*context);
   const CallUse use_of_other(*other);
-  context->demand_no_capture("a wait of");
-  other->demand_no_capture("recording an event of");
+  demand_no_capture(*context, "a wait of");
+  demand_no_capture(*other, "recording an event of");
   const auto wait = [&](CUevent event) {
     record_all(*other, event);
     let_all_wait(*context, event);

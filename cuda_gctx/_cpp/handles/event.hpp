@@ -37,6 +37,7 @@ float elapsed_ms(const EventHandle& start, const EventHandle& end);
 void record_all(const ContextBox& context, CUevent event);
 void let_all_wait(const ContextBox& context, CUevent event);
 
+void synchronize_context(const ContextHandle& context);
 void record_context_event(const ContextHandle& context, const EventHandle& event);
 void wait_context_event(const ContextHandle& context, const EventHandle& event);
 void wait_context(const ContextHandle& context, const ContextHandle& other);  // for all work of the other one

@@ -1,14 +1,12 @@
 #include "handles/green_context.hpp"
 
-#include "handles/live.hpp"
-
 namespace gctx {
 
 GreenCtxBox::~GreenCtxBox() {
   if (handle_ == nullptr || is_forked()) {
     return;
   }
-  enlist_as(0);
+  claim(nullptr);
   registry_of<GreenCtxBox>(runtime_).drop(*this);  // before the driver can give the address to a new one
   if (runtime_.is_usable()) {
     runtime_.driver().note(runtime_.driver().cuGreenCtxDestroy(handle_), "cuGreenCtxDestroy");
@@ -21,9 +19,10 @@ void GreenCtxBox::take_context(CUcontext context) noexcept {
   registry_of<GreenCtxBox>(runtime_).put(*this);
 }
 
-void GreenCtxBox::enlist_as(std::uint64_t live_entry) noexcept {
-  if (const std::uint64_t before = std::exchange(live_entry_, live_entry); before != 0) {
-    live_contexts(runtime_).delist(device_, before);
+void GreenCtxBox::claim(std::shared_ptr<Claim> claim) noexcept {
+  claim_.swap(claim);
+  if (claim) {
+    claim->release();
   }
 }
 

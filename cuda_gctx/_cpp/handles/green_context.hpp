@@ -1,12 +1,12 @@
-// A green context of ours, its place among the live ones of its device, and the primary context under it.
+// A green context of ours, its claim of SMs, and the primary context under it.
 #pragma once
 
 #include <cuda.h>
 
-#include <cstdint>
 #include <memory>
 #include <utility>
 
+#include "handles/live.hpp"
 #include "handles/registry.hpp"
 #include "handles/runtime.hpp"
 #include "handles/types.hpp"
@@ -31,8 +31,8 @@ class GreenCtxBox : public Registered<GreenCtxBox> {
   CUcontext context() const noexcept { return context_; }
   void take_context(CUcontext context) noexcept;
 
-  // Its place in the list of live contexts (0: not listed); gives up the one that it had.
-  void enlist_as(std::uint64_t live_entry) noexcept;
+  // From now on its SMs are claimed by this (null: by nobody), and no longer by what claimed them before.
+  void claim(std::shared_ptr<Claim> claim) noexcept;
 
  private:
   Runtime& runtime_;
@@ -40,7 +40,7 @@ class GreenCtxBox : public Registered<GreenCtxBox> {
   std::shared_ptr<void> primary_;
   CUgreenCtx handle_ = nullptr;
   CUcontext context_ = nullptr;
-  std::uint64_t live_entry_ = 0;
+  std::shared_ptr<Claim> claim_;
 };
 
 }  // namespace gctx

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "driver/error.hpp"
-#include "handles/claim.hpp"
 #include "handles/context.hpp"
 #include "handles/cuda_gctx.h"
+#include "handles/given.hpp"
 #include "handles/runtime.hpp"
 #include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"

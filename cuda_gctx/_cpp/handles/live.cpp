@@ -1,7 +1,7 @@
 #include "handles/live.hpp"
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
 #include "driver/process.hpp"
 
@@ -27,60 +27,74 @@ std::string label_of(const std::string& name, const SmResource& sms, bool closed
 
 }  // namespace
 
-std::vector<std::uint64_t> LiveContexts::enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
-                                                const std::vector<std::string>& names, bool exclusive, bool only_free,
-                                                std::uint64_t group, const std::string& advice, std::string& report) {
-  Device& state = devices_[static_cast<std::size_t>(ordinal)];
+Claim::Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names,
+             bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
+    : runtime_(runtime),
+      device_(device),
+      sms_(std::move(sms)),
+      names_(std::move(names)),
+      exclusive_(exclusive),
+      group_(group) {
+  live_contexts(runtime).enter(*this, only_free, advice);
+}
+
+void Claim::note_closed() noexcept {
+  const std::lock_guard lock(live_contexts(runtime_).devices_[static_cast<std::size_t>(device_)].mutex);
+  closed_ = true;
+}
+
+void Claim::release() noexcept {
+  if (is_forked()) {
+    return;
+  }
+  LiveContexts::Device& device = live_contexts(runtime_).devices_[static_cast<std::size_t>(device_)];
+  const std::lock_guard lock(device.mutex);
+  std::erase(device.live, this);
+}
+
+void LiveContexts::enter(Claim& claim, bool only_free, const std::string& advice) {
+  Device& state = devices_[static_cast<std::size_t>(claim.device_)];
   const std::lock_guard lock(state.mutex);
   bool certain = false;
-  std::vector<char> shares(sms.size());
+  std::vector<char> shares(claim.sms_.size());
   std::vector<std::string> others;
-  const Entry* owner = nullptr;
-  for (const Entry& live : state.live) {
-    if (group != 0 && live.group == group) {
-      continue;
-    }
-    bool is_other = false;
-    for (std::size_t i = 0; i < sms.size(); ++i) {
-      const auto shared = overlaps(*sms[i], *live.sms);
-      if (shared.value_or(true)) {
-        certain = certain || shared.has_value();
-        shares[i] = 1;
-        is_other = true;
+  const std::string* owner = nullptr;
+  for (const Claim* live : state.live) {
+    for (std::size_t at = 0; at < live->sms_.size() && (live->group_ == 0 || live->group_ != claim.group_); ++at) {
+      bool is_other = false;
+      for (std::size_t i = 0; i < claim.sms_.size(); ++i) {
+        const auto shared = overlaps(*claim.sms_[i], *live->sms_[at]);
+        if (shared.value_or(true)) {
+          certain = certain || shared.has_value();
+          shares[i] = 1;
+          is_other = true;
+        }
       }
-    }
-    if (is_other) {
-      others.push_back(label_of(live.name, *live.sms, live.closed));
-      owner = live.exclusive ? &live : owner;
+      if (is_other) {
+        others.push_back(label_of(live->names_[at], *live->sms_[at], live->closed_));
+        owner = live->exclusive_ ? &live->names_[at] : owner;
+      }
     }
   }
   if (!others.empty()) {
     std::vector<std::string> mine;
-    for (std::size_t i = 0; i < sms.size(); ++i) {
+    for (std::size_t i = 0; i < claim.sms_.size(); ++i) {
       if (shares[i] != 0) {
-        mine.push_back(label_of(names[i], *sms[i], false));
+        mine.push_back(label_of(claim.names_[i], *claim.sms_[i], false));
       }
     }
-    report = joined(mine) +
-             (!certain           ? " may share"
-              : mine.size() == 1 ? " shares"
-                                 : " share") +
-             " SMs with " + joined(others) +
-             (owner != nullptr ? "; " + label_of_context(owner->name) + " has its SMs exclusively" : "") + ": " +
-             advice;
-    if (exclusive || only_free) {
-      fail(ErrorKind::overlap, report);
+    claim.overlap_report_ = joined(mine) +
+                            (!certain           ? " may share"
+                             : mine.size() == 1 ? " shares"
+                                                : " share") +
+                            " SMs with " + joined(others) +
+                            (owner != nullptr ? "; " + label_of_context(*owner) + " has its SMs exclusively" : "") +
+                            ": " + advice;
+    if (claim.exclusive_ || only_free) {
+      fail(ErrorKind::overlap, claim.overlap_report_);
     }
   }
-  std::vector<std::uint64_t> entries;
-  std::vector<Entry> entered;
-  for (std::size_t i = 0; i < sms.size(); ++i) {
-    entries.push_back(next_entry_.fetch_add(1));
-    entered.push_back({entries[i], group, exclusive, false, sms[i], names[i]});
-  }
-  state.live.reserve(state.live.size() + entered.size());  // all of them are entered, or none
-  std::move(entered.begin(), entered.end(), std::back_inserter(state.live));
-  return entries;
+  state.live.push_back(&claim);
 }
 
 std::vector<int> LiveContexts::are_free(int ordinal, const std::vector<SmResourcePtr>& sms) {
@@ -88,27 +102,12 @@ std::vector<int> LiveContexts::are_free(int ordinal, const std::vector<SmResourc
   std::vector<int> answers;
   const std::lock_guard lock(state.mutex);
   for (const SmResourcePtr& one : sms) {
-    answers.push_back(std::none_of(state.live.begin(), state.live.end(),
-                                   [&](const Entry& live) { return overlaps(*one, *live.sms).value_or(true); }));
+    const auto is_taken = [&](const SmResourcePtr& taken) { return overlaps(*one, *taken).value_or(true); };
+    answers.push_back(std::none_of(state.live.begin(), state.live.end(), [&](const Claim* live) {
+      return std::any_of(live->sms_.begin(), live->sms_.end(), is_taken);
+    }));
   }
   return answers;
-}
-
-void LiveContexts::note_closed(int ordinal, std::uint64_t entry) noexcept {
-  Device& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.mutex);
-  for (Entry& live : state.live) {
-    live.closed = live.closed || live.number == entry;
-  }
-}
-
-void LiveContexts::delist(int ordinal, std::uint64_t entry) noexcept {
-  if (is_forked()) {
-    return;
-  }
-  Device& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::lock_guard lock(state.mutex);
-  std::erase_if(state.live, [&](const Entry& live) { return live.number == entry; });
 }
 
 ContextCounts LiveContexts::counts(int ordinal) const {

@@ -1,4 +1,4 @@
-// The live green contexts of each device: who has which SMs.
+// The live green contexts of each device: who has claimed which SMs.
 #pragma once
 
 #include <atomic>
@@ -21,21 +21,44 @@ inline std::string label_of_context(const std::string& name) {
   return name.empty() ? "an unnamed context" : "context '" + name + "'";
 }
 
+// Some SMs of a device, for as long as it exists or until it is released.
+class Claim {
+ public:
+  // `names` go with `sms`. Comparing them with all other claims and making this one are one step; they are not compared
+  // with each other. Claims of one group (0: of none) may share SMs: they are used one at a time. Throws if others have
+  // the SMs and it is to be exclusive, or `only_free` is set. `advice` ends the report of those.
+  Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names, bool exclusive,
+        bool only_free, std::uint64_t group, const std::string& advice);
+  ~Claim() { release(); }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  // The live contexts that share SMs with these, or may, in one sentence; empty if there are none.
+  const std::string& overlap_report() const noexcept { return overlap_report_; }
+
+  void note_closed() noexcept;  // by its user, and kept alive by a stream or event
+  void release() noexcept;      // from any thread, and twice does nothing
+
+ private:
+  friend class LiveContexts;
+
+  Runtime& runtime_;
+  const int device_;
+  const std::vector<SmResourcePtr> sms_;
+  const std::vector<std::string> names_;
+  const bool exclusive_;
+  const std::uint64_t group_;
+  bool closed_ = false;
+  std::string overlap_report_;
+};
+
 class LiveContexts {
  public:
   static constexpr Runtime::Place place = Runtime::Place::live;
   explicit LiveContexts(const Runtime& runtime) : devices_(static_cast<std::size_t>(runtime.device_count())) {}
 
-  // Entry 0 is nobody's. Comparing several with the list and entering them are one step; they are not compared with
-  // each other. `report` names those that share SMs or may, and ends with the advice; it is empty if there are none.
-  // Throws it if one of them is to be exclusive, or `only_free` is set.
-  std::vector<std::uint64_t> enlist(int ordinal, const std::vector<SmResourcePtr>& sms,
-                                    const std::vector<std::string>& names, bool exclusive, bool only_free,
-                                    std::uint64_t group, const std::string& advice, std::string& report);
   // Of each, whether no live context is known to have its SMs, or may: true or false.
   std::vector<int> are_free(int ordinal, const std::vector<SmResourcePtr>& sms);
-  void note_closed(int ordinal, std::uint64_t entry) noexcept;
-  void delist(int ordinal, std::uint64_t entry) noexcept;
 
   // How many green contexts this package has made and destroyed on a device.
   ContextCounts counts(int ordinal) const;
@@ -43,23 +66,17 @@ class LiveContexts {
   void count_destroyed(int ordinal) noexcept { devices_[static_cast<std::size_t>(ordinal)].destroyed.fetch_add(1); }
 
  private:
-  struct Entry {
-    std::uint64_t number = 0;
-    std::uint64_t group = 0;  // those of one group (0: of none) may share SMs: they are used one at a time
-    bool exclusive = false;
-    bool closed = false;  // closed by its user, and kept alive by a stream or event
-    SmResourcePtr sms;
-    std::string name;
-  };
+  friend class Claim;
   struct Device {
     std::mutex mutex;
-    std::vector<Entry> live;
+    std::vector<const Claim*> live;
     std::atomic<std::uint64_t> made{0};
     std::atomic<std::uint64_t> destroyed{0};
   };
 
+  void enter(Claim& claim, bool only_free, const std::string& advice);
+
   std::vector<Device> devices_;
-  std::atomic<std::uint64_t> next_entry_{1};
 };
 
 inline LiveContexts& live_contexts(Runtime& runtime) { return runtime.part<LiveContexts>(); }

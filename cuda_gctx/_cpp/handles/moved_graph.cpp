@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "handles/given.hpp"
 #include "handles/probe.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
@@ -274,7 +275,7 @@ class Mover {
     return room;
   }
 
-  unsigned sm_count() const { return to_.sm_resource()->sm_count; }
+  unsigned sm_count() const { return sm_resource(to_.shared_from_this())->sm_count; }
 
   const Driver& driver_;
   ContextBox& to_;
@@ -425,7 +426,7 @@ std::vector<KernelSms> probe_graph(const GraphExecHandle& exec, const StreamHand
     seen.push_back({name_of(driver, kernel), {}});
   }
   CurrentScope scope(*context);
-  prober.replace(probing->graph->handle(), *probing->stamps, per_sm * context->sm_resource()->sm_count);
+  prober.replace(probing->graph->handle(), *probing->stamps, per_sm * sm_resource(context)->sm_count);
   scope.leave();
   instantiate_into(*probing->exec, *probing->graph);
   launch(probing->exec, probing->stream);

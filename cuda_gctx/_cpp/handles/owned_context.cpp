@@ -117,7 +117,7 @@ void EndingContexts::end(Owned context) noexcept {
   if (!context->green || context->green->context() == nullptr || is_forked() || !runtime_.is_usable()) {
     return;
   }
-  context->green->enlist_as(0);  // its SMs are free from here on
+  context->green->claim(nullptr);  // its SMs are free from here on
   if (!context->is_done()) {
     const std::lock_guard lock(mutex_);
     *find([](const OwnedContext&) { return false; }) = std::move(context);

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "handles/claim.hpp"
 #include "handles/context.hpp"
+#include "handles/given.hpp"
 #include "resources/split.hpp"
 
 namespace gctx {
@@ -49,7 +49,7 @@ SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
     slot->is_made = true;
   }
   // The same SMs, but as a part of the split that this group came from.
-  auto resource = std::make_shared<SmResource>(*slot->context->sm_resource());
+  auto resource = std::make_shared<SmResource>(*sm_resource(slot->context));
   resource->origin = group->origin;
   resource->members = group->members;
   return resource;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "handles/capture.hpp"
+#include "handles/captures.hpp"
 #include "handles/context.hpp"
 #include "handles/runtime.hpp"
 #include "handles/stream.hpp"
@@ -167,7 +168,7 @@ bool Switching::captures(const Arrangement& arrangement) {
     }
     return place->stream
                ? place->stream->may_capture() && is_capturing(driver_of(place->context), place->stream->handle())
-               : place->context->has_capture();
+               : has_capture(*place->context);
   });
 }
 

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <utility>
 
-#include "handles/claim.hpp"
 #include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/event.hpp"
+#include "handles/given.hpp"
 #include "handles/runtime.hpp"
 #include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"

@@ -7,10 +7,10 @@
 
 #include "driver/process.hpp"
 #include "handles/capture.hpp"
-#include "handles/claim.hpp"
 #include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/event.hpp"
+#include "handles/given.hpp"
 #include "handles/graph.hpp"
 #include "handles/probe.hpp"
 #include "handles/runtime.hpp"

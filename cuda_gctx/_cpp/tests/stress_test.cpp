@@ -5,9 +5,9 @@
 #include <thread>
 #include <vector>
 
-#include "handles/claim.hpp"
 #include "handles/closing.hpp"
 #include "handles/current.hpp"
+#include "handles/given.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
 #include "handles/split_contexts.hpp"
@@ -118,9 +118,9 @@ void closing_making_and_pushing_are_one_after_the_other() {
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
     start([&] {
-      SmResource group = *context->sm_resource();
+      SmResource group = *sm_resource(context);
       group.origin = std::make_shared<const SplitCall>();  // as another split gives it
-      context->serve_as(group);
+      serve_as(context, group);
     });
     for (std::thread& thread : threads) {
       thread.join();

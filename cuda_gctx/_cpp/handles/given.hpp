@@ -1,15 +1,15 @@
-// Places among the live contexts of a device: who has which SMs.
+// What a context is given, its SMs and hardware queues: of one that is about to be made, and asked of one that is
+// there.
 #pragma once
 
 #include <cuda.h>
 
-#include <atomic>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "handles/live.hpp"
 #include "handles/types.hpp"
 #include "resources/sm_resource.hpp"
 
@@ -21,12 +21,12 @@ class NewContext {
   // Checks that the resources can be one context. `overlap_matters`: compare with the live contexts of the device.
   NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::optional<CUdevResource> workqueue,
              std::string name, bool exclusive, bool overlap_matters);
-  ~NewContext();
-  NewContext(const NewContext&) = delete;
-  NewContext& operator=(const NewContext&) = delete;
 
   // The live contexts that share SMs with it, or may, in one sentence; empty if there are none.
-  const std::string& overlap_report() const noexcept { return overlap_report_; }
+  const std::string& overlap_report() const noexcept {
+    static const std::string none;
+    return claim_ ? claim_->overlap_report() : none;
+  }
 
   // That its workqueue is that of another context, which lives as long as this one. Throws if that is closed.
   void share_queues(const ContextHandle& source);
@@ -41,36 +41,20 @@ class NewContext {
   std::shared_ptr<const void> queues_of_;
   std::string name_;
   SmResourcePtr given_;
-  std::string overlap_report_;
-  std::uint64_t live_entry_ = 0;
+  std::shared_ptr<Claim> claim_;
 };
 
 std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms,
                                           const std::optional<CUdevResource>& workqueue, const std::string& name,
                                           bool exclusive, bool overlap_matters);
 
-// A place for as long as it exists or until it is released, for contexts that were made without one.
-class Claim {
- public:
-  // `names` go with `sms`. Claims of one group (0: of none) may share SMs. Throws if others have them and it is
-  // exclusive, or `only_free` is set. `advice` ends the report of those.
-  Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
-        bool exclusive, bool only_free, std::uint64_t group, const std::string& advice);
-  ~Claim();
-  Claim(const Claim&) = delete;
-  Claim& operator=(const Claim&) = delete;
-
-  // The live contexts that share SMs with these, or may, in one sentence; empty if there are none.
-  const std::string& overlap_report() const noexcept { return overlap_report_; }
-
-  void release() noexcept;  // from any thread, and twice does nothing
-
- private:
-  Runtime& runtime_;
-  int device_;
-  std::vector<std::uint64_t> entries_;
-  std::string overlap_report_;
-  std::atomic<bool> is_released_{false};
-};
+// The SMs of a context, asked of the driver once, in a form that can be split.
+SmResourcePtr sm_resource(const ContextHandle& context);
+SmResourcePtr known_sm_resource(ContextBox& context);  // null if it has to be queried, or waited for
+// That its SMs are those of a group of another split too, whose other groups are then known to be disjoint from it.
+void serve_as(const ContextHandle& context, const SmResource& group);
+CUdevResource workqueue_config(const ContextHandle& context);  // the device's, with what this context has
+CUdevResource existing_workqueue(
+    const ContextHandle& context);  // its queues themselves, which another context can share
 
 }  // namespace gctx

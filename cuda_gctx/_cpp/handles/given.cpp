@@ -1,15 +1,28 @@
-#include "handles/claim.hpp"
+#include "handles/given.hpp"
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
+#include "handles/captures.hpp"
 #include "handles/context.hpp"
-#include "handles/live.hpp"
 #include "handles/pinned.hpp"
 #include "resources/descriptor.hpp"
 
 namespace gctx {
+namespace {
+
+// The number of splits that a context remembers, in addition to the one that it was made for.
+constexpr std::size_t most_splits = 16;
+
+CUdevResource ask_for(ContextBox& context, CUdevResourceType type) {
+  const CallUse use(context, CallUse::Of::alive);
+  CUdevResource answer{};
+  GCTX_CALL(context.runtime().driver(), cuCtxGetDevResource, context.handle(), &answer, type);
+  return answer;
+}
+
+}  // namespace
 
 NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
                        std::optional<CUdevResource> workqueue, std::string name, bool exclusive, bool overlap_matters)
@@ -38,14 +51,8 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
   given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
   if (overlap_matters) {
     const std::string advice = "close the other one first, or take all groups from one split";
-    live_entry_ =
-        live_contexts(runtime).enlist(device, {given_}, {name_}, exclusive, false, 0, advice, overlap_report_).front();
-  }
-}
-
-NewContext::~NewContext() {
-  if (live_entry_ != 0) {
-    live_contexts(runtime_).delist(device_, live_entry_);
+    claim_ =
+        std::make_shared<Claim>(runtime, device, std::vector{given_}, std::vector{name_}, exclusive, false, 0, advice);
   }
 }
 
@@ -53,8 +60,8 @@ void NewContext::share_queues(const ContextHandle& source) { queues_of_ = std::m
 
 ContextHandle NewContext::create() {
   const auto enter = [&](const std::shared_ptr<ContextBox>& box, GreenCtxBox& green) {
-    box->note_entry(live_entry_);
-    green.enlist_as(std::exchange(live_entry_, 0));
+    box->note_claim(claim_);
+    green.claim(std::move(claim_));
     registry_of<ContextBox>(runtime_).put(*box);
   };
   if (const OwnedContextPtr kept = pinned_contexts(runtime_).take(device_, *given_, workqueue_)) {
@@ -99,21 +106,75 @@ std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const st
   return std::make_unique<NewContext>(runtime, device, sms, workqueue, name, exclusive, overlap_matters);
 }
 
-Claim::Claim(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms, const std::vector<std::string>& names,
-             bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
-    : runtime_(runtime), device_(device) {
-  entries_ = live_contexts(runtime).enlist(device, sms, names, exclusive, only_free, group, advice, overlap_report_);
+// ---- what a context answers
+
+SmResourcePtr sm_resource(const ContextHandle& context) {
+  Runtime& runtime = context->runtime();
+  runtime.driver().require(Feature::green_contexts);
+  if (context->kind() == ContextKind::primary) {
+    return runtime.device_sm(context->device());
+  }
+  KnownSms& known = context->sms();
+  const std::lock_guard lock(known.mutex);
+  if (!known.queried) {
+    const CUdevResource answer = ask_for(*context, CU_DEV_RESOURCE_TYPE_SM);
+    auto resource = std::make_shared<SmResource>(*sm_resource_from_query(runtime, context->device(), answer));
+    if (known.given) {
+      resource->coscheduled = known.given->promised();
+      resource->origin = known.given->origin;
+      resource->members = known.given->members;
+      resource->also = known.given->also;
+    }
+    resource->whole_device = resource->sm_count == runtime.device_sm(context->device())->sm_count;
+    known.queried = std::move(resource);
+  }
+  return known.queried;
 }
 
-Claim::~Claim() { release(); }
+SmResourcePtr known_sm_resource(ContextBox& context) {
+  if (context.kind() == ContextKind::primary) {
+    return context.runtime().known_device_sm(context.device());
+  }
+  const std::unique_lock lock(context.sms().mutex, std::try_to_lock);
+  return lock.owns_lock() ? context.sms().queried : nullptr;
+}
 
-void Claim::release() noexcept {
-  if (is_released_.exchange(true)) {
+void serve_as(const ContextHandle& context, const SmResource& group) {
+  KnownSms& sms = context->sms();
+  const std::lock_guard lock(sms.mutex);
+  if (!sms.given || !group.origin || sms.given->origin == group.origin || !same_sms(*sms.given, group)) {
     return;
   }
-  for (const std::uint64_t entry : entries_) {
-    live_contexts(runtime_).delist(device_, entry);
+  std::vector<Provenance> also = sms.given->also;
+  if (std::any_of(also.begin(), also.end(), [&](const Provenance& one) { return one.origin == group.origin; })) {
+    return;
   }
+  if (also.size() == most_splits) {
+    also.erase(also.begin());
+  }
+  also.push_back({group.origin, group.members});
+  for (SmResourcePtr* known : {&sms.given, &sms.queried}) {
+    if (*known) {
+      auto resource = std::make_shared<SmResource>(**known);
+      resource->also = also;
+      *known = std::move(resource);
+    }
+  }
+}
+
+// Users report that the driver takes no configuration that a context returned for a new context: it takes that of a
+// device, changed in place, as cuda.h describes.
+CUdevResource workqueue_config(const ContextHandle& context) {
+  CUdevResource answer = context->runtime().device_workqueue(context->device());
+  const CUdevResource own = ask_for(*context, CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG);
+  answer.wqConfig.sharingScope = own.wqConfig.sharingScope;
+  answer.wqConfig.wqConcurrencyLimit = own.wqConfig.wqConcurrencyLimit;
+  return answer;
+}
+
+CUdevResource existing_workqueue(const ContextHandle& context) {
+  context->runtime().driver().require(Feature::workqueues);
+  return ask_for(*context, CU_DEV_RESOURCE_TYPE_WORKQUEUE);
 }
 
 }  // namespace gctx
