@@ -51,6 +51,7 @@ if __name__ == "__main__":  # torch and the driver read these once
 
 MIB = 2**20
 THREADS = 4
+RANKS = (2, 4)
 ROUND_LIMIT_S = 90
 ROW_S = 15.0
 CHAIN_MODULUS = 65521
@@ -102,7 +103,7 @@ class Simulated:
         self.graphs.replay(part, "step")
         return True
 
-    def collective(self, rng: random.Random) -> int:
+    def collective(self, rng: random.Random, size: int) -> int:
         return 0
 
     def memory(self) -> dict[str, float]:
@@ -208,10 +209,10 @@ class Torch:
             torch.cuda.synchronize()
         return same
 
-    def collective(self, rng: random.Random) -> int:
+    def collective(self, rng: random.Random, size: int) -> int:
         from cuda_gctx.comm import MixedCommOp, local_world, run_mixed_comm
 
-        torch, size = self.torch, rng.choice((2, 4))
+        torch = self.torch
         shapes = [(rng.choice((1, 8, 64)), 1024) for _ in range(4)]
 
         def rank_works(rank: Any) -> int:
@@ -460,7 +461,7 @@ class Soak:
         self.attempt("replays", self.graphs)
         self.attempt("moved graphs", self.moved)
         if number % 8 == 0:
-            self.attempt("sums of ranks", lambda: self.work.collective(self.random))
+            self.attempt("sums of ranks", lambda: self.work.collective(self.random, self.random.choice(RANKS)))
         if number % 16 == 15:
             self.attempt("drops", self.dropped)
 
@@ -482,6 +483,8 @@ class Soak:
             self.pool.switch(layout)
         for layout in self.layouts:
             self.dev.partition(layout).close()
+        for size in RANKS:
+            self.work.collective(self.random, size)
         self.work.synchronize()
         gc.collect()
         self.work.give_back()
