@@ -28,6 +28,7 @@ from typing import Any
 
 import missing_ranks
 import tables
+from torch_graphs import captured
 
 from cuda_gctx import Device, PartitionPool
 from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
@@ -340,13 +341,7 @@ def measured(
             return "" if right else f"rank {ranks.rank} has wrong bits"
 
         def capture(variant: Variant = variant, name: str = name) -> str:
-            graph = graphs[name] = torch.cuda.CUDAGraph()
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for _ in range(calls):
-                    variant.call()
-            finally:
-                graph.capture_end()
+            graphs[name] = captured(torch, lambda: [variant.call() for _ in range(calls)])
             return ""
 
         for step in (try_out, capture):
@@ -618,13 +613,7 @@ def copies(ranks: Ranks, keep: Keep) -> None:
                 with torch.cuda.stream(stream):
                     work: Work = lambda: copy(int(stream.cuda_stream), size)  # noqa: B023, E731
                     if in_graph:
-                        graph = torch.cuda.CUDAGraph()
-                        graph.capture_begin(capture_error_mode="thread_local")
-                        try:
-                            work()
-                        finally:
-                            graph.capture_end()
-                        work = graph.replay
+                        work = captured(torch, work).replay
                     samples = []
                     for _ in range(ROUNDS):
                         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

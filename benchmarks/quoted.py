@@ -131,6 +131,34 @@ def of_guards(guards: Result) -> dict[str, str]:
     }
 
 
+def of_eager(eager: Result) -> dict[str, str]:
+    """The host's time of calls and of their launches alone, on each host that was measured."""
+    us: dict[tuple[str, str], list[str]] = {}
+    for row in eager["rows"]:
+        us.setdefault((row["call"], row["part"]), []).append(f"{row['us']:.1f}")
+    names = {
+        "a raw launch": ("cuLaunchKernel", "raw"),
+        "an addition": ("torch.add", "whole"),
+        "one exchange": ("ONE_EXCHANGE", "whole"),
+        "launches of one exchange": ("ONE_EXCHANGE", "launches"),
+        "front of one exchange": ("ONE_EXCHANGE", "front"),
+        "one exchange to a new output": ("ONE_EXCHANGE to a new output", "whole"),
+        "no mode": ("no mode", "whole"),
+        "two exchange": ("TWO_EXCHANGE, reached", "whole"),
+        "launches of two exchange": ("TWO_EXCHANGE, reached", "launches"),
+        "front of two exchange": ("TWO_EXCHANGE, reached", "front"),
+        "staged": ("TWO_EXCHANGE, staged", "whole"),
+        "launches of staged": ("TWO_EXCHANGE, staged", "launches"),
+        "front of staged": ("TWO_EXCHANGE, staged", "front"),
+        "staged by copies": ("TWO_EXCHANGE, staged by copy engines", "whole"),
+        "launches of staged by copies": ("TWO_EXCHANGE, staged by copy engines", "launches"),
+        "front of staged by copies": ("TWO_EXCHANGE, staged by copy engines", "front"),
+    }
+    return {f"eager {name}": ", ".join(us[key]) for name, key in names.items()} | {
+        "eager origin": f"{eager['card']}, driver {eager['driver']}, {eager['date']}"
+    }
+
+
 def of_worlds(worlds: Result) -> dict[str, str]:
     """How often the tuner was wrong in worlds with known true times."""
     rows = worlds["rows"]
@@ -174,7 +202,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
     [arrivals], [partitions], [allreduce], [instantiation] = map(
         results_of, ("arrivals", "partitions", "allreduce", "instantiation")
     )
-    studies, [worlds], [guards] = results_of("studies"), results_of("worlds"), results_of("guards")
+    studies, [worlds], [guards], [eager] = map(results_of, ("studies", "worlds", "guards", "eager"))
     return [
         (of_latency(arrivals), origin([arrivals])),
         (of_partitions(partitions), origin([partitions])),
@@ -182,6 +210,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         (of_studies(studies), origin(studies)),
         *((of_processes(one), origin([one])) for one in results_of("processes")),
         (of_guards(guards), origin([guards])),
+        (of_eager(eager), origin([eager])),
         (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]

@@ -1,7 +1,6 @@
 """What a call does that was made before, compiled: it looks up what is known of it, and launches."""
 
-from threading import Lock
-
+cimport cython
 from libc.stdint cimport uint64_t, uintptr_t
 
 from cuda_gctx._core.sequence cimport Counter, Sequence
@@ -19,15 +18,21 @@ cdef class Turns:
     """The stream of the call now, which is that of the call before in most of them.
 
     raw: returns the handle of the current stream of a device by its index; 0 for the default stream, whose handle
-    is `legacy`. lock: what a call holds while it fills and launches its kernels.
+    is `legacy`. A call is inside of it while it fills and launches its kernels: of one thread at a time.
     """
 
     cdef object _raw, _index, _legacy, _handle
-    cdef readonly object lock, previous
+    cdef readonly object previous
+    cdef cython.pymutex lock
 
     def __init__(self, raw, index, uintptr_t legacy):
         self._raw, self._index, self._legacy = raw, index, legacy
-        self.lock = Lock()
+
+    def __enter__(self):
+        self.lock.acquire()
+
+    def __exit__(self, *error):
+        self.lock.release()
 
     def handle(self):
         """Of the current stream."""
@@ -161,10 +166,6 @@ cdef class Calls:
             given = (x_in.data_ptr(), x_out.data_ptr())
             if not known.fits(given[0], given[1]):
                 return None
-        # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
-        self._turns.lock.acquire()
-        try:
+        with self._turns.lock:
             known.steps.launch(self._turns.stream(), given)
-        finally:
-            self._turns.lock.release()
         return x_out

@@ -428,8 +428,8 @@ class MixedCommHandler:
     def checkpoint_restore(self, comm_backend: Any) -> None:
         """Maps new memory at the same addresses. Collective.
 
-        comm_backend: a CommBackend, or a process group of torch.distributed; ValueError if its rank or size differs, and
-        RuntimeError on the other ranks if the rank does.
+        comm_backend: a CommBackend, or a process group of torch.distributed. ValueError if its rank or size differs;
+        another rank is a RuntimeError on the other ranks.
 
         Does nothing if the memory is there. RuntimeError if the handler has failed or been shut down.
         """

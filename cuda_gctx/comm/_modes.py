@@ -155,7 +155,7 @@ class _WithKernels:
             given = (*given, *seen[0], *seen[1])
         key = sizes.op, sizes.block_bytes, sms, seen is None
         # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
-        with self._order.lock:
+        with self._order:
             stream = self._order.stream()
             prepared = self.prepared.get(key) or self.prepare(key, message)
             prepared.launch(stream, given)
@@ -404,7 +404,7 @@ class CopyEngines(_WithKernels):
         place, sources = self._mapped.find_together(*span) or (None, ())
         key = sizes, place, is_in_place
         given = x_in, x_out, *sources
-        with self._order.lock:
+        with self._order:
             stream = self._order.stream()
             prepared = self._fetching.get(key) or self._prepare_fetching(key)
             prepared.launch(stream, given)

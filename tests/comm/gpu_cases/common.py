@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -96,15 +97,12 @@ def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...],
 
 
 def capture(torch: Any, work: Callable[[], None]) -> Any:
+    sys.path.append(str(REPOSITORY / "benchmarks"))
+    from torch_graphs import captured
+
     # One at a time: torch registers graphs in a state that all threads share.
     with CAPTURING:
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-    return graph
+        return captured(torch, work)
 
 
 TWO_NODES = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
