@@ -39,6 +39,8 @@ struct Provenance {
 };
 
 struct SmResource {
+  SmResource() noexcept {}  // so that arrays of them are not cleared before they are initialised
+
   const Driver* driver = nullptr;
   int device = 0;
 
