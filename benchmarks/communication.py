@@ -169,6 +169,8 @@ def nccl_calls(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any, groups: tup
         ranks.dist.all_gather_into_tensor(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.REDUCESCATTER:
         ranks.dist.reduce_scatter_tensor(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.ALLTOALL:
+        ranks.dist.all_to_all_single(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.ALLREDUCE_ALLGATHER:
         ranks.dist.all_reduce(x_in, group=tp_group)
         ranks.dist.all_gather_into_tensor(x_out, x_in, group=dp_group)
@@ -229,7 +231,7 @@ def sweep(ranks: Ranks, keep: Keep) -> None:
                 programmatic = ranks.handler(parts.small, dp, programmatic_launch=True)
             for handler in handlers.values():
                 map_tensors(ranks, keep, handler, *buffers.mapped())
-            for op, size in itertools.product(handlers[8].valid_op_list, SIZES):
+            for op, size in itertools.product(handlers[8].para_info.every_op, SIZES):
                 variants = variants_of(ranks, op, size, handlers, programmatic, groups, buffers)
                 where = {"topology": f"{ranks.size // dp} x {dp}", "op": op.name, "bytes": size}
                 for name, outcome in measured(ranks, variants, streams, plain, size).items():
@@ -308,10 +310,11 @@ def variants_of(
                 variants[f"{mode.name}, {sms} SMs"] = Variant(sms, through(handler, mode, x_in, out), out, None)
         if block_bytes * info.world_size <= AT_ONCE:
             variants[f"ONE_EXCHANGE, {sms} SMs"] = Variant(sms, through(handler, ONE, x_in, out), out, wanted)
-        variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
-        work = through(handler, TWO, mapped_in, mapped_out)
-        variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
-        if op is MixedCommOp.ALLGATHER:
+        if op is not MixedCommOp.ALLTOALL:
+            variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
+            work = through(handler, TWO, mapped_in, mapped_out)
+            variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
+        if op in (MixedCommOp.ALLGATHER, MixedCommOp.ALLTOALL):
             work = through(handler, COPIES, mapped_in, mapped_out)
             variants[f"COPY_ENGINES, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
     if block_bytes * info.world_size <= AT_ONCE:

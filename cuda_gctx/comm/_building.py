@@ -212,7 +212,7 @@ class OnGpu:
             "numbers": self._numbers,
         }
         faults = self.fault.address, round(arguments.timeout_s * 1_000_000_000)
-        for op in info.valid_ops:
+        for op in info.every_op:
             calls = Calls(info, op, block_sizes=arguments.block_sizes, **how)
             calls.connect(addresses, *faults, stops=arguments.stops)
             self._kernels[op] = Kernels(
@@ -223,7 +223,7 @@ class OnGpu:
                 # Ranks of several hosts do not meet in a kernel.
                 files=FLAT if self._is_on_one_host else ("spoil.cuh",),
             )
-            if self.transport is not None:
+            if self.transport is not None and op in info.valid_ops:
                 node_calls = NodeCalls(info, op, self._region, **how)
                 peers = [addresses[rank] for rank in info.local_ranks()]
                 node_calls.connect(peers, self.transport.regions, *faults, stops=arguments.stops)

@@ -133,7 +133,7 @@ class Calls:
         plan = info.plan(op)
         world = info.world_size
         self.one = ONE_EXCHANGE.host(WORLD=world)()
-        self.one.chunk[:] = [info.at(rank).dp_rank if op.scatters else 0 for rank in range(world)]
+        self.one.chunk[:] = [info.at(rank).dp_rank if op.divides else 0 for rank in range(world)]
         self.sums = SumCalls(
             world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
         )

@@ -121,7 +121,7 @@ class Modes:
         received = sizes.block_bytes * (self._info.world_size - 1)
         best = MixedCommMode.ONE_EXCHANGE if received <= small else MixedCommMode.TWO_EXCHANGE
         # Others where that one is not there, or does not take the sizes; they are refused by name if none does.
-        order = best, MixedCommMode.GLOO, MixedCommMode.HIERARCHICAL, MixedCommMode.NCCL_ONE
+        order = best, MixedCommMode.GLOO, MixedCommMode.HIERARCHICAL, MixedCommMode.NCCL_ONE, MixedCommMode.ONE_EXCHANGE
         there = [mode for mode in order if mode in self._modes]
         return next((mode for mode in there if self._modes[mode].takes(sizes)), there[0])
 
@@ -132,6 +132,8 @@ class _WithKernels:
     has_kernels = True
     has_all_operations = True
     name: MixedCommMode
+    # ALLTOALL sums nothing.
+    takes_alltoall = False
 
     # In Prepared, the addresses of a call: of its input and output here, and then of its input and its output as each
     # rank sees them, if they are mapped.
@@ -143,7 +145,7 @@ class _WithKernels:
         self.prepared: dict[tuple[MixedCommOp, int, int, bool], Prepared] = {}
 
     def takes(self, sizes: Sizes) -> bool:
-        return sizes.block_bytes % ALIGNMENT == 0
+        return sizes.block_bytes % ALIGNMENT == 0 and (self.takes_alltoall or sizes.op is not MixedCommOp.ALLTOALL)
 
     def run(self, message: Message, sms: int) -> Launched | None:
         if not message.sizes.in_bytes:
@@ -189,6 +191,8 @@ class _WithKernels:
                 f"{sizes.op.name} of {list(message.x_in.shape)} moves blocks of {sizes.block_bytes} bytes: the kernels "
                 f"need a multiple of {ALIGNMENT}"
             )
+        if sizes.op is MixedCommOp.ALLTOALL and not self.takes_alltoall:
+            raise ValueError(f"mode {self.name.name} does not compute ALLTOALL, in which nothing is summed")
         if (x_in | x_out) % ALIGNMENT:
             name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
             raise ValueError(f"{name} begins at {address:#x}: the kernels need an address that {ALIGNMENT} divides")
@@ -204,6 +208,7 @@ class OneExchange(_WithKernels):
     """Every rank sends its input as packets; blocks that packets do not carry at once go in pieces."""
 
     name = MixedCommMode.ONE_EXCHANGE
+    takes_alltoall = True
 
     def __init__(
         self, dtype: str, order: Order, numbers: Numbers, kernels: Mapping[MixedCommOp, Kernels], largest: int
@@ -347,7 +352,7 @@ class Hierarchical(_WithKernels):
 
 
 class CopyEngines(_WithKernels):
-    """All-gathers: each rank fetches the inputs of the others, by copies between devices, which copy engines make.
+    """All-gathers and all-to-alls: each rank fetches its part of the inputs of the others, by copies between devices.
 
     The ranks meet in a kernel of one block before the copies, when their inputs are complete, and after them, when
     these may be overwritten. A stream that waits for a word in memory would need no SM, but has no time limit, and goes
@@ -362,6 +367,7 @@ class CopyEngines(_WithKernels):
     name = MixedCommMode.COPY_ENGINES
     has_kernels = False  # whose number of SMs could be chosen
     has_all_operations = False
+    takes_alltoall = True
 
     def __init__(
         self,
@@ -384,21 +390,21 @@ class CopyEngines(_WithKernels):
         self._fetching: dict[tuple[Sizes, tuple[int, int] | None, bool], Prepared] = {}
 
     def takes(self, sizes: Sizes) -> bool:
-        return super().takes(sizes) and sizes.op is MixedCommOp.ALLGATHER
+        return super().takes(sizes) and sizes.op in self._kernels and not sizes.op.scatters
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
 
     def run(self, message: Message, sms: int) -> Launched | None:
         sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
-        if sizes.op is not MixedCommOp.ALLGATHER:
+        if sizes.op.scatters:
             raise ValueError(
-                f"mode {self.name.name} sums nothing, as {sizes.op.name} does: it computes ALLGATHER alone"
+                f"mode {self.name.name} sums nothing, as {sizes.op.name} does: it computes ALLGATHER and ALLTOALL"
             )
         if not sizes.in_bytes:
             return None
         # The input may be the rank's block of the output.
-        is_in_place = x_in == x_out + self._info.dp_rank * sizes.block_bytes
+        is_in_place = sizes.op.gathers and x_in == x_out + self._info.dp_rank * sizes.block_bytes
         self._demand_layout(message, is_in_place=is_in_place)
         span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
         place, sources = self._mapped.find_together(*span) or (None, ())
@@ -441,26 +447,32 @@ class CopyEngines(_WithKernels):
         """
         kernels, block_bytes = self._kernels[sizes.op], sizes.block_bytes
         kernels.calls.grid = 1
-        own, world = self._info.world_rank, self._info.world_size
+        info, own, world = self._info, self._info.world_rank, self._info.world_size
         agreed = self._signature(sizes, is_staged=place is None)
         begins, ends = (crc32(f"{what} {place} {is_in_place}".encode(), agreed) for what in ("begins", "ends"))
         aside = BEFORE if self._copying else MAIN
-        room = block_bytes if place is not None else self._staged_bytes
+        count = sizes.in_bytes // block_bytes  # of blocks of an input, of which each rank gets one
+        room = block_bytes if place is not None else self._staged_bytes // count // ALIGNMENT * ALIGNMENT
+        # Which one this rank gets.
+        mine = info.dp_rank if sizes.op.divides else 0
         for first in range(0, block_bytes, room):
             size = min(room, block_bytes - first)
-            if place is None:
-                record.copy(Copy(self._staged[own], x_in + first, size))
+            for block in range(count) if place is None else ():
+                record.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
             kernels.meet_in_one_block(begins, record)
             # Within the device, next to the copies between devices.
             if not is_in_place:
                 if aside != MAIN:
                     record.wait(aside, MAIN)
-                record.copy(Copy(x_out + self._info.dp_rank * block_bytes + first, x_in + first, size), aside)
+                begin = x_in + mine * block_bytes + first
+                record.copy(Copy(x_out + info.dp_rank * block_bytes + first, begin, size), aside)
             # Each rank begins with its successor, so that not all of them fetch from the same one at once.
             for rank in ((own + hop) % world for hop in range(1, world)):
-                block = self._info.at(rank).dp_rank * block_bytes
-                source = self._staged[rank] if place is None else sources[rank] + block * is_in_place + first
-                record.copy(Copy(x_out + block + first, source, size))
+                block = info.at(rank).dp_rank
+                source = self._staged[rank] + mine * size
+                if place is not None:
+                    source = sources[rank] + (block if is_in_place else mine) * block_bytes + first
+                record.copy(Copy(x_out + block * block_bytes + first, source, size))
             if not is_in_place and aside != MAIN:
                 record.wait(MAIN, aside)
             kernels.meet_in_one_block(ends, record)

@@ -371,7 +371,7 @@ def defines(
     numbers = {
         "BLOCKS": len(plan.blocks),
         "ADDENDS": len(plan.blocks[0]),
-        "SCATTERS": int(op.scatters),
+        "SCATTERS": int(op.divides),
         "ONE_EXCHANGE_THREADS": one_exchange_threads(info.world_size),
         "PACKETS_AT_ONCE": packets_at_once(info.world_size),
         "DATA_WORDS": int(packing),

@@ -66,7 +66,7 @@ def expected(
         ]
         return rounded_sum(halves)
     blocks = [[inputs[rank] for rank in block] for block in info.plan(op).blocks]
-    if op.scatters:
+    if op.divides:
         blocks = [[_chunk(info, one) for one in block] for block in blocks]
     if by_nodes:
         world_ranks = info.plan(op).blocks
@@ -115,6 +115,8 @@ def exchange_on_cpu(
 ) -> Tensor:
     """Two collectives, one for each axis, of gathers and of sums that are exact in fp32."""
     _demand_same_call(info, op, MixedCommMode.GLOO, x_in, world)
+    if op is MixedCommOp.ALLTOALL:
+        return _torch().cat([_chunk(info, one) for one in _gather(dp_group, x_in, x_in.dtype)])
     if op.scatters:
         mine = rounded_sum([_chunk(info, one) for one in _gather(dp_group, x_in, x_in.dtype)])
         return rounded_sum(_gather(tp_group, mine, x_in.dtype))
@@ -180,6 +182,8 @@ def exchange_with_nccl(
         distributed.all_gather_into_tensor(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.REDUCESCATTER:
         distributed.reduce_scatter_tensor(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.ALLTOALL:
+        distributed.all_to_all_single(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.ALLREDUCE_ALLGATHER and mode is MixedCommMode.NCCL_ONE:
         everything = x_in.new_empty((info.world_size * x_in.shape[0], *x_in.shape[1:]))
         distributed.all_gather_into_tensor(everything, x_in, group=world)

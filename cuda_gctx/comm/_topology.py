@@ -34,6 +34,8 @@ class MixedCommOp(IntEnum):
     REDUCESCATTER: [n, ..] -> [n / dp, ..], chunk ``dp_rank`` of the sum over the world.
     ALLREDUCE_ALLGATHER: [n, ..] -> [n * dp, ..], the sums over each tp group in the order of the dp ranks.
     REDUCESCATTER_ALLREDUCE: [n, ..] -> [n / dp, ..], chunk ``dp_rank`` of the sum over the world.
+    ALLTOALL: [n, ..] -> [n, ..], chunk ``dp_rank`` of each input, in the order of the dp ranks. It can be called where
+    ALLGATHER is valid. The lists of valid operations do not have it: every mode in the list of valid modes computes those.
     """
 
     ALLREDUCE = 0
@@ -41,6 +43,7 @@ class MixedCommOp(IntEnum):
     REDUCESCATTER = 2
     ALLREDUCE_ALLGATHER = 3
     REDUCESCATTER_ALLREDUCE = 4
+    ALLTOALL = 5
 
     @property
     def gathers(self) -> bool:
@@ -51,6 +54,11 @@ class MixedCommOp(IntEnum):
     def scatters(self) -> bool:
         """The input has ``dp`` times as many rows as the output."""
         return self in (MixedCommOp.REDUCESCATTER, MixedCommOp.REDUCESCATTER_ALLREDUCE)
+
+    @property
+    def divides(self) -> bool:
+        """Each dp rank gets a chunk of the input of its own."""
+        return self.scatters or self is MixedCommOp.ALLTOALL
 
 
 @cache
@@ -81,7 +89,8 @@ class MixedCommMode(IntEnum, metaclass=_Modes):
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
-    COPY_ENGINES: all-gathers, by copies between devices; the kernels of the ranks only meet, in one block each.
+    COPY_ENGINES: all-gathers and all-to-alls, by copies between devices; the kernels of the ranks only meet, in one
+    block each.
     AUTOTUNE: the mode that ``run_autotune()`` measured to be the fastest; before that, a choice by the size.
     """
 
@@ -354,13 +363,18 @@ class ParallelInfo:
             return MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER
         return (MixedCommOp.ALLREDUCE,) if self.use_tp else ()
 
+    @property
+    def every_op(self) -> tuple[MixedCommOp, ...]:
+        """The valid operations, and ALLTOALL where it can be called."""
+        return (*self.valid_ops, *([MixedCommOp.ALLTOALL] if self.use_dp and not self.use_tp else []))
+
     def demand_valid(self, op: MixedCommOp) -> None:
         """Check that this topology has an operation.
 
         op: the operation. Raises ValueError if it has not.
         """
-        if op not in self.valid_ops:
-            valid = ", ".join(one.name for one in self.valid_ops) or "none, because the world has one rank"
+        if op not in self.every_op:
+            valid = ", ".join(one.name for one in self.every_op) or "none, because the world has one rank"
             raise ValueError(
                 f"{MixedCommOp(op).name} is not valid for tp_size={self.tp_size} and dp_size={self.dp_size}; valid: "
                 f"{valid}"
@@ -379,14 +393,14 @@ class ParallelInfo:
         rows, *rest = shape
         if op.gathers:
             return rows * self.dp_size, *rest
-        if not op.scatters:
+        if not op.divides:
             return tuple(shape)
         if rows % self.dp_size:
             raise ValueError(
                 f"{op.name} gives each of {self.dp_size} dp ranks the same number of rows: {rows} rows cannot be "
                 f"shared; give a multiple of {self.dp_size}"
             )
-        return rows // self.dp_size, *rest
+        return rows // self.dp_size if op.scatters else rows, *rest
 
     def plan(self, op: MixedCommOp) -> Plan:
         """What this rank does in an operation.
@@ -398,7 +412,7 @@ class ParallelInfo:
         tp, dp = self.tp_rank, self.dp_rank
         if op is MixedCommOp.ALLREDUCE:
             return Plan((world,), world, world, self.world_rank, self.world_size, 0, 0)
-        if op.gathers:
+        if op.gathers or op is MixedCommOp.ALLTOALL:
             blocks = tuple(self.tp_ranks(group) for group in range(self.dp_size))
             return Plan(blocks, blocks[dp], world, tp, self.tp_size, 0, dp)
         return Plan((world,), world, self.tp_ranks(), tp, self.tp_size, dp, 0)
@@ -408,7 +422,9 @@ class ParallelInfo:
 
         op: the operation.
         """
-        self.demand_valid(op)
+        if op not in self.valid_ops:
+            self.demand_valid(op)
+            raise ValueError(f"{op.name} sums nothing, and has no hierarchical form")
         node = tuple(range(self.local_size))
         first = self.local_dp_rank * self.local_tp_size
         tp_group = node[first : first + self.local_tp_size]
@@ -428,7 +444,7 @@ class ParallelInfo:
 
         op: the operation. input_size: that of the input, in elements or bytes.
         """
-        return input_size // self.dp_size if op.scatters else input_size
+        return input_size // self.dp_size if op.divides else input_size
 
     def sent_size(self, op: MixedCommOp, mode: MixedCommMode, input_size: int) -> int:
         """How much this rank sends to and fetches from others in a kernel, in the unit of `input_size`.

@@ -596,7 +596,7 @@ def expected_bits(
     out = []
     for block in info.plan(op).blocks:
         parts = {rank: inputs[rank] for rank in block}
-        if op.scatters:
+        if op.divides:
             parts = {rank: np.split(part, info.dp_size)[info.dp_rank] for rank, part in parts.items()}
         nodes = sorted({rank // info.local_size for rank in block}) if by_nodes else []
         of_nodes = [

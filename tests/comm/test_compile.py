@@ -52,7 +52,7 @@ def compiler() -> str:
 
 
 # Where all ranks meet, plans of several nodes are those of one node, with the ranks in another order.
-CASES = [(one, op) for one in TOPOLOGIES if one.inter_size == 1 and one.world_size in (2, 8) for op in one.valid_ops]
+CASES = [(one, op) for one in TOPOLOGIES if one.inter_size == 1 and one.world_size in (2, 8) for op in one.every_op]
 
 
 # Two nodes of four ranks; four nodes of two.

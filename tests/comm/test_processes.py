@@ -194,10 +194,50 @@ class OneStream(nullcontext[None]):
         self.stream = lambda: stream
 
 
+def info_of(rank: Rank) -> ParallelInfo:
+    return ParallelInfo.of(rank.number, RANKS, rank.number, RANKS, 0, 1, 1, RANKS, 1, 1)
+
+
+def all_to_all(rank: Rank) -> dict[str, Any]:
+    """All-to-alls, staged and mapped. Block `b` of rank `r` is filled with 10 * r + b."""
+    op, block = MixedCommOp.ALLTOALL, 4096
+    own = Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)
+    mapped = MappedTensors(rank.device, own.ranks, rank.number)
+    stream = rank.device.create_stream()
+    kernels: Any = {op: NoKernels()}
+    how: Any = info_of(rank), kernels, mapped, own.addresses, RANKS * block, ()
+    mode = CopyEngines("float16", OneStream(stream), Numbers(), *how)  # type: ignore[arg-type]
+    sizes = Sizes(op, (), RANKS * block, RANKS * block, block)
+    with rank.device.context.current():
+        x_in, x_out = (int(call("cuMemAlloc", RANKS * block)) for _ in range(2))
+        for number in range(RANKS):
+            call("cuMemsetD8", x_in + number * block, 10 * rank.number + number, block)
+    found = {}
+    for how in ("staged", "mapped"):
+        if how == "mapped":
+            mapped.add(rank.backend, [(x_in, RANKS * block), (x_out, RANKS * block)])
+        with rank.device.context.current():
+            call("cuMemsetD8", x_out, 0xFF, RANKS * block)
+            call("cuCtxSynchronize")
+        for _ in range(2):
+            rank.backend.barrier()
+            mode.run(Message(sizes, None, None, x_in, x_out, None, False), 1)
+            stream.sync()
+        rank.backend.barrier()
+        found[how] = [rank.read(x_out + number * block + block - BYTES) for number in range(RANKS)]
+    mapped.close()
+    own.close()
+    stream.close()
+    with rank.device.context.current():
+        call("cuMemFree", x_in)
+        call("cuMemFree", x_out)
+    return found | {"left": rank.left()}
+
+
 def copy_engines(rank: Rank) -> dict[str, Any]:
     """All-gathers of inputs that are mapped, blocks of mapped outputs, and staged; what each rank has of each rank."""
     op, block = MixedCommOp.ALLGATHER, 4096
-    info = ParallelInfo.of(rank.number, RANKS, rank.number, RANKS, 0, 1, 1, RANKS, 1, 1)
+    info = info_of(rank)
     own = Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)
     mapped = MappedTensors(rank.device, own.ranks, rank.number)
     stream = rank.device.create_stream()
@@ -233,7 +273,7 @@ def copy_engines(rank: Rank) -> dict[str, Any]:
     return found | {"left": rank.left()}
 
 
-PROGRAMS = (workspaces, tensors, copy_engines, failure)
+PROGRAMS = (workspaces, tensors, copy_engines, all_to_all, failure)
 
 
 def in_a_pid_namespace(work: Callable[[], None]) -> None:
@@ -301,6 +341,12 @@ def results(target: Callable[..., None], programs: Sequence[Callable[[Rank], Any
 @pytest.fixture(scope="module")
 def ranks() -> list[Any]:
     return results(run_rank, PROGRAMS)
+
+
+def test_copies_between_processes_bring_each_rank_its_block_of_every_input(ranks: list[Any]) -> None:
+    for rank, found in enumerate(ranks):
+        wanted = [10 * other + rank for other in range(RANKS)]
+        assert found["all_to_all"] == {"staged": wanted, "mapped": wanted, "left": []}
 
 
 WORKSPACES = [

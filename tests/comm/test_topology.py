@@ -65,7 +65,8 @@ def test_valid_ops_follow_the_sizes_of_the_axes(first: ParallelInfo) -> None:
         (True, True): {"ALLREDUCE_ALLGATHER", "REDUCESCATTER_ALLREDUCE"},
     }
     assert names == expected[first.tp_size > 1, first.dp_size > 1]
-    for op in set(MixedCommOp) - set(first.valid_ops):
+    assert set(first.every_op) - set(first.valid_ops) == ({MixedCommOp.ALLTOALL} if "ALLGATHER" in names else set())
+    for op in set(MixedCommOp) - set(first.every_op):
         with pytest.raises(ValueError, match=f"{op.name} is not valid for tp_size={first.tp_size}"):
             first.plan(op)
 
@@ -249,6 +250,7 @@ def test_values_of_the_ops_are_those_that_programs_have_stored() -> None:
         "REDUCESCATTER",
         "ALLREDUCE_ALLGATHER",
         "REDUCESCATTER_ALLREDUCE",
+        "ALLTOALL",
     ]
 
 

@@ -45,6 +45,7 @@ SETTINGS: dict[str, list[Setting]] = {
         "| tp > 1, dp = 1 |",
         "| tp = 1, dp > 1 | `ALLGATHER`",
         "| tp = 1, dp > 1 | `REDUCESCATTER`",
+        "| tp = 1, dp > 1 | `ALLTOALL`",
         ("of more than {} MiB divided by", "comm._protocol: PACKET_MESSAGE_BYTES >> 20"),
         ("receives at most {} MiB from all others together", "comm._modes: SMALL_STAGED_BYTES >> 20"),
         ("together, or {} KiB with [mapped", "comm._modes: SMALL_REACHED_BYTES >> 10"),

@@ -1,4 +1,4 @@
-"""All-gathers by copy engines: staged, mapped, in place and replayed."""
+"""All-gathers by copy engines: staged, mapped, in place and replayed; all-to-alls; what stages small messages."""
 
 from __future__ import annotations
 
@@ -64,6 +64,50 @@ def copy_engines() -> dict[str, Any]:
 @case(gpus=2)
 def copy_engines_on_two_gpus() -> dict[str, Any]:
     return {f"{size} ranks": gathered_by_copies(size, 2) for size in (2, 4)}
+
+
+def exchanged(size: int, gpus: int) -> int:
+    """All-to-alls in SMs and by copy engines, staged and mapped; all compared bit for bit."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    op, modes = comm.MixedCommOp.ALLTOALL, comm.MixedCommMode
+
+    def work(rank: Any) -> int:
+        torch.cuda.set_device(rank.device.device_id)
+        options = {"local_dp_size": size, "max_message_bytes": 8 << 20, "timeout_s": TIMEOUT_S}
+        compared = 0
+        with rank.partition.torch(), rank.handler(torch.bfloat16, **options) as handler:
+            for seed, (rows, columns) in enumerate([(1, 8), (3, 264), (33, 4104), (64, 8192), (160, 8192)]):
+                for mode in (modes.ONE_EXCHANGE, modes.COPY_ENGINES, None):
+                    compare(rank, handler, op, mode, (rows * size, columns), seed)
+                    compared += 1
+            inputs = inputs_of(torch, (32 * size, 8192), torch.bfloat16, size, 9, handler.device)
+            wanted = comm.expected(handler.para_info, op, inputs)
+            x, out = inputs[rank.rank], torch.zeros_like(wanted)
+            handler.map_tensors(x, out)
+            stream = torch.cuda.current_stream()
+            stream.synchronize()
+            rank.backend.barrier()
+            comm.run_mixed_comm(op, handler, x, out, modes.COPY_ENGINES)
+            stream.synchronize()
+            handler.check()
+            assert bits_equal(torch, out, wanted), f"rank {rank.rank}, mapped"
+            handler.unmap_tensors(x, out)
+        return compared + 1
+
+    with comm.local_world(size, [Device(number) for number in range(gpus)], sms=16) as world:
+        return int(world.run(work)[0])
+
+
+@case()
+def all_to_all() -> dict[str, Any]:
+    return {f"{size} ranks": {"calls compared": exchanged(size, 1)} for size in (2, 4)}
+
+
+@case(gpus=2)
+def all_to_all_on_two_gpus() -> dict[str, Any]:
+    return {f"{size} ranks": {"calls compared": exchanged(size, 2)} for size in (2, 4)}
 
 
 @case(is_timed=True)
