@@ -35,7 +35,8 @@ class MixedCommOp(IntEnum):
     ALLREDUCE_ALLGATHER: [n, ..] -> [n * dp, ..], the sums over each tp group in the order of the dp ranks.
     REDUCESCATTER_ALLREDUCE: [n, ..] -> [n / dp, ..], chunk ``dp_rank`` of the sum over the world.
     ALLTOALL: [n, ..] -> [n, ..], chunk ``dp_rank`` of each input, in the order of the dp ranks. It can be called where
-    ALLGATHER is valid. The lists of valid operations do not have it: every mode in the list of valid modes computes those.
+    ALLGATHER is valid. The lists of valid operations have those alone that every mode in the list of valid modes
+    computes.
     """
 
     ALLREDUCE = 0
