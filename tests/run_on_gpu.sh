@@ -262,7 +262,7 @@ done
 
 # The part of the recording that asks about single functions.
 wanted contract && step contract 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
-  --only device --only contract --only sentences --only endings --out "$output/contract.json"
+  --only device --only contract --only sentences --only codes --out "$output/contract.json"
 
 if wanted comm; then
   if [ -n "$simulated" ] || ! has torch; then

@@ -29,7 +29,7 @@ from recorder.notes import Note
 from recorder.sections import SECTIONS
 
 # Sections with a limit of their own, in seconds: one that may end by it, and one of many processes.
-LIMITS = {"graph_contexts.cooperative": 10.0, "contract": 200.0}
+LIMITS = {"graph_contexts.cooperative": 10.0, "contract": 200.0, "codes": 120.0}
 FORMAT = 2  # 1 is the recording of 2026-11-20, which had the device, split_by_count and smids alone
 
 

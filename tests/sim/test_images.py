@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim_only
 INVALID_VALUE, INVALID_CONTEXT, NO_BINARY, NOT_FOUND = 1, 201, 209, 500
 MAX_THREADS, SHARED, CONSTANT, LOCAL, REGISTERS, MAX_DYNAMIC = 0, 1, 2, 3, 4, 8
 PTX = b"""
-.version 7.0
+.version 7.8
 .target sm_90
 .address_size 64
 .const .align 4 .b8 table[800];
@@ -37,7 +37,7 @@ PTX = b"""
 
 
 VARIABLES = b"""
-.version 7.0
+.version 7.8
 .target sm_90
 .address_size 64
 .extern .global .align 4 .u32 elsewhere;

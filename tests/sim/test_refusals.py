@@ -20,7 +20,7 @@ INVALID_CLUSTER_SIZE, CONFIGURATION, DESTROYED = 912, 915, 709
 WORKQUEUE = 10000
 NON_BLOCKING = 1
 KIB = 1024
-PTX = b".version 7.0\n.target sm_90\n.address_size 64\n.visible .entry work() { ret; }\n\0"
+PTX = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry work() { ret; }\n\0"
 
 
 class Raw(RawCalls):

@@ -29,8 +29,8 @@ if not __package__:  # run as a program
     import recorder
 
     __package__ = recorder.__name__
+from .codes import CODES
 from .contract import Questions
-from .endings import ENDINGS
 from .sentences import SENTENCES
 from .world import FUNCTIONS, Unavailable, World
 
@@ -46,23 +46,24 @@ LASTING = re.compile(
 QUESTIONS = {question.__name__: question for question in Questions.ALL}
 SECONDS = 10  # for one question
 TOGETHER = 40  # questions of one process
+AT_ONCE = 4  # processes that make several contexts each, which a card does one after the other
 
-# A question and its function, "sentence" and its number, or "ending" and what is asked.
+# A question and its function, "sentence" and its number, or "code" and what is asked.
 Case = tuple[str, str]
 # Where answers stand that are not of the contract.
-SECTIONS = {"sentence": "sentences", "ending": "endings"}
+SECTIONS = {"sentence": "sentences", "code": "codes"}
 
 
 def cases(only: str = "") -> list[Case]:
     names = [symbol for symbol in FUNCTIONS if not SKIPPED.match(symbol)]
     asked = [(question, symbol) for symbol in names for question in QUESTIONS]
     said = [("sentence", str(number)) for number, one in SENTENCES.items() if not SKIPPED.match(one.function)]
-    ends = [("ending", name) for name in ENDINGS]
+    ends = [("code", name) for name in CODES]
     return [case for case in asked + said + ends if only in case[0]]
 
 
 def function_of(case: Case) -> str:
-    if case[0] == "ending":
+    if case[0] == "code":
         return "cuCtxDestroy_v2"
     return SENTENCES[int(case[1])].function if case[0] == "sentence" else case[1]
 
@@ -70,8 +71,8 @@ def function_of(case: Case) -> str:
 def answer(case: Case, world: World) -> Any:
     """What the driver answers, in a world of its own."""
     kind, what = case
-    if kind == "ending":
-        return ENDINGS[what](world)
+    if kind == "code":
+        return CODES[what](world)
     if kind != "sentence":
         return {} if FUNCTIONS[what]["since"] > world.version else dict(QUESTIONS[kind](Questions(what), world))
     try:
@@ -90,7 +91,7 @@ def answers(todo: Iterable[Case], library: Any) -> Iterator[tuple[Case, Any, boo
     """Each case with its answer, and whether the next one may be asked in this process."""
     kept = []  # a driver may still know their memory
     for case in todo:
-        if case[0] == "ending" and kept:  # nobody else may hold the primary context
+        if case[0] == "code" and kept:  # nobody else may hold the primary context
             return
         try:
             world = World(library)
@@ -143,17 +144,22 @@ def put(recording: dict[str, Any], case: Case, found: Any) -> None:
     section = recording.setdefault(SECTIONS.get(kind, "contract"), {})
     if kind == "sentence":
         section[f"{what} {SENTENCES[int(what)].function}: {SENTENCES[int(what)].text}"] = found
-    elif kind == "ending":
+    elif kind == "code":
         section[what] = found
     else:
         section.setdefault(what, {}).update(found if isinstance(found, dict) else {kind: found})
 
 
-def ask(todo: list[Case], together: int = TOGETHER, save: Callable[[dict[str, Any]], None] | None = None) -> Any:
+def ask(
+    todo: list[Case],
+    together: int = TOGETHER,
+    save: Callable[[dict[str, Any]], None] | None = None,
+    at_once: int | None = None,
+) -> Any:
     """The answers to all cases, as the sections of a recording; `save` gets what there is after each process."""
     recording: dict[str, Any] = {}
     groups = [todo[start : start + together] for start in range(0, len(todo), together)]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(at_once or os.cpu_count()) as pool:
         for found in pool.map(ask_in_children, groups):
             for case, one in found:
                 put(recording, case, one)
@@ -170,26 +176,24 @@ def record_sentences(_: Any, note: Any) -> Any:
     return record("sentences", note)
 
 
-def record_endings(_: Any, note: Any) -> Any:
-    return record("endings", note, together=1)
+def record_codes(_: Any, note: Any) -> Any:
+    return record("codes", note, together=1, at_once=AT_ONCE)
 
 
-def record(section: str, note: Any, together: int = TOGETHER) -> Any:
+def record(section: str, note: Any, together: int = TOGETHER, at_once: int | None = None) -> Any:
     todo = [case for case in cases() if SECTIONS.get(case[0], "contract") == section]
 
     def save(recording: dict[str, Any]) -> None:
         note.answers.update(recording.get(section, {}))
         note.save()
 
-    return ask(todo, together, save)[section]
+    return ask(todo, together, save, at_once)[section]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a driver the contract of each function, and the sentences.")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument(
-        "--only", default="", help="refused, without_context, captured, called_back, sentence or ending"
-    )
+    parser.add_argument("--only", default="", help="refused, without_context, captured, called_back, sentence or code")
     parser.add_argument("--together", type=int, default=TOGETHER, help="questions of one process")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -57,7 +57,7 @@ SECTIONS: dict[str, Section] = {
     "tensor_maps": objects.record_tensor_maps,
     "contract": in_processes.record_contract,
     "sentences": in_processes.record_sentences,
-    "endings": in_processes.record_endings,
+    "codes": in_processes.record_codes,
     "measured": measured.record_measured,
     "misuse.resplit": misuse.misuse_resplit,
     "misuse.arguments": misuse.misuse_arguments,

@@ -88,8 +88,12 @@ std::vector<T*> owned_by(const HandleTable<T>& table, std::uint64_t owner) {
 }  // namespace
 
 void destroy_owned(Machine& machine, std::uint64_t owner) {
-  for (const Module* module : owned_by(machine.modules, owner)) {
-    unload(machine, *machine.modules.find(module->handle));
+  for (Module* module : owned_by(machine.modules, owner)) {
+    machine.modules.orphan(*module);
+    for (const auto& [name, function] : module->functions) {
+      machine.functions.orphan(*function);
+    }
+    unload(machine, *module);
   }
   for (const Texture* texture : owned_by(machine.textures, owner)) {
     machine.textures.remove(*texture);
@@ -98,9 +102,11 @@ void destroy_owned(Machine& machine, std::uint64_t owner) {
     machine.surfaces.remove(*surface);
   }
   for (const MipmappedArray* array : owned_by(machine.mipmapped_arrays, owner)) {
+    machine.mipmapped_arrays.orphan(*array);
     machine.mipmapped_arrays.remove(*array);
   }
   for (const Array* array : owned_by(machine.arrays, owner)) {
+    machine.arrays.orphan(*array);
     release(machine, *array);
   }
   std::vector<std::uint64_t> addresses;

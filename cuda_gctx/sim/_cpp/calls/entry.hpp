@@ -67,6 +67,7 @@ Object& find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUr
   if (table.is_stale(handle)) {
     call.note(Misuse::use_after_destroy, handle, gone);
   }
+  refuse_if(table.is_orphan(handle), CUDA_ERROR_CONTEXT_IS_DESTROYED);
   refuse(code);
 }
 

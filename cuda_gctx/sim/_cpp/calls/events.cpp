@@ -65,7 +65,7 @@ void wait(Call& c, Stream& stream, Event& event) {
 
 // A node of the graph that the stream is capturing: of an event that others record, or wait for.
 void capture_external(Call& c, const Event& event, Stream& stream, CUgraphNodeType type) {
-  refuse_if(!stream.capture, CUDA_ERROR_INVALID_VALUE);
+  refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);  // recorded
   GraphNode node;
   node.type = type;
   node.parameters = EventNode{as_handle<CUevent>(event)};

@@ -201,6 +201,7 @@ GCTX_SIM_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute whi
 // Unlike the single query, an address that is not the driver's answers zeros and success.
 GCTX_SIM_CALL(cuPointerGetAttributes, Call& c, unsigned count, CUpointer_attribute* which, void** out,
               CUdeviceptr pointer) {
+  refuse_if(std::find(which, which + count, CUpointer_attribute{}) != which + count, CUDA_ERROR_INVALID_VALUE);
   for (unsigned i = 0; i < count; ++i) {
     if (out[i] == nullptr) {
       continue;

@@ -39,8 +39,7 @@ void read_file(const char* name, std::vector<char>& bytes) {
 std::shared_ptr<Image> image_of(const Call& c, const void* data) {
   auto image = std::make_shared<Image>();
   const Profile& card = c.machine.chip->profile();
-  const CUresult read = read_image(data, {c.version(), 10 * card.cc_major + card.cc_minor}, *image);
-  refuse_if(read != CUDA_SUCCESS, read);
+  image->code = read_image(data, {c.version(), 10 * card.cc_major + card.cc_minor}, *image);
   return image;
 }
 
@@ -49,11 +48,15 @@ void load_module(Call& c, CUmodule* out, const void* data) {
   c.made(*made);
   made->device = c.current->device;
   made->image = image_of(c, data);
+  refuse_if(made->image->code != CUDA_SUCCESS, made->image->code);
   give(out, as_handle<CUmodule>(c.machine.modules.add(std::move(made))));
 }
 
 void load_library(Call& c, CUlibrary* out, const void* data) {
   const std::shared_ptr<Image> image = image_of(c, data);
+  // Recorded: a library is loaded where it is used, and what the driver cannot compile is refused there.
+  const bool is_late = image->code == CUDA_SUCCESS || image->code == CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+  refuse_if(!is_late, image->code);
   auto made = std::make_unique<Library>();
   c.made(*made);
   made->image = image;
@@ -70,6 +73,7 @@ void load_library(Call& c, CUlibrary* out, const void* data) {
 
 // The module that stands for a library on the device that is current.
 Module& module_of(Call& c, Library& library, int device) {
+  refuse_if(library.image->code != CUDA_SUCCESS, library.image->code);
   Module*& module = library.modules[device];
   if (module == nullptr) {
     auto made = std::make_unique<Module>();

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -64,6 +65,7 @@ class HandleTable {
       free_.pop_back();
     }
     object->handle = base_ | ((static_cast<std::uint64_t>(slot) + 1) << 6);
+    orphans_.erase(slot);
     slots_[slot] = std::move(object);
     ++live_;
     return *slots_[slot];
@@ -80,6 +82,13 @@ class HandleTable {
   bool is_stale(Handle handle) const noexcept {
     const std::size_t slot = slot_of(handle);
     return slot < slots_.size() && slots_[slot] == nullptr;
+  }
+
+  // An object that goes with its context: its handle answers so until it is given out again.
+  void orphan(const T& object) { orphans_.insert(slot_of(object.handle)); }
+  template <class Handle>
+  bool is_orphan(Handle handle) const noexcept {
+    return orphans_.contains(slot_of(handle));
   }
 
   std::unique_ptr<T> remove(const T& object) {
@@ -128,6 +137,7 @@ class HandleTable {
   std::uint64_t base_;
   std::vector<std::unique_ptr<T>> slots_;
   std::vector<std::size_t> free_;
+  std::set<std::size_t> orphans_;
   std::size_t live_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace gctx::sim {
@@ -321,11 +322,36 @@ int number_behind(std::string_view text, std::string_view word) {
   return number;
 }
 
+// The version of PTX that brought a target, times 10, as NVIDIA lists them.
+int first_ptx(int target, bool is_specific) {
+  constexpr std::array<std::pair<int, int>, 15> brought{{{70, 60},
+                                                         {72, 61},
+                                                         {75, 63},
+                                                         {80, 70},
+                                                         {86, 71},
+                                                         {87, 74},
+                                                         {88, 90},
+                                                         {89, 78},
+                                                         {90, 78},
+                                                         {100, 86},
+                                                         {101, 86},
+                                                         {103, 88},
+                                                         {110, 90},
+                                                         {120, 87},
+                                                         {121, 88}}};
+  const auto* found =
+      std::find_if(brought.begin(), brought.end(), [&](const auto& one) { return one.first == target; });
+  return found == brought.end() ? 0 : std::max(found->second, target == 90 && is_specific ? 80 : 0);
+}
+
 CUresult check_ptx(std::string_view text, const Compiler& compiler) {
-  if (number_behind(text, ".version") > newest_ptx(compiler.driver_version)) {
+  const int version = number_behind(text, ".version");
+  if (version > newest_ptx(compiler.driver_version)) {
     return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
   }
-  const bool runs_here = number_behind(text, ".target") <= compiler.capability;
+  const int target = number_behind(text, ".target");
+  const bool is_specific = text.find("sm_" + std::to_string(target) + "a") != std::string_view::npos;
+  const bool runs_here = target <= compiler.capability && version >= first_ptx(target, is_specific);
   return runs_here && has_known_statements(text) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
 }
 

@@ -214,6 +214,7 @@ struct Variable {
 };
 
 struct Image {
+  CUresult code = CUDA_SUCCESS;  // of what is done with it when it is first used
   std::vector<std::shared_ptr<KernelCode>> kernels;
   std::vector<Variable> variables;
 };

@@ -53,7 +53,7 @@ struct Partition {
 class World {
  public:
   explicit World(std::uint64_t seed) : random_(seed) {
-    gctx::test::configure("h200@13.0,devices=2");
+    gctx::test::configure("h200@13.0,devices=2,memory=70368744177664");  // each partition loses some
     const gctxSimKernelCost cost{2'000'000, 0, -1, 0, 0, 0, 0};
     symbol<decltype(gctxSimKernel)>("gctxSimKernel")("work", nullptr, nullptr, &cost, nullptr, 0);
     OK(cuInit, 0);

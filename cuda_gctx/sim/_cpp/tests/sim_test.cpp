@@ -229,6 +229,7 @@ void kernels_run_on_the_sms_of_their_context() {
     ANSWERS(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
             DRIVER(cuLaunchCooperativeKernel, code["quick"], 49, 1, 1, 1024, 1, 1, 0, streams[0], nullptr));
     for (const CUstream stream : streams) {
+      OK(DRIVER(cuStreamSynchronize, stream));
       OK(DRIVER(cuStreamDestroy_v2, stream));
     }
     for (const CUgreenCtx context : {several, twice, overlapping}) {

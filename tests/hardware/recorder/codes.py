@@ -1,4 +1,5 @@
-"""What is answered of objects whose context is gone, and of external events: codes alone.
+"""Codes that the header does not tell: of objects whose context is gone, of external events outside of a capture, of
+libraries whose code the driver cannot load.
 
 Each question has a process of its own, since some of the answers may be its end.
 """
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .contract import arguments
-from .world import World
+from .world import PTX, World
 
 # One or two functions for each kind of object that a context may own.
 ASKED = (
@@ -23,6 +24,13 @@ ASKED = (
 )
 POOLED = "cuMemFree_v2 of a pool's memory"
 EVENT_FLAGS = {"timing": 0, "no timing": 2}
+IMAGES = {
+    "PTX of a version to come": PTX.replace(b"7.0", b"9.9"),
+    "PTX for a newer card": PTX.replace(b"7.0", b"8.7").replace(b"sm_70", b"sm_120"),
+    "PTX of a version before its target": PTX.replace(b"sm_70", b"sm_90"),
+    "PTX with a word that is no instruction": PTX.replace(b"ret;", b"this is no instruction;"),
+    "no PTX": b"text\0",
+}
 
 
 def destroyed(world: World, make: Callable[[], Any]) -> Any:
@@ -83,6 +91,26 @@ def inside_a_capture(world: World, call: str, flags: int) -> dict[str, Any]:
     return answers
 
 
+def loaded(world: World, image: bytes) -> dict[str, int]:
+    """The codes of an image that is loaded as a module, and as a library that is then used, as far as it goes."""
+    made, asked = ctypes.c_uint64(), {}
+
+    def ask(name: str, symbol: str, *arguments: Any) -> int:
+        asked[name] = world.code(symbol, ctypes.byref(made), *arguments)
+        return made.value
+
+    ask("module", "cuModuleLoadData", world.buffer(image))
+    library = ask("library", "cuLibraryLoadData", world.buffer(image), None, None, 0, None, None, 0)
+    if asked["library"] == 0:
+        ask("kernels", "cuLibraryGetKernelCount", library)
+        ask("module of the library", "cuLibraryGetModule", library)
+        kernel = ask("kernel", "cuLibraryGetKernel", library, b"nothing")
+        if asked["kernel"] == 0:
+            ask("function", "cuKernelGetFunction", kernel)
+            asked["launch"] = world.code("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    return asked
+
+
 def questions() -> dict[str, Callable[[World], Any]]:
     asked: dict[str, Callable[[World], Any]] = {}
     for name, end in {"the context is destroyed": destroyed, "the primary context is released": released}.items():
@@ -94,7 +122,9 @@ def questions() -> dict[str, Callable[[World], Any]]:
                 asked[f"{call}, external, {place} a capture, {name}"] = lambda world, ask=ask, call=call, flags=flags: (
                     ask(world, call, flags)
                 )
+    for name, image in IMAGES.items():
+        asked[f"a library of {name}"] = lambda world, image=image: loaded(world, image)
     return asked
 
 
-ENDINGS = questions()
+CODES = questions()
