@@ -2,7 +2,8 @@
 // last to hold is let go without the GIL too, so that no driver object is destroyed while all of Python waits. What it
 // throws is caught where it was thrown: Python raises it with the GIL, after the ordinary end of the region without it.
 // Nothing is in flight while the interpreter gives the GIL back, because a thread that comes too late, at exit, ends
-// right there.
+// right there: CPython unwinds its stack. So no function from which a call is made may be noexcept, as destructors are
+// by themselves: that would end the process.
 #pragma once
 
 #include <Python.h>
@@ -34,7 +35,7 @@ using PlaceOfObject = LockedPlace<Box>;
 template <typename Box>
 class ObjectSlot : public BasicSlot<PlaceOfObject<Box>> {
  public:
-  ~ObjectSlot();
+  ~ObjectSlot() noexcept(false);
 };
 template <typename Box>
 using ObjectBorrowed = typename ObjectSlot<Box>::Borrowed;
@@ -77,7 +78,7 @@ class Held {
   explicit Held(ObjectSlot<Box>& slot) noexcept : slot_(slot), held_(slot.hold()) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  ~Held() {
+  ~Held() noexcept(false) {
     if (typename Place::Handle last = held_.end()) [[unlikely]] {
       drop(std::move(last));
     }
@@ -180,7 +181,7 @@ bool drop(ObjectSlot<Box>& slot) {
   return drop(slot.take());
 }
 template <typename Box>
-ObjectSlot<Box>::~ObjectSlot() {
+ObjectSlot<Box>::~ObjectSlot() noexcept(false) {
   if (drop(*this)) {
     calls::report_failures();
   }

@@ -81,6 +81,17 @@ for context in contexts:
     threading.Thread(target=work, args=(context,), daemon=True).start()
     started.acquire()
 """,
+    "daemon threads that drop what they made": """
+started = threading.Semaphore(0)
+def work(context):
+    stream = context.create_stream()
+    started.release()
+    while True:
+        stream.record()
+for context in contexts:
+    threading.Thread(target=work, args=(context,), daemon=True).start()
+    started.acquire()
+""",
     "used while the interpreter is torn down": """
 class Late:
     def __del__(self):

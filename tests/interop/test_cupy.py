@@ -32,7 +32,8 @@ class StandInStream:
     @classmethod
     def from_external(cls, obj: Any) -> Any:
         self = cls.__new__(cls)
-        self.ptr = obj.__cuda_stream__()[1]  # type: ignore[attr-defined]
+        version, self.ptr = obj.__cuda_stream__()  # type: ignore[attr-defined]
+        assert version == 0  # as CuPy demands
         self.device_id = 0  # type: ignore[attr-defined]
         self.kept = obj  # type: ignore[attr-defined]
         StandInStream.made += 1

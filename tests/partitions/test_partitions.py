@@ -221,6 +221,32 @@ def test_table_shows_what_was_requested_and_what_it_became(dev: Device) -> None:
         assert len(parts.decode.sm_ids) == parts.decode.sm_count
 
 
+def test_requests_are_shown_in_words() -> None:
+    requests = [
+        SMResourceOptions(10, backfill=True),
+        SMResourceOptions(8, locality_domain=0),
+        SMResourceOptions(8),
+        PartitionSpec(None, aligned=True),
+    ]
+    assert [partitions.in_words(one) for one in requests] == [
+        "10, exactly",
+        "8, locality domain 0",
+        "8",
+        "all aligned",
+    ]
+
+
+@pytest.mark.parametrize("driver", ["12.4", "13.0", "13.4"])
+def test_partition_reports_how_its_split_formed_it_and_a_plan_makes_no_context(sim: Machines, driver: str) -> None:
+    sim("h200", driver)
+    dev = Device(0)
+    planned = plan(dev, Layout(a=8, b=24, c=None))
+    assert dev.device_id not in system.memory()
+    with dev.partition(a=8, b=24, c=None) as parts:
+        assert [part.strategy for part in parts] == [part.strategy for part in planned]
+        assert all(isinstance(part.strategy, str) for part in parts)
+
+
 def test_a_layout_can_be_given_in_place_of_requests(dev: Device) -> None:
     layout = Layout(decode=8, prefill=None)
     with dev.partition(layout) as parts:
