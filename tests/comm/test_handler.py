@@ -510,6 +510,95 @@ def test_checks_of_tensors_can_be_left_out(driver: Driver) -> None:
     on_ranks(driver, 2, work)
 
 
+@pytest.mark.parametrize("with_mapped", [False, True])
+def test_a_call_that_was_made_before_is_checked_like_the_first_one(driver: Driver, with_mapped: bool) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert rank.partition is not None
+        op, mode, device = MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE, handler.device
+        x, out, other = (Tensor(device, torch.bfloat16, 16, 64) for _ in range(3))
+        if with_mapped:
+            handler.map_tensors(x, out)
+        for _ in range(2):
+            assert run_mixed_comm(op, handler, x, out, mode) is out
+        assert driver.done == ["one_exchange"] * 2
+        driver.done.clear()
+
+        def changed(tensor: Tensor, name: str, value: Any) -> Tensor:
+            made = copy(tensor)
+            setattr(made, name, value)
+            return made
+
+        wrong = {
+            "x_in must be of torch.bfloat16": (changed(x, "dtype", torch.float16), out),
+            "x_out must be of torch.bfloat16": (x, changed(out, "dtype", torch.float16)),
+            "x_in must be on": (changed(x, "device", torch.device("cuda", 1)), out),
+            "x_in must be contiguous": (changed(x, "is_contiguous", lambda: False), out),
+            "x_out must have the shape": (x, changed(out, "shape", (8, 128))),
+            "x_out begins at": (x, changed(out, "_address", out.data_ptr() + 8)),
+            "share memory": (x, changed(out, "_address", x.data_ptr() + 64)),
+        }
+        for words, tensors in wrong.items():
+            with pytest.raises(ValueError, match=words):
+                run_mixed_comm(op, handler, *tensors, mode)
+        assert driver.done == []
+        assert run_mixed_comm(op, handler, x, x, mode) is x  # in place
+        run_mixed_comm(op, handler, other, None, mode)
+        run_mixed_comm(op, handler, x, changed(out, "shape", (8, 128)), mode, skip_check=True)
+        assert driver.done == ["one_exchange"] * 3
+
+    on_ranks(driver, 2, work, max_message_bytes=1 << 20)
+
+
+def test_a_call_that_was_made_before_is_looked_at_again_when_the_handler_has_changed(driver: Driver) -> None:
+    one, two, op = MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, MixedCommOp.ALLREDUCE
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        handler = rank.handler(torch.bfloat16, max_message_bytes=1 << 20)
+        x, out = (Tensor(handler.device, torch.bfloat16, 16, 512) for _ in range(2))
+
+        def launched(mode: MixedCommMode | None) -> list[str]:
+            driver.done.clear()
+            for _ in range(2):
+                run_mixed_comm(op, handler, x, out, mode)
+            half = len(driver.done) // 2
+            assert driver.done[:half] == driver.done[half:]
+            return driver.done[:half]
+
+        staged = ["copy_or_spoil", "two_exchange", "copy_or_spoil"]
+        assert (launched(two), launched(None)) == (staged, ["one_exchange"])
+        rank.backend.barrier()
+        handler.map_tensors(x, out)
+        assert launched(two) == ["two_exchange"]
+        handler.unmap_tensors(x, out)
+        assert launched(two) == staged
+        for mode, wanted in ((two, staged), (one, ["one_exchange"])):
+            private(handler, "_follow")(TuningTable((), ((Case(op, 1 << 14, False), (Choice(mode, 4, 1.0),)),)))
+            assert launched(None) == wanted
+        rank.backend.barrier()
+        handler.checkpoint_prepare()
+        with pytest.raises(RuntimeError, match="has released its memory"):
+            launched(one)
+        handler.checkpoint_restore(rank.backend)
+        assert launched(one) == ["one_exchange"]
+        rank.backend.barrier()
+        fault = driver.record[threading.current_thread().name]
+        fault[0] = Fault.TIMEOUT << 32 | (1 - rank.rank)
+        for kind in (CommFault, RuntimeError):
+            with pytest.raises(kind):
+                launched(one)
+        assert driver.done == []
+        handler.recover()
+        assert launched(one) == ["one_exchange"]
+        handler.shutdown()
+        with pytest.raises(RuntimeError, match="has been shut down"):
+            launched(one)
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(run)
+
+
 def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         assert rank.partition is not None
