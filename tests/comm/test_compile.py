@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx.comm import MixedCommOp, ParallelInfo
+from cuda_gctx.comm import MixedCommOp, ParallelInfo, _compile
 from cuda_gctx.comm._compile import (
     BETWEEN_NODES,
     FLAT,
@@ -35,6 +35,7 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._structs import STRUCTS_OF, declarations
 
+from .gpu_cases.one_kernel import in_one
 from .topologies import TOPOLOGIES, name_of
 
 
@@ -52,7 +53,12 @@ def compiler() -> str:
 
 
 # Where all ranks meet, plans of several nodes are those of one node, with the ranks in another order.
-CASES = [(one, op) for one in TOPOLOGIES if one.inter_size == 1 and one.world_size in (2, 8) for op in one.every_op]
+CASES = [
+    (one, op)
+    for one in TOPOLOGIES
+    if one.inter_size == 1 and one.world_size in (2, 8)
+    for op in (one.every_op if one.dp_size == 8 else one.valid_ops)
+]
 
 
 # Two nodes of four ranks; four nodes of two.
@@ -110,6 +116,16 @@ def test_kernels_of_the_hierarchical_form_compile_without_spills(
     words = node_defines(info, op, step, geometry, region, element=Element((info.tp_size + op) % 4))
     files = BETWEEN_NODES if step is NodeStep.EXCHANGE else WITHIN_NODES
     demand_no_spills(words, (9, 0) if op % 2 else (10, 0), files)
+
+
+def test_the_kernels_of_all_ranks_compile_as_one(compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = ParallelInfo.of(0, 2, 0, 2, 0, 1, 2, 1, 1, 1)
+    words = defines(info, MixedCommOp.ALLREDUCE, Geometry(2, 1 << 16, 1 << 16), element=Element.FLOAT32)
+    text = source(words)
+    monkeypatch.setattr(_compile, "source", lambda *_: in_one(text))
+    code = compile_kernels(words, (9, 0)).code.code
+    kernels = [name for file in FLAT for name in KERNELS[file]]
+    assert all(f"{name}_of_all".encode() in code for name in kernels)
 
 
 # What orders accesses, as the compiler passes it on to the assembler.

@@ -49,7 +49,12 @@ NO_NUMBER = 0x7FFF
 # the ranks in another order, if at all.
 ON_ONE_NODE = [info for info in TOPOLOGIES if info.inter_size == 1]
 GRIDS = [(2, 1), (1, 2), (3, 1), (1, 3), (4, 1), (2, 2), (4, 2)]  # tp x dp
-CASES = [(info, op) for info in ON_ONE_NODE if (info.tp_size, info.dp_size) in GRIDS for op in info.every_op]
+CASES = [
+    (info, op)
+    for info in ON_ONE_NODE
+    if (info.tp_size, info.dp_size) in GRIDS
+    for op in (info.every_op if info.dp_size == 3 else info.valid_ops)
+]
 
 
 # Of these, with packets of 64 bits, in every run: an operation that scatters, and one that does not.
