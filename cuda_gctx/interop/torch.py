@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cuda_gctx._core.graph import Graph
@@ -16,6 +16,9 @@ from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
 from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
 from cuda_gctx.partitions import Partition
+
+if TYPE_CHECKING:
+    from torch.cuda import Stream as TorchStream
 
 __all__ = ["Fork", "capture_graph", "capture_once", "current", "fork", "graph_of_calls", "torch_stream", "use"]
 
@@ -52,7 +55,7 @@ def _stream_class(torch: Any) -> Any:
     return PartitionStream
 
 
-def torch_stream(target: Target) -> Any:
+def torch_stream(target: Target) -> TorchStream:
     """The stream of a partition, a context or a stream, as a torch.cuda.Stream that keeps its SMs in use.
 
     target: the partition, context or stream, or an object with ``__cuda_stream__``.
@@ -63,8 +66,9 @@ def torch_stream(target: Target) -> Any:
     return _as_torchs(load_torch(), own_stream(target))
 
 
-def _as_torchs(torch: Any, stream: Stream) -> Any:
-    return _default_stream(torch, stream) or _stream_class(torch)(stream)
+def _as_torchs(torch: Any, stream: Stream) -> TorchStream:
+    found: TorchStream = _default_stream(torch, stream) or _stream_class(torch)(stream)
+    return found
 
 
 def _default_stream(torch: Any, stream: Stream) -> Any:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from numbers import Real
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import as_bool, as_int
@@ -26,6 +26,9 @@ from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
 from cuda_gctx.partitions.verification import VerifyReport, verify
 from cuda_gctx.partitions.words import LAYOUT_VARIABLE, given_layout, given_names
+
+if TYPE_CHECKING:
+    from torch.cuda import Stream as TorchStream
 
 # The threads of the blocks for which tables show the largest cluster.
 CLUSTER_THREADS = 128
@@ -228,7 +231,7 @@ class Partition:
 
     def torch(
         self, library_sms: Literal["off", "on", "auto"] = "off", after: Any = None
-    ) -> AbstractContextManager[Any]:
+    ) -> AbstractContextManager[TorchStream]:
         """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use).
 
         library_sms: "off", "on" or "auto": the SM count hint for cuBLAS.
