@@ -421,7 +421,7 @@ class ParallelInfo:
     def node_plan(self, op: MixedCommOp) -> NodePlan:
         """What this rank does in the hierarchical form of an operation.
 
-        op: the operation.
+        op: the operation. Raises ValueError for one that is not valid, and for ALLTOALL, which has no such form.
         """
         if op not in self.valid_ops:
             self.demand_valid(op)
