@@ -2,6 +2,7 @@
 
     python docs/record_outputs.py --record FILE    run the examples that need a GPU, and write their outputs to FILE
     python docs/record_outputs.py --pages FILE     the same with the blocks of pages
+        --only PAGE                                of one page; the others keep theirs if this card gave them
     python docs/record_outputs.py                  write docs/outputs.json and docs/page-outputs.json into the pages
     python docs/record_outputs.py --check          exit with status 1 if a page is out of date
 
@@ -94,6 +95,10 @@ def pages() -> list[Path]:
         *sorted(REPOSITORY.glob("*.md")),
         *sorted((REPOSITORY / "docs").rglob("*.md")),
     ]
+
+
+def pages_of(only: Path | None) -> list[Path]:
+    return pages() if only is None else [only.resolve()]
 
 
 def name_of(page: Path) -> str:
@@ -252,6 +257,17 @@ def send_description(sender: Connection) -> None:
     sender.close()
 
 
+def rows_of_others(machine: Row, pages: list[Path]) -> list[Row]:
+    """The recorded rows of other pages, if such a card with this driver gave them."""
+    known: Row = (
+        json.loads(PAGE_OUTPUTS.read_text()) if PAGE_OUTPUTS.exists() else {}
+    )
+    if any(known.get(key) != machine[key] for key in ("card", "driver")):
+        return []
+    again = [name_of(page) for page in pages]
+    return [row for row in known["rows"] if row["page"] not in again]
+
+
 def record_pages(path: Path, pages: list[Path]) -> bool:
     """Whether all blocks ran whose modules are installed."""
     from cuda_gctx.measure.results import write_result
@@ -261,7 +277,7 @@ def record_pages(path: Path, pages: list[Path]) -> bool:
     with contextlib.suppress(ImportError):
         importlib.import_module("torch")
     (machine,), _ = in_a_fork(send_description, limit_s=PAGE_LIMIT_S)
-    rows: list[Row] = []
+    rows = rows_of_others(machine, pages)
     failed = False
     for page in pages:
         if not any(block.kind == "gpu" for block in on_a_gpu(page.read_text())):
@@ -277,7 +293,9 @@ def record_pages(path: Path, pages: list[Path]) -> bool:
         failed |= problem is not None or any(
             not row["outcome"].startswith((RAN, "left out")) for row in found
         )
-        rows += found
+        rows = sorted(
+            [*rows, *found], key=lambda row: (row["page"], row["block"])
+        )
         write_result({**machine, "_what": "blocks of pages", "rows": rows}, path)
     return not failed
 
@@ -388,6 +406,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--pages", type=Path, metavar="FILE")
+    parser.add_argument("--only", type=Path, metavar="PAGE")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if options.record is not None:
@@ -396,7 +415,7 @@ def main() -> None:
     if options.pages is not None:
         sys.exit(
             None
-            if record_pages(options.pages, pages())
+            if record_pages(options.pages, pages_of(options.only))
             else "a block of a page failed"
         )
     changed = {
