@@ -40,8 +40,9 @@ enum class InCapture : std::uint8_t {
 struct Contract {
   std::array<Rule, 5> rules{};
   std::size_t rule_count = 0;
-  std::uint32_t nulls = 0;   // pointers that may be null; no other may
-  std::uint32_t needed = 0;  // handles and untyped pointers that must not be null; every other may
+  std::uint32_t nulls = 0;      // pointers that may be null; no other may
+  std::uint32_t needed = 0;     // handles and untyped pointers that must not be null; every other may
+  std::uint32_t host_ns = 100;  // of virtual time that a call takes the host; assumed where the row does not say
   InCapture in_capture = InCapture::safe;
   bool is_early = false;           // works before cuInit
   bool in_callback = false;        // allowed inside host functions
@@ -49,43 +50,25 @@ struct Contract {
   bool takes_current = false;      // a null context means the current one
   bool dies_with_context = false;  // what it makes is gone with the context that was current
 
-  constexpr Contract early() const {
-    return with([](Contract& c) { c.is_early = c.in_callback = true; });
-  }
-  constexpr Contract context() const {
-    return with([](Contract& c) { c.needs_context = true; });
-  }
-  constexpr Contract or_current() const {
-    return with([](Contract& c) { c.takes_current = true; });
-  }
-  constexpr Contract unsafe() const {
-    return with([](Contract& c) { c.in_capture = InCapture::unsafe; });
-  }
-  constexpr Contract unsafe_beside() const {
-    return with([](Contract& c) { c.in_capture = InCapture::beside; });
-  }
-  constexpr Contract in_callbacks() const {
-    return with([](Contract& c) { c.in_callback = true; });
-  }
-  constexpr Contract disturbs_own() const {
-    return with([](Contract& c) { c.in_capture = InCapture::own; });
-  }
-  constexpr Contract disturbs_whole() const {
-    return with([](Contract& c) { c.in_capture = InCapture::whole; });
-  }
-  constexpr Contract disturbs_context() const {
-    return with([](Contract& c) { c.in_capture = InCapture::context; });
-  }
-  constexpr Contract owned() const {
-    return with([](Contract& c) { c.dies_with_context = true; });
-  }
+  constexpr Contract early() const { return in_callbacks().set<&Contract::is_early>(); }
+  constexpr Contract context() const { return set<&Contract::needs_context>(); }
+  constexpr Contract or_current() const { return set<&Contract::takes_current>(); }
+  constexpr Contract in_callbacks() const { return set<&Contract::in_callback>(); }
+  constexpr Contract owned() const { return set<&Contract::dies_with_context>(); }
+  constexpr Contract unsafe() const { return set<&Contract::in_capture>(InCapture::unsafe); }
+  constexpr Contract unsafe_beside() const { return set<&Contract::in_capture>(InCapture::beside); }
+  constexpr Contract disturbs_own() const { return set<&Contract::in_capture>(InCapture::own); }
+  constexpr Contract disturbs_whole() const { return set<&Contract::in_capture>(InCapture::whole); }
+  constexpr Contract disturbs_context() const { return set<&Contract::in_capture>(InCapture::context); }
+  // A median of docs/appendix/hardware-facts.md.
+  constexpr Contract takes_ns(std::uint32_t ns) const { return set<&Contract::host_ns>(ns); }
   template <class... Index>
   constexpr Contract null(Index... index) const {
-    return with([&](Contract& c) { c.nulls |= ((1U << index) | ...); });
+    return set<&Contract::nulls>((nulls | ... | (1U << index)));
   }
   template <class... Index>
   constexpr Contract need(Index... index) const {
-    return with([&](Contract& c) { c.needed |= ((1U << index) | ...); });
+    return set<&Contract::needed>((needed | ... | (1U << index)));
   }
   // Sentences of the header about the function, by their numbers in tests/hardware/recorder/sentences.py, which tries
   // them. What a sentence says beyond this table is in the body of the function.
@@ -106,24 +89,26 @@ struct Contract {
     return rule(Rule::Kind::range, index, low, high);
   }
   // Of the last rule.
-  constexpr Contract from(int version) const {
-    return with([&](Contract& c) { c.rules[c.rule_count - 1].from = version; });
-  }
-  constexpr Contract before(int version) const {
-    return with([&](Contract& c) { c.rules[c.rule_count - 1].before = version; });
-  }
+  constexpr Contract from(int version) const { return of_last<&Rule::from>(version); }
+  constexpr Contract before(int version) const { return of_last<&Rule::before>(version); }
 
  private:
-  template <class Change>
-  constexpr Contract with(Change&& change) const {
+  template <auto member, class Value = bool>
+  constexpr Contract set(Value value = true) const {
     Contract changed = *this;
-    change(changed);
+    changed.*member = value;
+    return changed;
+  }
+  template <auto member>
+  constexpr Contract of_last(int version) const {
+    Contract changed = *this;
+    changed.rules[rule_count - 1].*member = version;
     return changed;
   }
   constexpr Contract rule(Rule::Kind kind, unsigned index, std::uint64_t low, std::uint64_t high) const {
-    return with([&](Contract& c) {
-      c.rules[c.rule_count++] = {kind, static_cast<std::uint8_t>(index), low, high, 0, INT_MAX};
-    });
+    Contract changed = set<&Contract::rule_count>(rule_count + 1);
+    changed.rules[rule_count] = {kind, static_cast<std::uint8_t>(index), low, high, 0, INT_MAX};
+    return changed;
   }
 };
 

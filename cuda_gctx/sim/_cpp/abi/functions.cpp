@@ -57,16 +57,6 @@ NameMap make_map(const char* FunctionInfo::* name) {
   return made;
 }
 
-const NameMap& by_base() {
-  static const NameMap map = make_map(&FunctionInfo::base);
-  return map;
-}
-
-const NameMap& by_symbol() {
-  static const NameMap map = make_map(&FunctionInfo::symbol);
-  return map;
-}
-
 constexpr ErrorText errors[] = {
 #define GCTX_SIM_ERROR(code, text) {code, #code, text},
 #include "abi/errors.def"
@@ -101,29 +91,23 @@ FoundFunction find_function(std::string_view name, int wanted, int driver_versio
     }
     return first != last;
   };
+  static const NameMap by_base = make_map(&FunctionInfo::base);
+  static const NameMap by_symbol = make_map(&FunctionInfo::symbol);
   // A full name ("cuStreamGetCtx_v2") is taken as well. Assumed: the documentation speaks of base names only.
-  if (!look_among(by_base())) {
-    look_among(by_symbol());
+  if (!look_among(by_base)) {
+    look_among(by_symbol);
   }
   return found;
 }
 
 const ErrorText* find_error(int code) {
-  for (const ErrorText& error : errors) {
-    if (error.code == code) {
-      return &error;
-    }
-  }
-  return nullptr;
+  const auto* found = std::ranges::find(errors, code, &ErrorText::code);
+  return found == std::end(errors) ? nullptr : found;
 }
 
 int error_code(std::string_view name) {
-  for (const ErrorText& error : errors) {
-    if (name == error.name) {
-      return error.code;
-    }
-  }
-  return -1;
+  const auto* found = std::ranges::find(errors, name, &ErrorText::name);
+  return found == std::end(errors) ? -1 : found->code;
 }
 
 }  // namespace gctx::sim

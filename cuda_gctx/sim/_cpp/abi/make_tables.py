@@ -186,7 +186,7 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
                 rules[-1][word] = int(given)
             elif word.startswith(("unsafe", "disturbs_")):
                 row["in_capture"] = word.removeprefix("disturbs_").removeprefix("unsafe_")
-            else:
+            elif word != "takes_ns":
                 row[word] = True
         found[symbol] = {**row, "needed": sorted(needed), "rules": rules}
     return found

@@ -35,15 +35,7 @@ const PerThreadFunction per_thread_functions[] = {
 
 }  // namespace gctx::sim
 
-// The exported names, for programs that were linked with them. The loader asks which address a name stands for before
-// anything is initialised, a sanitizer's own state included.
-#define GCTX_SIM_PER_THREAD(symbol, variant)                                                      \
-  extern "C" {                                                                                    \
-  __attribute__((no_sanitize("address", "thread", "undefined"), used)) static decltype(&::symbol) \
-  resolve_##variant() {                                                                           \
-    return &gctx::sim::PerThread<&::symbol>::call;                                                \
-  }                                                                                               \
-  __attribute__((visibility("default"), ifunc("resolve_" #variant))) decltype(::symbol) variant;  \
-  }
+// The exported names, for programs that were linked with them.
+#define GCTX_SIM_PER_THREAD(symbol, variant) GCTX_SIM_EXPORT(variant, ::symbol, &gctx::sim::PerThread<&::symbol>::call)
 #include "abi/per_thread.def"
 #undef GCTX_SIM_PER_THREAD

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "calls/graph_memory.hpp"
 #include "machine/costs.hpp"
 
 namespace gctx::sim {
@@ -84,76 +83,57 @@ std::shared_ptr<void> promise_pages(Machine& machine, const Bytes& bytes) {
           [promised = machine.promised, wanted](void*) { *promised -= wanted; }};
 }
 
-namespace {
-
-// The same for every kind of memory that the driver gives out.
-CUdeviceptr add(Call& c, Allocation made, Storage storage, Pool* pool) {
+CUdeviceptr add_allocation(Call& c, Allocation made) {
   c.made(made);
-  made.pool = pool;
-  made.storage = std::move(storage);
-  made.handle = made.storage.address;
-  if (!c.thread.stack.empty()) {
-    made.context_id = c.thread.stack.back().id;
+  if (made.pool != nullptr) {
+    made.pool->used += made.size;
+    made.pool->used_high = std::max(made.pool->used_high, made.pool->used);
   }
-  if (pool != nullptr) {
-    pool->used += made.size;
-    pool->used_high = std::max(pool->used_high, pool->used);
-  }
-  const std::uint64_t address = made.handle;
+  const std::uint64_t address = made.handle = made.storage.address;
   c.machine.freed.erase(address);
   c.machine.unknown.clear(address, made.size);
   c.machine.allocations.emplace(address, std::move(made));
   return address;
 }
 
-}  // namespace
+// 0 where no context is current.
+static std::uint64_t current_id(const Call& c) { return c.thread.stack.empty() ? 0 : c.thread.stack.back().id; }
 
-void allocate(Call& c, Device& device, std::size_t size, Pool* pool, CUdeviceptr* out) {
+CUdeviceptr allocate(Call& c, const MemoryPlace& place, std::size_t size, Pool* pool, unsigned flags) {
   refuse_if(size == 0, CUDA_ERROR_INVALID_VALUE);
-  refuse_if(!has_room(device, size), CUDA_ERROR_OUT_OF_MEMORY);
+  Device& device = c.machine.device(place.device);
+  refuse_if(place.is_device() && !has_room(device, size), CUDA_ERROR_OUT_OF_MEMORY);
   Allocation made;
   made.size = size;
-  made.device = device.ordinal;
-  const CUdeviceptr address = add(c, std::move(made), device.take(size), pool);
-  device.allocated += size;
-  give(out, address);
-}
-
-void allocate_managed(Call& c, int device, std::size_t size, Pool* pool, CUdeviceptr* out) {
-  refuse_if(size == 0, CUDA_ERROR_INVALID_VALUE);
-  Allocation made;
-  made.size = size;
-  made.device = device;
-  made.managed = true;
-  give(out, add(c, std::move(made), take_from_host(size), pool));
-}
-
-void allocate_host(Call& c, int device, std::size_t size, unsigned flags, Pool* pool, CUdeviceptr* out) {
-  refuse_if(size == 0, CUDA_ERROR_INVALID_VALUE);
-  Allocation made;
-  made.size = size;
-  made.device = device;
-  made.type = CU_MEMORYTYPE_HOST;
+  made.device = place.device;
+  made.type = place.host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  made.managed = place.managed;
+  made.context_id = current_id(c);
+  made.pool = pool;
   made.flags = flags;
-  give(out, add(c, std::move(made), take_from_host(size), pool));
+  made.storage = place.is_device() ? device.take(size) : take_from_host(size);
+  device.allocated += place.is_device() ? size : 0;
+  return add_allocation(c, std::move(made));
 }
 
-void place_variable(Call& c, const Module& module, const Variable& variable, std::uint64_t& place) {
-  Device& device = c.machine.devices[static_cast<std::size_t>(module.device)];
+CUdeviceptr place_variable(Call& c, const Module& module, const Variable& variable) {
+  Device& device = c.machine.device(module.device);
   refuse_if(!has_room(device, variable.size), CUDA_ERROR_OUT_OF_MEMORY);
   Allocation made;
   made.size = variable.size;
   made.device = module.device;
   made.module = &module;
+  made.context_id = current_id(c);
   made.hidden = true;
-  Storage storage = device.take(variable.size);
-  storage.file->clear(storage.offset, variable.size);
-  storage.file->write(storage.offset, variable.initial.data(), variable.initial.size());
-  place = add(c, std::move(made), std::move(storage), nullptr);
+  made.storage = device.take(variable.size);
+  made.storage.file->clear(made.storage.offset, variable.size);
+  made.storage.file->write(made.storage.offset, variable.initial.data(), variable.initial.size());
+  const CUdeviceptr address = add_allocation(c, std::move(made));
   device.allocated += variable.size;
   if (!variable.is_constant && !module.written_by.empty()) {
-    c.machine.unknown.mark(place, variable.size, module.written_by);
+    c.machine.unknown.mark(address, variable.size, module.written_by);
   }
+  return address;
 }
 
 bool may_be_freed(const Allocation& allocation) {
@@ -165,6 +145,14 @@ bool may_be_freed(const Allocation& allocation) {
 bool is_plain(const Allocation& allocation) {
   return may_be_freed(allocation) && allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed &&
          allocation.pool == nullptr && allocation.graphs == 0;
+}
+
+void free_graph_memory(Machine& machine, Allocation& allocation) {
+  Device& device = machine.device(allocation.device);
+  device.graph_memory.freed += allocation.size;
+  device.allocated -= allocation.size;
+  allocation.live = false;
+  allocation.freeing = false;
 }
 
 void release(Machine& machine, std::uint64_t address) {
@@ -180,7 +168,7 @@ void release(Machine& machine, std::uint64_t address) {
     return free_graph_memory(machine, allocation);
   }
   if (allocation.type == CU_MEMORYTYPE_DEVICE && !allocation.managed && allocation.opened == 0) {
-    machine.devices[static_cast<std::size_t>(allocation.device)].allocated -= allocation.size;
+    machine.device(allocation.device).allocated -= allocation.size;
   }
   if (allocation.pool != nullptr) {
     allocation.pool->used -= allocation.size;
@@ -191,7 +179,7 @@ void release(Machine& machine, std::uint64_t address) {
 }
 
 void release(Machine& machine, const Array& array) {
-  machine.devices[static_cast<std::size_t>(array.device)].allocated -= array.bytes();
+  machine.device(array.device).allocated -= array.bytes();
   machine.arrays.remove(array);
 }
 

@@ -11,21 +11,12 @@ namespace {
 
 // 0 for formats that are not modelled: those of several planes, and compressed ones.
 std::size_t format_bytes(CUarray_format format) {
-  switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-      return 1;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-      return 2;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-      return 4;
-    default:
-      return 0;
-  }
+  constexpr std::pair<CUarray_format, std::size_t> sizes[] = {
+      {CU_AD_FORMAT_UNSIGNED_INT8, 1}, {CU_AD_FORMAT_SIGNED_INT8, 1}, {CU_AD_FORMAT_UNSIGNED_INT16, 2},
+      {CU_AD_FORMAT_SIGNED_INT16, 2},  {CU_AD_FORMAT_HALF, 2},        {CU_AD_FORMAT_UNSIGNED_INT32, 4},
+      {CU_AD_FORMAT_SIGNED_INT32, 4},  {CU_AD_FORMAT_FLOAT, 4}};
+  const std::size_t* size = value_of(sizes, format);
+  return size == nullptr ? 0 : *size;
 }
 
 bool is_valid(const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
@@ -37,27 +28,18 @@ bool is_valid(const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
   const bool cubemap = (wanted.Flags & CUDA_ARRAY3D_CUBEMAP) != 0;
   const bool layered = (wanted.Flags & CUDA_ARRAY3D_LAYERED) != 0;
   const bool channels = wanted.NumChannels == 1 || wanted.NumChannels == 2 || wanted.NumChannels == 4;
-  if ((wanted.Flags & ~known) != 0 || !channels || wanted.Width == 0) {
-    return false;
-  }
-  if (wanted.Width > longest || wanted.Height > longest || wanted.Depth > deepest) {
-    return false;
-  }
-  if (wanted.Height == 0 && wanted.Depth != 0 && !layered) {
-    return false;
-  }
-  if (cubemap && (wanted.Width != wanted.Height || wanted.Depth == 0 || wanted.Depth % 6 != 0)) {
-    return false;
-  }
-  return !(cubemap && !layered && wanted.Depth != 6);
+  const bool within = wanted.Width <= longest && wanted.Height <= longest && wanted.Depth <= deepest;
+  const bool flat = wanted.Height != 0 || wanted.Depth == 0 || layered;
+  const bool faces = wanted.Width == wanted.Height && (wanted.Depth == 6 || (layered && wanted.Depth % 6 == 0));
+  return (wanted.Flags & ~known) == 0 && channels && wanted.Width != 0 && within && flat &&
+         (!cubemap || (faces && wanted.Depth != 0));
 }
 
-Array& create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidden) {
+Array& create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
   refuse_if(!is_valid(wanted), CUDA_ERROR_INVALID_VALUE);
   refuse_if(format_bytes(wanted.Format) == 0, CUDA_ERROR_NOT_SUPPORTED);
   auto array = std::make_unique<Array>();
   c.made(*array);
-  array->hidden = hidden;
   array->descriptor = wanted;
   array->element_bytes = format_bytes(wanted.Format) * wanted.NumChannels;
   array->device = c.current->device;
@@ -68,6 +50,11 @@ Array& create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted, bool hidden)
   c.machine.unknown.clear(array->storage.address, bytes);
   device.allocated += bytes;
   return c.machine.arrays.add(std::move(array));
+}
+
+CUDA_ARRAY_DESCRIPTOR flat_descriptor(const Array& array) {
+  const CUDA_ARRAY3D_DESCRIPTOR& all = array.descriptor;
+  return {all.Width, all.Height, all.Format, all.NumChannels};
 }
 
 // What a texture or a surface is made of must be there.
@@ -110,27 +97,18 @@ void check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuArray3DCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
-  *out = as_handle<CUarray>(create_array(c, *wanted, false));
+  give(out, create_array(c, *wanted));
 }
 
 GCTX_SIM_CALL(cuArrayCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
-  const CUDA_ARRAY3D_DESCRIPTOR flat{wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0};
-  *out = as_handle<CUarray>(create_array(c, flat, false));
+  give(out, create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}));
 }
 
-GCTX_SIM_CALL(cuArray3DGetDescriptor_v2, Call&, CUDA_ARRAY3D_DESCRIPTOR* out, const Array& array) {
-  give(out, array.descriptor);
-}
-
-GCTX_SIM_CALL(cuArrayGetDescriptor_v2, Call&, CUDA_ARRAY_DESCRIPTOR* out, const Array& array) {
-  const CUDA_ARRAY3D_DESCRIPTOR& all = array.descriptor;
-  give(out, CUDA_ARRAY_DESCRIPTOR{all.Width, all.Height, all.Format, all.NumChannels});
-}
+GCTX_SIM_GET(cuArray3DGetDescriptor_v2, &Array::descriptor)
+GCTX_SIM_GET(cuArrayGetDescriptor_v2, flat_descriptor)
 
 GCTX_SIM_CALL(cuArrayDestroy, Call& c, const Array& array) {
-  if (array.hidden) {
-    refuse(CUDA_ERROR_INVALID_VALUE);  // a level of a mipmapped array
-  }
+  refuse_if(array.hidden, CUDA_ERROR_INVALID_VALUE);  // a level of a mipmapped array
   release(c.machine, array);
 }
 
@@ -146,7 +124,8 @@ GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA
   CUDA_ARRAY3D_DESCRIPTOR level = *wanted;
   for (unsigned i = 0; i < levels; ++i) {
     try {
-      made->levels.push_back(&create_array(c, level, true));
+      made->levels.push_back(&create_array(c, level));
+      made->levels.back()->hidden = true;
     } catch (...) {
       for (const Array* other : made->levels) {
         release(c.machine, *other);
@@ -154,20 +133,15 @@ GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA
       throw;
     }
     level.Width = std::max<std::size_t>(level.Width / 2, 1);
-    if (level.Height > 0) {
-      level.Height = std::max<std::size_t>(level.Height / 2, 1);
-    }
-    if (level.Depth > 0 && !layered) {
-      level.Depth = std::max<std::size_t>(level.Depth / 2, 1);
-    }
+    level.Height = std::max<std::size_t>(level.Height / 2, std::min<std::size_t>(level.Height, 1));
+    level.Depth = layered ? level.Depth : std::max<std::size_t>(level.Depth / 2, std::min<std::size_t>(level.Depth, 1));
   }
   c.made(*made);
-  give(out, as_handle<CUmipmappedArray>(c.machine.mipmapped_arrays.add(std::move(made))));
+  give(out, c.machine.mipmapped_arrays.add(std::move(made)));
 }
 
 GCTX_SIM_CALL(cuMipmappedArrayGetLevel, Call&, CUarray* out, const MipmappedArray& array, unsigned level) {
-  return level < array.levels.size() ? give(out, as_handle<CUarray>(*array.levels[level]))
-                                     : refuse(CUDA_ERROR_INVALID_VALUE);
+  return level < array.levels.size() ? give(out, *array.levels[level]) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
 GCTX_SIM_CALL(cuMipmappedArrayDestroy, Call& c, const MipmappedArray& array) {
@@ -187,15 +161,11 @@ GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_
   refuse_if(mipmapped && (texture->flags & CU_TRSF_NORMALIZED_COORDINATES) == 0, CUDA_ERROR_INVALID_VALUE);
   const bool in_array = mipmapped || resource->resType == CU_RESOURCE_TYPE_ARRAY;
   refuse_if(view != nullptr && !in_array, CUDA_ERROR_INVALID_VALUE);
-  auto made = std::make_unique<Texture>();
-  c.made(*made);
-  made->resource = *resource;
-  made->texture = *texture;
-  made->has_view = view != nullptr;
-  if (view != nullptr) {
-    made->view = *view;
-  }
-  give(out, static_cast<CUtexObject>(c.machine.textures.add(std::move(made)).handle));
+  Texture& made = c.add(c.machine.textures);
+  made.resource = *resource;
+  made.texture = *texture;
+  made.view = view == nullptr ? std::nullopt : std::optional(*view);
+  give(out, made);
 }
 
 // Recorded: whether a capture is under way is looked at before the handle.
@@ -203,33 +173,24 @@ GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, CUtexObject texture) {
   c.machine.textures.remove(find<Texture>(c, texture));
 }
 
-GCTX_SIM_CALL(cuTexObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Texture& texture) {
-  give(out, texture.resource);
-}
-
-GCTX_SIM_CALL(cuTexObjectGetTextureDesc, Call&, CUDA_TEXTURE_DESC* out, const Texture& texture) {
-  give(out, texture.texture);
-}
-
 GCTX_SIM_CALL(cuTexObjectGetResourceViewDesc, Call&, CUDA_RESOURCE_VIEW_DESC* out, const Texture& texture) {
-  return texture.has_view ? give(out, texture.view) : refuse(CUDA_ERROR_INVALID_VALUE);
+  return texture.view ? give(out, *texture.view) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
+
+GCTX_SIM_GET(cuTexObjectGetResourceDesc, &Texture::resource)
+GCTX_SIM_GET(cuTexObjectGetTextureDesc, &Texture::texture)
+GCTX_SIM_GET(cuSurfObjectGetResourceDesc, &Surface::resource)
 
 GCTX_SIM_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
   refuse_if(resource->resType != CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE);
   check_resource(c, *resource);
   const Array* array = c.machine.arrays.find(resource->res.array.hArray);
   refuse_if((array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0, CUDA_ERROR_INVALID_VALUE);
-  auto made = std::make_unique<Surface>();
-  c.made(*made);
-  made->resource = *resource;
-  give(out, static_cast<CUsurfObject>(c.machine.surfaces.add(std::move(made)).handle));
+  Surface& made = c.add(c.machine.surfaces);
+  made.resource = *resource;
+  give(out, made);
 }
 
 GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, CUsurfObject surface) {
   c.machine.surfaces.remove(find<Surface>(c, surface));
-}
-
-GCTX_SIM_CALL(cuSurfObjectGetResourceDesc, Call&, CUDA_RESOURCE_DESC* out, const Surface& surface) {
-  give(out, surface.resource);
 }

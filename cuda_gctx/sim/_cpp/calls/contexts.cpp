@@ -6,59 +6,28 @@
 #include "calls/allocations.hpp"
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
-#include "calls/streams.hpp"
 
 namespace gctx::sim {
 namespace {
 
-void create(Call& c, CUcontext* out, unsigned flags, const Device& device) {
-  auto made = std::make_unique<Context>();
-  c.made(*made);
-  made->kind = ContextKind::created;
-  made->device = device.ordinal;
-  made->root_id = made->id;
-  made->sms = device.chip->all();
-  made->sm_count = device.chip->sm_count();
-  made->queues = device.queues;
-  made->workqueue.limit = static_cast<unsigned>(c.machine.spec.connections);
-  made->flags = flags;
-  Context& context = c.machine.contexts.add(std::move(made));
-  add_default_streams(c.machine, context);
-  c.thread.stack.push_back({context.handle, context.id, device.ordinal, flags});
-  give(out, as_handle<CUcontext>(context));
-}
-
 // A destroyed context can be pushed and set (recorded); only one that never was cannot.
-void entry_for(Call& c, CUcontext handle, CurrentContext& entry) {
+CurrentContext entry_for(Call& c, CUcontext handle) {
   if (const Context* context = c.machine.contexts.find(handle)) {
-    entry = {context->handle, context->id, context->device, context->flags};
-    return;
+    return {context->handle, context->id, context->device, context->flags};
   }
   if (!c.machine.contexts.is_stale(handle)) {
     c.note(Misuse::unknown_handle, handle, "no context of this machine");
     refuse(CUDA_ERROR_INVALID_CONTEXT);
   }
   c.note(Misuse::use_after_destroy, handle, "a destroyed context is made current");
-  entry = {reinterpret_cast<std::uint64_t>(handle), 0, 0, 0};
+  return {reinterpret_cast<std::uint64_t>(handle), 0, 0, 0};
 }
 
-constexpr CUlimit known_limits[] = {CU_LIMIT_STACK_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE,
-                                    CU_LIMIT_MAX_L2_FETCH_GRANULARITY, CU_LIMIT_PERSISTING_L2_CACHE_SIZE};
-
-std::size_t default_limit(CUlimit limit) {
-  switch (limit) {
-    case CU_LIMIT_STACK_SIZE:
-      return 1024;
-    case CU_LIMIT_PRINTF_FIFO_SIZE:
-      return 1 << 20;
-    case CU_LIMIT_MALLOC_HEAP_SIZE:
-      return 8 << 20;
-    case CU_LIMIT_MAX_L2_FETCH_GRANULARITY:
-      return 64;
-    default:
-      return 0;
-  }
-}
+constexpr std::pair<CUlimit, std::size_t> default_limits[] = {{CU_LIMIT_STACK_SIZE, 1024},
+                                                              {CU_LIMIT_PRINTF_FIFO_SIZE, 1 << 20},
+                                                              {CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20},
+                                                              {CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 64},
+                                                              {CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 0}};
 
 // Recorded: the device and the flags of the current context are reported even if it was destroyed meanwhile, and the
 // flags contain MAP_HOST whether it was requested or not.
@@ -74,50 +43,57 @@ const CurrentContext& current_entry(Call& c) {
   return top;
 }
 
-template <class T>
-std::vector<T*> owned_by(const HandleTable<T>& table, std::uint64_t owner) {
+// Calls `remove` with each object of a table that goes with a context.
+template <class T, class Remove>
+void each_owned(const HandleTable<T>& table, std::uint64_t owner, Remove&& remove) {
   std::vector<T*> found;
   table.each([&](T& object) {
     if (object.owner == owner) {
       found.push_back(&object);
     }
   });
-  return found;
+  std::ranges::for_each(found, [&](T* object) { remove(*object); });
 }
 
 }  // namespace
 
+Holding whole_device(const Call& c, const Device& device) {
+  const auto connections = static_cast<unsigned>(c.machine.spec.connections);
+  return {device.ordinal, device.chip->all(), device.chip->sm_count(), {}, 0, 0, {connections}, device.queues};
+}
+
+std::unique_ptr<Context> make_context(Call& c, ContextKind kind, const Holding& part, unsigned flags) {
+  auto made = std::make_unique<Context>();
+  c.made(*made);
+  static_cast<Holding&>(*made) = part;
+  made->kind = kind;
+  made->root_id = made->id;
+  made->flags = flags;
+  // Recorded: the default stream of a green context says that it is non-blocking.
+  made->default_stream = c.machine.make_stream(*made, made->is_green() ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT, 0);
+  made->default_stream->hidden = true;
+  return made;
+}
+
 void destroy_owned(Machine& machine, std::uint64_t owner) {
-  for (Module* module : owned_by(machine.modules, owner)) {
-    machine.modules.orphan(*module);
-    for (const auto& [name, function] : module->functions) {
+  each_owned(machine.modules, owner, [&](Module& module) {
+    machine.modules.orphan(module);
+    for (const auto& [name, function] : module.functions) {
       machine.functions.orphan(*function);
     }
-    unload(machine, *module);
-  }
-  for (const Texture* texture : owned_by(machine.textures, owner)) {
-    machine.textures.remove(*texture);
-  }
-  for (const Surface* surface : owned_by(machine.surfaces, owner)) {
-    machine.surfaces.remove(*surface);
-  }
-  for (const MipmappedArray* array : owned_by(machine.mipmapped_arrays, owner)) {
-    machine.mipmapped_arrays.orphan(*array);
-    machine.mipmapped_arrays.remove(*array);
-  }
-  for (const Array* array : owned_by(machine.arrays, owner)) {
-    machine.arrays.orphan(*array);
-    release(machine, *array);
-  }
-  std::vector<std::uint64_t> addresses;
-  for (const auto& [address, allocation] : machine.allocations) {
-    if (allocation.owner == owner) {
-      addresses.push_back(address);
-    }
-  }
-  for (const std::uint64_t address : addresses) {
-    release(machine, address);
-  }
+    unload(machine, module);
+  });
+  each_owned(machine.textures, owner, [&](const Texture& texture) { machine.textures.remove(texture); });
+  each_owned(machine.surfaces, owner, [&](const Surface& surface) { machine.surfaces.remove(surface); });
+  each_owned(machine.mipmapped_arrays, owner, [&](const MipmappedArray& array) {
+    machine.mipmapped_arrays.orphan(array);
+    machine.mipmapped_arrays.remove(array);
+  });
+  each_owned(machine.arrays, owner, [&](const Array& array) {
+    machine.arrays.orphan(array);
+    release(machine, array);
+  });
+  release_if(machine, [&](const Allocation& allocation) { return allocation.owner == owner; });
 }
 
 void detach_children(Call& c, Context& context) {
@@ -159,23 +135,22 @@ void detach_children(Call& c, Context& context) {
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuCtxCreate_v2, Call& c, CUcontext* out, unsigned flags, const Device& device) {
-  return create(c, out, flags, device);
-}
-
 // Execution affinity and graphics-shared contexts are not modelled.
-GCTX_SIM_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam*, int count, unsigned flags,
-              const Device& device) {
-  refuse_if(count != 0, CUDA_ERROR_NOT_SUPPORTED);
-  return create(c, out, flags, device);
-}
-
 GCTX_SIM_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams* params, unsigned flags,
               const Device& device) {
   const bool empty = params == nullptr || (params->numExecAffinityParams == 0 && params->cigParams == nullptr);
   refuse_if(!empty, CUDA_ERROR_NOT_SUPPORTED);
-  return create(c, out, flags, device);
+  Context& context = c.machine.contexts.add(make_context(c, ContextKind::created, whole_device(c, device), flags));
+  c.thread.stack.push_back({context.handle, context.id, device.ordinal, flags});
+  give(out, context);
 }
+
+GCTX_SIM_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam*, int count, unsigned flags,
+              const Device& device) {
+  refuse_if(count != 0, CUDA_ERROR_NOT_SUPPORTED);
+  return body_of_cuCtxCreate_v4(c, out, nullptr, flags, device);
+}
+GCTX_SIM_SAME(cuCtxCreate_v2, cuCtxCreate_v4, 1)
 
 GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
   Context* context = c.machine.contexts.find(handle);
@@ -204,10 +179,8 @@ GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
 }
 
 GCTX_SIM_CALL(cuCtxPushCurrent_v2, Call& c, CUcontext handle) {
-  CurrentContext entry;
   refuse_if(handle == nullptr, CUDA_ERROR_INVALID_CONTEXT);
-  entry_for(c, handle, entry);
-  c.thread.stack.push_back(entry);
+  c.thread.stack.push_back(entry_for(c, handle));
 }
 
 GCTX_SIM_CALL(cuCtxPopCurrent_v2, Call& c, CUcontext* out) {
@@ -217,18 +190,12 @@ GCTX_SIM_CALL(cuCtxPopCurrent_v2, Call& c, CUcontext* out) {
 }
 
 GCTX_SIM_CALL(cuCtxSetCurrent, Call& c, CUcontext handle) {
-  if (handle == nullptr) {
-    if (!c.thread.stack.empty()) {
-      c.thread.stack.pop_back();
-    }
-    return;
+  std::vector<CurrentContext>& stack = c.thread.stack;
+  const CurrentContext entry = handle == nullptr ? CurrentContext{} : entry_for(c, handle);
+  stack.resize(std::max<std::size_t>(stack.size(), 1) - 1);
+  if (handle != nullptr) {
+    stack.push_back(entry);
   }
-  CurrentContext entry;
-  entry_for(c, handle, entry);
-  if (!c.thread.stack.empty()) {
-    c.thread.stack.pop_back();
-  }
-  c.thread.stack.push_back(entry);
 }
 
 GCTX_SIM_CALL(cuCtxGetCurrent, Call& c, CUcontext* out) {
@@ -237,12 +204,12 @@ GCTX_SIM_CALL(cuCtxGetCurrent, Call& c, CUcontext* out) {
 }
 
 GCTX_SIM_CALL(cuCtxGetDevice, Call& c, CUdevice* out) { give(out, current_entry(c).device); }
-
-GCTX_SIM_CALL(cuCtxGetDevice_v2, Call&, CUdevice* out, const Context& context) { give(out, context.device); }
-
+GCTX_SIM_GET(cuCtxGetDevice_v2, &Context::device, const Context)
 GCTX_SIM_CALL(cuCtxGetFlags, Call& c, unsigned* flags) { give(flags, current_entry(c).flags | CU_CTX_MAP_HOST); }
-
 GCTX_SIM_CALL(cuCtxSetFlags, Call& c, unsigned flags) { c.current->flags = flags; }
+GCTX_SIM_CALL(cuCtxGetCacheConfig, Call& c, CUfunc_cache* config) { give(config, c.current->cache); }
+GCTX_SIM_CALL(cuCtxSetCacheConfig, Call& c, CUfunc_cache config) { c.current->cache = config; }
+GCTX_SIM_CALL(cuCtxResetPersistingL2Cache, Call&) {}
 
 GCTX_SIM_CALL(cuCtxGetId, Call& c, CUcontext handle, unsigned long long* id) {
   // The one question that a dead context may be asked (seen on an H100, driver 13.0, after a reset and a destroy).
@@ -257,8 +224,7 @@ GCTX_SIM_CALL(cuCtxSynchronize_v2, Call& c, Context& context) {
 }
 
 GCTX_SIM_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
-  refuse_if(std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits),
-            CUDA_ERROR_UNSUPPORTED_LIMIT);
+  need(value_of(default_limits, limit), CUDA_ERROR_UNSUPPORTED_LIMIT);
   // Recorded: more local memory than a thread can have is refused, and more of the L2 cache than may persist: here
   // none.
   refuse_if(limit == CU_LIMIT_STACK_SIZE && value > (std::size_t{512} << 10), CUDA_ERROR_INVALID_VALUE);
@@ -268,16 +234,9 @@ GCTX_SIM_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
 }
 
 GCTX_SIM_CALL(cuCtxGetLimit, Call& c, std::size_t* value, CUlimit limit) {
-  const Context& context = *c.current;
-  refuse_if(std::find(std::begin(known_limits), std::end(known_limits), limit) == std::end(known_limits),
-            CUDA_ERROR_UNSUPPORTED_LIMIT);
-  const auto found = context.limits.find(limit);
-  give(value, found == context.limits.end() ? default_limit(limit) : found->second);
+  const std::size_t& standard = need(value_of(default_limits, limit), CUDA_ERROR_UNSUPPORTED_LIMIT);
+  give(value, c.current->limits.emplace(limit, standard).first->second);
 }
-
-GCTX_SIM_CALL(cuCtxGetCacheConfig, Call& c, CUfunc_cache* config) { give(config, c.current->cache); }
-
-GCTX_SIM_CALL(cuCtxSetCacheConfig, Call& c, CUfunc_cache config) { c.current->cache = config; }
 
 GCTX_SIM_CALL(cuCtxGetApiVersion, Call& c, CUcontext handle, unsigned* version) {
   // Recorded: of a destroyed context this call alone says that it is none.
@@ -292,8 +251,6 @@ GCTX_SIM_CALL(cuCtxGetStreamPriorityRange, Call&, int* least, int* greatest) {
   give(least, 0);
   give(greatest, -5);
 }
-
-GCTX_SIM_CALL(cuCtxResetPersistingL2Cache, Call&) {}
 
 GCTX_SIM_CALL(cuCtxEnablePeerAccess, Call& c, const Context& peer, unsigned) {
   refuse_if(peer.device == c.current->device, CUDA_ERROR_INVALID_DEVICE);

@@ -1,10 +1,13 @@
-// The end of contexts.
+// The making of contexts, and their end.
 #pragma once
 
 #include "calls/entry.hpp"
 
 namespace gctx::sim {
 
+Holding whole_device(const Call& call, const Device& device);
+// With its default stream.
+std::unique_ptr<Context> make_context(Call& call, ContextKind kind, const Holding& part, unsigned flags);
 // What goes with a context: code, memory, arrays, textures and surfaces.
 void destroy_owned(Machine& machine, std::uint64_t owner);
 // Takes a context's streams and events away from it, and notes those that should have gone first.

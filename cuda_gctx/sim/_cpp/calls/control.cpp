@@ -1,11 +1,13 @@
 // The control interface: everything a test does with the software driver apart from CUDA calls.
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "abi/cuda_gctx_sim.h"
 #include "calls/allocations.hpp"
-#include "calls/behaviours.hpp"
+#include "chip/chip.hpp"
 #include "machine/json.hpp"
 #include "machine/present.hpp"
 #include "machine/reports.hpp"
@@ -23,9 +25,7 @@ const char* keep(std::string text) {
 
 template <class OfMachine>
 const char* text_of(OfMachine&& of_machine) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  return keep(here.machine ? of_machine(*here.machine) : std::string("null"));
+  return keep(with_machine(std::string("null"), of_machine));
 }
 
 std::string calls_json(const Machine& machine) {
@@ -38,57 +38,38 @@ std::string calls_json(const Machine& machine) {
   JsonWriter json;
   json.begin_object();
   for (const auto& [name, count] : counts) {
-    json.key(name).value(count);
+    json.members(name, count);
   }
-  json.end_object();
-  return json.text();
+  return json.end_object().text();
 }
 
 std::string machine_json(const Machine& machine) {
-  JsonWriter json;
-  json.begin_object();
-  json.key("simulated").value(true);
-  json.key("profile").value(machine.spec.profile);
-  json.key("name").value(machine.chip->profile().name);
-  json.key("driver_version").value(machine.version());
-  json.key("devices").value(static_cast<int>(machine.devices.size()));
-  json.key("connections").value(machine.spec.connections);
-  json.end_object();
-  return json.text();
+  return JsonWriter()
+      .object("simulated", true, "profile", machine.spec.profile, "name", machine.chip->profile().name,
+              "driver_version", machine.version(), "devices", machine.devices.size(), "connections",
+              machine.spec.connections)
+      .text();
 }
 
-const char* word(Known known) {
-  switch (known) {
-    case Known::recorded:
-      return "recorded";
-    case Known::timed:
-      return "timed";
-    case Known::documented:
-      return "documented";
-    case Known::assumed:
-      return "assumed";
-  }
-  return "";
-}
+const char* word(Known known) { return known_words[static_cast<std::size_t>(known)]; }
 
-int add_rule(const char* function, FaultRule rule) {
-  if (function == nullptr) {
+// What is listed with the model of a chip is done by it.
+constexpr Behaviour other_behaviours[] = {
+#define GCTX_SIM_BEHAVIOUR(subject, drivers, known, source, text) {subject, drivers, text, Known::known, source},
+#include "calls/behaviours.def"
+#undef GCTX_SIM_BEHAVIOUR
+};
+
+int add_rule(const char* function, int code, FaultRule rule) {
+  rule.function = function == nullptr ? "" : function;
+  rule.code = static_cast<CUresult>(code);
+  if ((rule.function != "*" && !is_function_name(rule.function)) || rule.code == CUDA_SUCCESS) {
     return -1;
   }
-  rule.function = function;
-  if (rule.function != "*" && !is_function_name(rule.function)) {
-    return -1;
-  }
-  if (rule.code == CUDA_SUCCESS) {
-    return -1;
-  }
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  if (!here.machine) {
-    return -1;
-  }
-  here.machine->faults.rules.push_back(std::move(rule));
-  return 0;
+  return with_machine(-1, [&](Machine& machine) {
+    machine.faults.rules.push_back(std::move(rule));
+    return 0;
+  });
 }
 
 }  // namespace
@@ -118,16 +99,9 @@ int gctxSimConfigure(const char* spec, char* error, size_t error_size) {
 }
 
 int gctxSimReset(void) {
-  Present& here = present();
-  std::string spec;
-  {
-    const std::scoped_lock lock(here.mutex);
-    if (!here.machine) {
-      return -1;
-    }
-    spec = here.machine->spec.text;
-  }
-  return gctxSimConfigure(spec.c_str(), nullptr, 0);
+  const auto spec =
+      with_machine(std::optional<std::string>(), [](Machine& machine) { return std::optional(machine.spec.text); });
+  return spec ? gctxSimConfigure(spec->c_str(), nullptr, 0) : -1;
 }
 
 int gctxSimPush(void) {
@@ -158,166 +132,106 @@ const char* gctxSimFaults(void) {
 
 const char* gctxSimProfiles(void) {
   JsonWriter json;
-  json.begin_array();
-  for (const Profile& profile : profiles()) {
-    const Chip chip(profile);
-    json.begin_object();
-    json.key("key").value(profile.key);
-    json.key("name").value(profile.name);
-    json.key("compute_capability").value(std::to_string(profile.cc_major) + "." + std::to_string(profile.cc_minor));
-    json.key("sm_count").value(std::uint64_t{chip.sm_count()});
-    json.key("min_partition").value(std::uint64_t{profile.min_partition});
-    json.key("alignment").value(std::uint64_t{profile.alignment});
-    json.key("memory_bytes").value(profile.memory_bytes);
-    json.key("locality_domains").value(profile.locality_domains);
-    json.key("layout").value(word(profile.layout));
-    json.key("sms_per_gpc").begin_array();
-    for (const int sms : profile.sms_per_gpc) {
-      json.value(sms);
-    }
-    json.end_array();
+  json.array(profiles(), [&](const Profile& profile) {
+    json.begin_object().members("key", profile.key, "name", profile.name, "compute_capability",
+                                std::to_string(profile.cc_major) + "." + std::to_string(profile.cc_minor), "sm_count",
+                                Chip(profile).sm_count(), "min_partition", profile.min_partition, "alignment",
+                                profile.alignment, "memory_bytes", profile.memory_bytes, "locality_domains",
+                                profile.locality_domains, "layout", word(profile.layout));
+    json.key("sms_per_gpc").array(profile.sms_per_gpc, [&](int sms) { json.value(sms); });
     json.end_object();
-  }
-  json.end_array();
+  });
   return keep(json.text());
 }
 
 const char* gctxSimDrivers(void) {
   JsonWriter json;
-  json.begin_array();
-  for (const int version : driver_versions) {
-    json.value(version_text(version));
-  }
-  json.end_array();
-  return keep(json.text());
+  return keep(json.array(driver_versions, [&](int version) { json.value(version_text(version)); }).text());
 }
 
 const char* gctxSimExplain(void) {
   JsonWriter json;
-  json.begin_array();
-  const auto line = [&](std::string_view subject, std::string_view drivers, std::string_view text, Known known,
-                        std::string_view source) {
-    json.begin_object();
-    json.key("subject").value(subject);
-    json.key("drivers").value(drivers);
-    json.key("behaviour").value(text);
-    json.key("known").value(word(known));
-    json.key("source").value(source);
-    json.end_object();
+  const auto write = [&](const Behaviour& one) {
+    json.object("subject", one.subject, "drivers", one.drivers, "behaviour", one.text, "known", word(one.known),
+                "source", one.source);
   };
-  for (const Behaviour& behaviour : chip_behaviours()) {
-    line(behaviour.id, behaviour.drivers, behaviour.text, behaviour.known, behaviour.source);
-  }
-  for (const DriverBehaviour& behaviour : driver_behaviours()) {
-    line(behaviour.subject, behaviour.drivers, behaviour.text, behaviour.known, behaviour.source);
-  }
-  json.end_array();
-  return keep(json.text());
+  json.begin_array();
+  std::ranges::for_each(chip_behaviours(), write);
+  std::ranges::for_each(other_behaviours, write);
+  return keep(json.end_array().text());
 }
 
 int gctxSimFailNth(const char* function, unsigned long long nth, int code) {
-  if (nth == 0) {
-    return -1;
-  }
-  FaultRule rule;
-  rule.when = FaultRule::When::nth;
-  rule.remaining = nth;
-  rule.code = static_cast<CUresult>(code);
-  return add_rule(function, std::move(rule));
+  return nth == 0 ? -1 : add_rule(function, code, {.when = FaultRule::When::nth, .remaining = nth});
 }
 
-int gctxSimFailEvery(const char* function, int code) {
-  FaultRule rule;
-  rule.when = FaultRule::When::every;
-  rule.code = static_cast<CUresult>(code);
-  return add_rule(function, std::move(rule));
-}
+int gctxSimFailEvery(const char* function, int code) { return add_rule(function, code, {}); }
 
 int gctxSimFailRandomly(const char* function, double probability, unsigned long long seed, int code) {
   if (!(probability >= 0 && probability <= 1)) {
     return -1;
   }
-  FaultRule rule;
-  rule.when = FaultRule::When::by_chance;
-  rule.probability = probability;
-  rule.random.seed(seed);
-  rule.code = static_cast<CUresult>(code);
-  return add_rule(function, std::move(rule));
+  return add_rule(function, code,
+                  {.when = FaultRule::When::by_chance, .probability = probability, .random = std::mt19937_64(seed)});
 }
 
 void gctxSimLimitContexts(unsigned count) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  if (here.machine) {
-    here.machine->faults.context_limit = count;
-  }
+  with_machine(0U, [&](Machine& machine) { return machine.faults.context_limit = count; });
 }
 
 void gctxSimClearFaults(void) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  if (!here.machine) {
-    return;
-  }
-  here.machine->faults.rules.clear();
-  here.machine->faults.context_limit = here.machine->spec.max_contexts;
+  with_machine(0U, [](Machine& machine) {
+    machine.faults.rules.clear();
+    return machine.faults.context_limit = machine.spec.max_contexts;
+  });
 }
 
 int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, const gctxSimKernelCost* cost,
                   const size_t* argument_sizes, unsigned argument_count) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  if (!here.machine || name == nullptr || cost == nullptr || !(cost->throughput <= 1)) {
+  if (name == nullptr || cost == nullptr || !(cost->throughput <= 1)) {
     return -1;
   }
-  RegisteredKernel kernel;
-  kernel.function = function;
-  kernel.user = user;
-  kernel.cost = *cost;
-  kernel.arguments_known = argument_sizes != nullptr;
-  if (argument_sizes != nullptr) {
-    kernel.argument_sizes.assign(argument_sizes, argument_sizes + argument_count);
-  }
-  here.machine->kernels_by_name[name] = std::move(kernel);
-  return 0;
+  return with_machine(-1, [&](Machine& machine) {
+    RegisteredKernel kernel{.function = function, .user = user, .cost = *cost};
+    kernel.arguments_known = argument_sizes != nullptr;
+    if (argument_sizes != nullptr) {
+      kernel.argument_sizes.assign(argument_sizes, argument_sizes + argument_count);
+    }
+    machine.kernels_by_name[name] = std::move(kernel);
+    return 0;
+  });
 }
 
 int gctxSimKernelAccess(const char* name, const unsigned* reads, unsigned read_count, const unsigned* writes,
                         unsigned write_count) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  if (!here.machine || name == nullptr || !here.machine->kernels_by_name.contains(name)) {
-    return -1;
-  }
   const auto list = [](const unsigned* numbers, unsigned count) {
     using List = std::set<std::size_t>;
     return numbers == nullptr ? std::nullopt : std::make_optional<List>(numbers, numbers + count);
   };
-  RegisteredKernel& kernel = here.machine->kernels_by_name[name];
-  kernel.reads = list(reads, read_count);
-  kernel.writes = list(writes, write_count);
-  return 0;
+  return with_machine(-1, [&](Machine& machine) {
+    const auto kernel = machine.kernels_by_name.find(name == nullptr ? "" : name);
+    if (kernel == machine.kernels_by_name.end()) {
+      return -1;
+    }
+    kernel->second.reads = list(reads, read_count);
+    kernel->second.writes = list(writes, write_count);
+    return 0;
+  });
 }
 
 void* gctxSimView(uint64_t address, size_t size) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  const Bytes bytes = here.machine && size > 0 ? bytes_at(*here.machine, address, size) : Bytes{};
-  return bytes.is_empty() ? nullptr : bytes.host();
+  return with_machine(static_cast<void*>(nullptr), [&](Machine& machine) -> void* {
+    const Bytes bytes = size > 0 ? bytes_at(machine, address, size) : Bytes{};
+    return bytes.is_empty() ? nullptr : bytes.host();
+  });
 }
 
 void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  if (here.machine) {
-    here.machine->tracer = {schedule, record, this_thread().serial};
-  }
+  with_machine(Tracer{}, [&](Machine& machine) { return machine.tracer = {schedule, record, this_thread()}; });
 }
 
 uint64_t gctxSimTime(void) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  return here.machine ? here.machine->clock.now() : 0;
+  return with_machine(uint64_t{0}, [](Machine& machine) { return machine.clock.now(); });
 }
 
 void gctxSimAdvance(uint64_t ns) {

@@ -65,73 +65,63 @@ std::size_t span_of(const Extent& extent, const Side& side) {
   return (extent.depth - 1) * side.slice + (extent.height - 1) * side.pitch + extent.width;
 }
 
-bool locate_array(Call& c, const Place& place, const Extent& extent, Side& side) {
-  const Array* array = c.machine.arrays.find(place.array);
-  if (array == nullptr) {
-    return false;
-  }
+Side locate_array(const Array& array, const Place& place, const Extent& extent) {
   const auto fits = [](std::size_t at, std::size_t size, std::size_t whole) {
     return at <= whole && size <= whole - at;
   };
-  if (!fits(place.x, extent.width, array->row_bytes()) || !fits(place.y, extent.height, array->rows()) ||
-      !fits(place.z, extent.depth, array->slices())) {
-    return false;
-  }
-  side.pitch = array->row_bytes();
-  side.slice = side.pitch * array->rows();
-  side.address = array->storage.address + place.z * side.slice + place.y * side.pitch + place.x;
+  refuse_if(!fits(place.x, extent.width, array.row_bytes()) || !fits(place.y, extent.height, array.rows()) ||
+                !fits(place.z, extent.depth, array.slices()),
+            CUDA_ERROR_INVALID_VALUE);
+  Side side;
+  side.pitch = array.row_bytes();
+  side.slice = side.pitch * array.rows();
+  side.address = array.storage.address + place.z * side.slice + place.y * side.pitch + place.x;
   side.span = span_of(extent, side);
   side.device = true;
   side.known = true;
-  side.array = array->storage;
-  return true;
+  side.array = array.storage;
+  return side;
 }
 
-// Where the bytes are, or false if they are not where the call says.
-bool locate(Call& c, const Place& place, const Extent& extent, bool writes, Side& side) {
+// Where the bytes are; refused if they are not where the call says.
+Side locate(Call& c, const Place& place, const Extent& extent, bool writes) {
   if (place.type == CU_MEMORYTYPE_ARRAY) {
-    return locate_array(c, place, extent, side);
+    return locate_array(need(c.machine.arrays.find(place.array), CUDA_ERROR_INVALID_VALUE), place, extent);
   }
-  if (place.type < CU_MEMORYTYPE_HOST || place.type > CU_MEMORYTYPE_UNIFIED || place.address == 0) {
-    return false;
-  }
+  refuse_if(place.type < CU_MEMORYTYPE_HOST || place.type > CU_MEMORYTYPE_UNIFIED || place.address == 0,
+            CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t limit = std::size_t{1} << 40;  // beyond it, products of what follows could overflow
   const bool huge = std::max({place.x, place.y, place.z, place.pitch, place.height, extent.width}) > limit ||
                     std::max(extent.height, extent.depth) > (std::size_t{1} << 20) || place.pitch > (1U << 31);
-  if (huge && extent.height * extent.depth > 1) {
-    return false;
-  }
+  refuse_if(huge && extent.height * extent.depth > 1, CUDA_ERROR_INVALID_VALUE);
   // One row needs no pitch.
-  if (place.pitch != 0 && (place.pitch < extent.width || extent.width + place.x > place.pitch)) {
-    return false;
-  }
-  if (place.height != 0 && place.height < extent.height) {
-    return false;
-  }
+  refuse_if(place.pitch != 0 && (place.pitch < extent.width || extent.width + place.x > place.pitch),
+            CUDA_ERROR_INVALID_VALUE);
+  refuse_if(place.height != 0 && place.height < extent.height, CUDA_ERROR_INVALID_VALUE);
+  Side side;
   side.pitch = place.pitch != 0 ? place.pitch : extent.width;
   side.slice = side.pitch * (place.height != 0 ? place.height : extent.height);
   side.address = place.address + place.z * side.slice + place.y * side.pitch + place.x;
   side.span = span_of(extent, side);
-  const Allocation* found = find_allocation(c.machine, side.address, 1);
-  if (found != nullptr) {
+  if (const Allocation* found = find_allocation(c.machine, side.address, 1)) {
     // A range that begins in known memory and runs out of it is an error on either side.
-    if (bytes_at(c.machine, side.address, side.span).is_empty() || !is_reachable(*found, writes)) {
-      return false;
-    }
+    refuse_if(bytes_at(c.machine, side.address, side.span).is_empty() || !is_reachable(*found, writes),
+              CUDA_ERROR_INVALID_VALUE);
     if (found->freeing) {
       c.note(Misuse::use_after_destroy, side.address, "the memory was freed before in another order");
     }
     side.known = true;
     side.device = found->type == CU_MEMORYTYPE_DEVICE;
     side.shows = !side.device || found->managed;
-    return true;
+    return side;
   }
   if (c.machine.freed.contains(side.address) && place.type != CU_MEMORYTYPE_HOST) {
     c.note(Misuse::use_after_destroy, side.address, "the memory is freed");
-    return false;
+    refuse(CUDA_ERROR_INVALID_VALUE);
   }
+  refuse_if(place.type == CU_MEMORYTYPE_DEVICE || is_of_a_device(c.machine, side.address), CUDA_ERROR_INVALID_VALUE);
   side.shows = true;
-  return place.type != CU_MEMORYTYPE_DEVICE && !is_of_a_device(c.machine, side.address);
+  return side;
 }
 
 // The memory may have been freed on another stream meanwhile: then there are none, and nothing is copied.
@@ -211,14 +201,13 @@ struct Located {
   Side from;
 };
 
-void locate_both(Call& c, const CUDA_MEMCPY3D& copy, Located& found) {
-  found.extent = {copy.WidthInBytes, copy.Height, copy.Depth};
-  if (found.extent.is_empty()) {
-    return;
+Located locate_both(Call& c, const CUDA_MEMCPY3D& copy) {
+  Located found{{copy.WidthInBytes, copy.Height, copy.Depth}, {}, {}};
+  if (!found.extent.is_empty()) {
+    found.to = locate(c, target_of(copy), found.extent, true);
+    found.from = locate(c, source_of(copy), found.extent, false);
   }
-  const bool both = locate(c, target_of(copy), found.extent, true, found.to) &&
-                    locate(c, source_of(copy), found.extent, false, found.from);
-  refuse_if(!both, CUDA_ERROR_INVALID_VALUE);
+  return found;
 }
 
 void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, GraphNode& node) {
@@ -227,7 +216,7 @@ void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, GraphNod
   const Extent& extent = found.extent;
   const std::size_t size = extent.width * extent.height * extent.depth;
   node.type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  node.parameters = copy;
+  node.parameters.memcpy.copyParams = copy;
   node.duration = start_ns;
   if (to.device && from.device) {
     // Read and written.
@@ -275,10 +264,18 @@ void stage(Call& c, const Extent& extent, Side& from) {
   from = packed;
 }
 
-void copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
-  Stream* stream = &find_stream(c, handle);
-  Located found;
-  locate_both(c, what, found);
+// Where a copy or a fill goes: onto the stream that the function names, or onto the default stream of the current
+// context, and is waited for.
+struct Queue {
+  Queue() = default;
+  Queue(CUstream stream) : handle(stream), waits(false) {}
+  CUstream handle = nullptr;
+  bool waits = true;
+};
+
+void copy(Call& c, const CUDA_MEMCPY3D& what, Queue queue) {
+  Stream* stream = &find_stream(c, queue.handle);
+  Located found = locate_both(c, what);
   if (found.extent.is_empty()) {
     return;
   }
@@ -286,74 +283,81 @@ void copy(Call& c, const CUDA_MEMCPY3D& what, CUstream handle, bool wait) {
   const bool pageable_source = !found.from.known && !stream->capture;
   const bool pageable_target = !found.to.known && !stream->capture;
   GraphNode node;
-  if (pageable_source && !wait) {
+  if (pageable_source && !queue.waits) {
     stage(c, found.extent, found.from);
-    stream = &find_stream(c, handle);  // looked up again: the lock was open
+    stream = &find_stream(c, queue.handle);  // looked up again: the lock was open
   }
   describe(c, what, found, node);
   enqueue(c, *stream, std::move(node));
-  if (wait || pageable_target) {
+  if (queue.waits || pageable_target) {
     wait_for(c, stream->last);
   }
 }
 
-CUDA_MEMCPY3D linear(CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
-                     std::size_t size) {
-  CUDA_MEMCPY3D copy{};
-  copy.srcMemoryType = from_type;
-  copy.dstMemoryType = to_type;
-  copy.srcHost = reinterpret_cast<const void*>(from);
-  copy.dstHost = reinterpret_cast<void*>(to);
-  copy.srcDevice = from;
-  copy.dstDevice = to;
-  copy.WidthInBytes = size;
-  copy.Height = copy.Depth = 1;
-  return copy;
+// One end of a copy of one row of bytes.
+struct End {
+  CUmemorytype type;
+  std::uint64_t address;
+  CUarray array = nullptr;
+  std::size_t offset = 0;
+};
+
+End of(CUarray array, std::size_t offset) { return {CU_MEMORYTYPE_ARRAY, 0, array, offset}; }
+
+void copy_row(Call& c, const End& to, const End& from, std::size_t size, Queue queue) {
+  const auto pointer = [](const End& end) { return reinterpret_cast<void*>(end.address); };
+  const CUDA_MEMCPY3D row{from.offset, 0, 0, 0, from.type, pointer(from), from.address, from.array, nullptr, 0, 0,
+                          to.offset,   0, 0, 0, to.type,   pointer(to),   to.address,   to.array,   nullptr, 0, 0,
+                          size,        1, 1};
+  return copy(c, row, queue);
 }
 
-CUDA_MEMCPY3D with_array_target(CUDA_MEMCPY3D copy, CUarray array, std::size_t offset) {
-  copy.dstMemoryType = CU_MEMORYTYPE_ARRAY;
-  copy.dstArray = array;
-  copy.dstXInBytes = offset;
-  return copy;
-}
+// As a function of the header names it: a number or a pointer.
+struct Address {
+  Address(CUdeviceptr address) : number(address) {}
+  Address(const void* address) : number(reinterpret_cast<std::uint64_t>(address)) {}
+  std::uint64_t number;
+};
 
-CUDA_MEMCPY3D with_array_source(CUDA_MEMCPY3D copy, CUarray array, std::size_t offset) {
-  copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
-  copy.srcArray = array;
-  copy.srcXInBytes = offset;
-  return copy;
-}
+constexpr CUmemorytype on_host = CU_MEMORYTYPE_HOST;
+constexpr CUmemorytype on_device = CU_MEMORYTYPE_DEVICE;
+constexpr CUmemorytype anywhere = CU_MEMORYTYPE_UNIFIED;
 
-CUDA_MEMCPY3D in_three_dimensions(const CUDA_MEMCPY2D& flat) {
-  CUDA_MEMCPY3D copy{};
-  copy.srcXInBytes = flat.srcXInBytes;
-  copy.srcY = flat.srcY;
-  copy.srcMemoryType = flat.srcMemoryType;
-  copy.srcHost = flat.srcHost;
-  copy.srcDevice = flat.srcDevice;
-  copy.srcArray = flat.srcArray;
-  copy.srcPitch = flat.srcPitch;
-  copy.dstXInBytes = flat.dstXInBytes;
-  copy.dstY = flat.dstY;
-  copy.dstMemoryType = flat.dstMemoryType;
-  copy.dstHost = flat.dstHost;
-  copy.dstDevice = flat.dstDevice;
-  copy.dstArray = flat.dstArray;
-  copy.dstPitch = flat.dstPitch;
-  copy.WidthInBytes = flat.WidthInBytes;
-  copy.Height = flat.Height;
-  copy.Depth = 1;
-  return copy;
+// The copies and fills of the header, by what they are given.
+template <CUmemorytype to_type, CUmemorytype from_type>
+void copy_linear(Call& c, Address to, Address from, std::size_t size, Queue queue) {
+  return copy_row(c, {to_type, to.number}, {from_type, from.number}, size, queue);
 }
-
-void copy_linear(Call& c, CUmemorytype to_type, std::uint64_t to, CUmemorytype from_type, std::uint64_t from,
-                 std::size_t size, CUstream stream, bool wait) {
-  return copy(c, linear(to_type, to, from_type, from, size), stream, wait);
+template <CUmemorytype type>
+void copy_to_array(Call& c, CUarray to, std::size_t offset, Address from, std::size_t size, Queue queue) {
+  return copy_row(c, of(to, offset), {type, from.number}, size, queue);
 }
+template <CUmemorytype type>
+void copy_from_array(Call& c, Address to, CUarray from, std::size_t offset, std::size_t size, Queue queue) {
+  return copy_row(c, {type, to.number}, of(from, offset), size, queue);
+}
+void copy_arrays(Call& c, CUarray to, std::size_t to_offset, CUarray from, std::size_t from_offset, std::size_t size) {
+  return copy_row(c, of(to, to_offset), of(from, from_offset), size, {});
+}
+void copy_peer(Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&, std::size_t size) {
+  return copy_row(c, {on_device, to}, {on_device, from}, size, {});
+}
+void copy_peer_on(Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&, std::size_t size,
+                  const Stream&) {
+  return copy_row(c, {on_device, to}, {on_device, from}, size, reinterpret_cast<CUstream>(c.arguments[5]));
+}
+void copy_flat(Call& c, const CUDA_MEMCPY2D* flat, Queue queue) {
+  const CUDA_MEMCPY2D& f = *flat;
+  return copy(
+      c, {f.srcXInBytes,  f.srcY,   0, 0, f.srcMemoryType, f.srcHost, f.srcDevice, f.srcArray, nullptr, f.srcPitch, 0,
+          f.dstXInBytes,  f.dstY,   0, 0, f.dstMemoryType, f.dstHost, f.dstDevice, f.dstArray, nullptr, f.dstPitch, 0,
+          f.WidthInBytes, f.Height, 1},
+      queue);
+}
+void copy_box(Call& c, const CUDA_MEMCPY3D* box, Queue queue) { return copy(c, *box, queue); }
 
-void fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, bool wait) {
-  Stream& stream = find_stream(c, handle);
+void fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, Queue queue) {
+  Stream& stream = find_stream(c, queue.handle);
   refuse_if(what.dst % what.elementSize != 0, CUDA_ERROR_INVALID_VALUE);
   if (what.width == 0 || what.height == 0) {
     return;
@@ -361,46 +365,36 @@ void fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, CUstream handle, bool wa
   GraphNode node;
   plan_fill(c, what, node);
   enqueue(c, stream, std::move(node));
-  if (wait) {
+  if (queue.waits) {
     wait_for(c, stream.last);
   }
 }
-
-void fill_row(Call& c, CUdeviceptr address, unsigned value, unsigned size, std::size_t count, CUstream stream,
-              bool wait) {
-  return fill(c, {address, 0, value, size, count, 1}, stream, wait);
+template <class Element>
+void fill_row(Call& c, CUdeviceptr address, Element value, std::size_t count, Queue queue) {
+  return fill(c, {address, 0, value, sizeof value, count, 1, nullptr}, queue);
 }
-
-void fill_rows(Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, unsigned size, std::size_t width,
-               std::size_t height, CUstream stream, bool wait) {
-  return fill(c, {address, pitch, value, size, width, height}, stream, wait);
+template <class Element>
+void fill_rows(Call& c, CUdeviceptr address, std::size_t pitch, Element value, std::size_t width, std::size_t height,
+               Queue queue) {
+  return fill(c, {address, pitch, value, sizeof value, width, height, nullptr}, queue);
 }
-
-std::uint64_t number(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
-
-constexpr CUmemorytype on_host = CU_MEMORYTYPE_HOST;
-constexpr CUmemorytype on_device = CU_MEMORYTYPE_DEVICE;
-constexpr CUmemorytype anywhere = CU_MEMORYTYPE_UNIFIED;
 
 }  // namespace
 
 void plan_copy(Call& c, const CUDA_MEMCPY3D& copy, GraphNode& node) {
-  Located found;
-  locate_both(c, copy, found);
-  return describe(c, copy, found, node);
+  return describe(c, copy, locate_both(c, copy), node);
 }
 
-void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node) {
+void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, GraphNode& node) {
   const std::size_t size = what.elementSize;
   refuse_if((size != 1 && size != 2 && size != 4) || what.width == 0 || what.height == 0, CUDA_ERROR_INVALID_VALUE);
-  const Extent extent{what.width * size, what.height, 1};
-  Side side;
-  const Place place{on_device, what.dst, nullptr, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0};
   const bool aligned = what.dst % size == 0 && (what.height == 1 || what.pitch % size == 0);
-  refuse_if(!aligned || what.width > (std::size_t{1} << 40) || !locate(c, place, extent, true, side),
-            CUDA_ERROR_INVALID_VALUE);
+  refuse_if(!aligned || what.width > (std::size_t{1} << 40), CUDA_ERROR_INVALID_VALUE);
+  const Extent extent{what.width * size, what.height, 1};
+  const Side side =
+      locate(c, {on_device, what.dst, nullptr, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0}, extent, true);
   node.type = CU_GRAPH_NODE_TYPE_MEMSET;
-  node.parameters = what;
+  node.parameters.memset = what;
   node.duration = start_ns;
   node.bytes = static_cast<double>(extent.width * extent.height);
   node.shows = side.shows;
@@ -423,118 +417,37 @@ void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS& what, GraphNode& node) {
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuMemcpy, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size) {
-  return copy_linear(c, anywhere, to, anywhere, from, size, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyAsync, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
-  return copy_linear(c, anywhere, to, anywhere, from, size, stream, false);
-}
-GCTX_SIM_CALL(cuMemcpyHtoD_v2, Call& c, CUdeviceptr to, const void* from, std::size_t size) {
-  return copy_linear(c, on_device, to, on_host, number(from), size, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyDtoH_v2, Call& c, void* to, CUdeviceptr from, std::size_t size) {
-  return copy_linear(c, on_host, number(to), on_device, from, size, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyDtoD_v2, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size) {
-  return copy_linear(c, on_device, to, on_device, from, size, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyHtoDAsync_v2, Call& c, CUdeviceptr to, const void* from, std::size_t size, CUstream stream) {
-  return copy_linear(c, on_device, to, on_host, number(from), size, stream, false);
-}
-GCTX_SIM_CALL(cuMemcpyDtoHAsync_v2, Call& c, void* to, CUdeviceptr from, std::size_t size, CUstream stream) {
-  return copy_linear(c, on_host, number(to), on_device, from, size, stream, false);
-}
-GCTX_SIM_CALL(cuMemcpyDtoDAsync_v2, Call& c, CUdeviceptr to, CUdeviceptr from, std::size_t size, CUstream stream) {
-  return copy_linear(c, on_device, to, on_device, from, size, stream, false);
-}
-
-GCTX_SIM_CALL(cuMemcpyHtoA_v2, Call& c, CUarray to, std::size_t offset, const void* from, std::size_t size) {
-  return copy(c, with_array_target(linear(on_host, 0, on_host, number(from), size), to, offset), nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyHtoAAsync_v2, Call& c, CUarray to, std::size_t offset, const void* from, std::size_t size,
-              CUstream stream) {
-  return copy(c, with_array_target(linear(on_host, 0, on_host, number(from), size), to, offset), stream, false);
-}
-GCTX_SIM_CALL(cuMemcpyAtoH_v2, Call& c, void* to, CUarray from, std::size_t offset, std::size_t size) {
-  return copy(c, with_array_source(linear(on_host, number(to), on_host, 0, size), from, offset), nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyAtoHAsync_v2, Call& c, void* to, CUarray from, std::size_t offset, std::size_t size,
-              CUstream stream) {
-  return copy(c, with_array_source(linear(on_host, number(to), on_host, 0, size), from, offset), stream, false);
-}
-GCTX_SIM_CALL(cuMemcpyDtoA_v2, Call& c, CUarray to, std::size_t offset, CUdeviceptr from, std::size_t size) {
-  return copy(c, with_array_target(linear(on_host, 0, on_device, from, size), to, offset), nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyAtoD_v2, Call& c, CUdeviceptr to, CUarray from, std::size_t offset, std::size_t size) {
-  return copy(c, with_array_source(linear(on_device, to, on_host, 0, size), from, offset), nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyAtoA_v2, Call& c, CUarray to, std::size_t to_offset, CUarray from, std::size_t from_offset,
-              std::size_t size) {
-  const CUDA_MEMCPY3D copied = with_array_source(linear(on_host, 0, on_host, 0, size), from, from_offset);
-  return copy(c, with_array_target(copied, to, to_offset), nullptr, true);
-}
-
-GCTX_SIM_CALL(cuMemcpy2D_v2, Call& c, const CUDA_MEMCPY2D* flat) {
-  return copy(c, in_three_dimensions(*flat), nullptr, true);
-}
-GCTX_SIM_SAME(cuMemcpy2DUnaligned_v2, cuMemcpy2D_v2)
-GCTX_SIM_CALL(cuMemcpy2DAsync_v2, Call& c, const CUDA_MEMCPY2D* flat, CUstream stream) {
-  return copy(c, in_three_dimensions(*flat), stream, false);
-}
-GCTX_SIM_CALL(cuMemcpy3D_v2, Call& c, const CUDA_MEMCPY3D* box) { return copy(c, *box, nullptr, true); }
-GCTX_SIM_CALL(cuMemcpy3DAsync_v2, Call& c, const CUDA_MEMCPY3D* box, CUstream stream) {
-  return copy(c, *box, stream, false);
-}
-
-GCTX_SIM_CALL(cuMemcpyPeer, Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&,
-              std::size_t size) {
-  return copy_linear(c, on_device, to, on_device, from, size, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemcpyPeerAsync, Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&,
-              std::size_t size, const Stream&) {
-  return copy_linear(c, on_device, to, on_device, from, size, reinterpret_cast<CUstream>(c.arguments[5]), false);
-}
-
-GCTX_SIM_CALL(cuMemsetD8_v2, Call& c, CUdeviceptr address, unsigned char value, std::size_t count) {
-  return fill_row(c, address, value, 1, count, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemsetD16_v2, Call& c, CUdeviceptr address, unsigned short value, std::size_t count) {
-  return fill_row(c, address, value, 2, count, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemsetD32_v2, Call& c, CUdeviceptr address, unsigned value, std::size_t count) {
-  return fill_row(c, address, value, 4, count, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemsetD8Async, Call& c, CUdeviceptr address, unsigned char value, std::size_t count, CUstream stream) {
-  return fill_row(c, address, value, 1, count, stream, false);
-}
-GCTX_SIM_CALL(cuMemsetD16Async, Call& c, CUdeviceptr address, unsigned short value, std::size_t count,
-              CUstream stream) {
-  return fill_row(c, address, value, 2, count, stream, false);
-}
-GCTX_SIM_CALL(cuMemsetD32Async, Call& c, CUdeviceptr address, unsigned value, std::size_t count, CUstream stream) {
-  return fill_row(c, address, value, 4, count, stream, false);
-}
-GCTX_SIM_CALL(cuMemsetD2D8_v2, Call& c, CUdeviceptr address, std::size_t pitch, unsigned char value, std::size_t width,
-              std::size_t height) {
-  return fill_rows(c, address, pitch, value, 1, width, height, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemsetD2D16_v2, Call& c, CUdeviceptr address, std::size_t pitch, unsigned short value,
-              std::size_t width, std::size_t height) {
-  return fill_rows(c, address, pitch, value, 2, width, height, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemsetD2D32_v2, Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, std::size_t width,
-              std::size_t height) {
-  return fill_rows(c, address, pitch, value, 4, width, height, nullptr, true);
-}
-GCTX_SIM_CALL(cuMemsetD2D8Async, Call& c, CUdeviceptr address, std::size_t pitch, unsigned char value,
-              std::size_t width, std::size_t height, CUstream stream) {
-  return fill_rows(c, address, pitch, value, 1, width, height, stream, false);
-}
-GCTX_SIM_CALL(cuMemsetD2D16Async, Call& c, CUdeviceptr address, std::size_t pitch, unsigned short value,
-              std::size_t width, std::size_t height, CUstream stream) {
-  return fill_rows(c, address, pitch, value, 2, width, height, stream, false);
-}
-GCTX_SIM_CALL(cuMemsetD2D32Async, Call& c, CUdeviceptr address, std::size_t pitch, unsigned value, std::size_t width,
-              std::size_t height, CUstream stream) {
-  return fill_rows(c, address, pitch, value, 4, width, height, stream, false);
-}
+GCTX_SIM_ROW(cuMemcpy, copy_linear<anywhere, anywhere>)
+GCTX_SIM_ROW(cuMemcpyAsync, copy_linear<anywhere, anywhere>)
+GCTX_SIM_ROW(cuMemcpyHtoD_v2, copy_linear<on_device, on_host>)
+GCTX_SIM_ROW(cuMemcpyHtoDAsync_v2, copy_linear<on_device, on_host>)
+GCTX_SIM_ROW(cuMemcpyDtoH_v2, copy_linear<on_host, on_device>)
+GCTX_SIM_ROW(cuMemcpyDtoHAsync_v2, copy_linear<on_host, on_device>)
+GCTX_SIM_ROW(cuMemcpyDtoD_v2, copy_linear<on_device, on_device>)
+GCTX_SIM_ROW(cuMemcpyDtoDAsync_v2, copy_linear<on_device, on_device>)
+GCTX_SIM_ROW(cuMemcpyPeer, copy_peer)
+GCTX_SIM_ROW(cuMemcpyPeerAsync, copy_peer_on)
+GCTX_SIM_ROW(cuMemcpyHtoA_v2, copy_to_array<on_host>)
+GCTX_SIM_ROW(cuMemcpyHtoAAsync_v2, copy_to_array<on_host>)
+GCTX_SIM_ROW(cuMemcpyDtoA_v2, copy_to_array<on_device>)
+GCTX_SIM_ROW(cuMemcpyAtoH_v2, copy_from_array<on_host>)
+GCTX_SIM_ROW(cuMemcpyAtoHAsync_v2, copy_from_array<on_host>)
+GCTX_SIM_ROW(cuMemcpyAtoD_v2, copy_from_array<on_device>)
+GCTX_SIM_ROW(cuMemcpyAtoA_v2, copy_arrays)
+GCTX_SIM_ROW(cuMemcpy2D_v2, copy_flat)
+GCTX_SIM_ROW(cuMemcpy2DUnaligned_v2, copy_flat)
+GCTX_SIM_ROW(cuMemcpy2DAsync_v2, copy_flat)
+GCTX_SIM_ROW(cuMemcpy3D_v2, copy_box)
+GCTX_SIM_ROW(cuMemcpy3DAsync_v2, copy_box)
+GCTX_SIM_ROW(cuMemsetD8_v2, fill_row<unsigned char>)
+GCTX_SIM_ROW(cuMemsetD8Async, fill_row<unsigned char>)
+GCTX_SIM_ROW(cuMemsetD2D8_v2, fill_rows<unsigned char>)
+GCTX_SIM_ROW(cuMemsetD2D8Async, fill_rows<unsigned char>)
+GCTX_SIM_ROW(cuMemsetD16_v2, fill_row<unsigned short>)
+GCTX_SIM_ROW(cuMemsetD16Async, fill_row<unsigned short>)
+GCTX_SIM_ROW(cuMemsetD2D16_v2, fill_rows<unsigned short>)
+GCTX_SIM_ROW(cuMemsetD2D16Async, fill_rows<unsigned short>)
+GCTX_SIM_ROW(cuMemsetD32_v2, fill_row<unsigned>)
+GCTX_SIM_ROW(cuMemsetD32Async, fill_row<unsigned>)
+GCTX_SIM_ROW(cuMemsetD2D32_v2, fill_rows<unsigned>)
+GCTX_SIM_ROW(cuMemsetD2D32Async, fill_rows<unsigned>)

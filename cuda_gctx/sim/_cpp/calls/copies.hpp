@@ -8,6 +8,6 @@ namespace gctx::sim {
 // A copy in up to three dimensions, as all the calls that copy describe it.
 void plan_copy(Call& call, const CUDA_MEMCPY3D& copy, GraphNode& node);
 // A fill of rows of elements.
-void plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS& fill, GraphNode& node);
+void plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS_v2& fill, GraphNode& node);
 
 }  // namespace gctx::sim

@@ -15,15 +15,18 @@ void get_address(Call& c, const char* symbol, void** out, int version, cuuint64_
   const FoundFunction found =
       find_function(symbol, version, c.version(), (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0);
   *out = found.address;
-  const auto answer = found.address != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS
-                      : found.too_old_request  ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
-                                               : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  if (status != nullptr) {
-    // With a place for the status the call itself succeeds, and the status and the null pointer say what happened.
-    *status = answer;
-    return;
-  }
-  refuse_if(answer != CU_GET_PROC_ADDRESS_SUCCESS, CUDA_ERROR_NOT_FOUND);
+  // With a place for the status the call itself succeeds, and the status and the null pointer say what happened.
+  give(status, found.address != nullptr ? CU_GET_PROC_ADDRESS_SUCCESS
+               : found.too_old_request  ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                                        : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+  refuse_if(status == nullptr && found.address == nullptr, CUDA_ERROR_NOT_FOUND);
+}
+
+template <const char* ErrorText::* what>
+void tell_error(Call&, CUresult error, const char** out) {
+  const ErrorText* found = find_error(error);
+  *out = found == nullptr ? nullptr : found->*what;
+  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
 }
 
 }  // namespace
@@ -65,23 +68,7 @@ GCTX_SIM_CALL(cuInit, Call& c, unsigned) {
 
 GCTX_SIM_CALL(cuDriverGetVersion, Call& c, int* version) { give(version, c.version()); }
 
-GCTX_SIM_CALL(cuGetProcAddress, Call& c, const char* symbol, void** out, int version, cuuint64_t flags) {
-  return get_address(c, symbol, out, version, flags, nullptr);
-}
-
-GCTX_SIM_CALL(cuGetProcAddress_v2, Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
-              CUdriverProcAddressQueryResult* status) {
-  return get_address(c, symbol, out, version, flags, status);
-}
-
-GCTX_SIM_CALL(cuGetErrorName, Call&, CUresult error, const char** name) {
-  const ErrorText* found = find_error(error);
-  *name = found == nullptr ? nullptr : found->name;
-  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
-}
-
-GCTX_SIM_CALL(cuGetErrorString, Call&, CUresult error, const char** text) {
-  const ErrorText* found = find_error(error);
-  *text = found == nullptr ? nullptr : found->text;
-  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
-}
+GCTX_SIM_ROW(cuGetProcAddress, get_address)
+GCTX_SIM_ROW(cuGetProcAddress_v2, get_address)
+GCTX_SIM_ROW(cuGetErrorName, tell_error<&ErrorText::name>)
+GCTX_SIM_ROW(cuGetErrorString, tell_error<&ErrorText::text>)

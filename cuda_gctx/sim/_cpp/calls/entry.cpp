@@ -8,31 +8,6 @@
 namespace gctx::sim {
 namespace {
 
-// Virtual time that a call takes the host: medians of docs/appendix/hardware-facts.md, else assumed.
-std::uint64_t host_cost(Fn function) {
-  switch (function) {
-    case Fn::cuGreenCtxCreate:
-      return 930'000;
-    case Fn::cuGreenCtxDestroy:
-      return 6'000;
-    case Fn::cuDevResourceGenerateDesc:
-      return 4'200;
-    case Fn::cuDevSmResourceSplitByCount:
-    case Fn::cuDevSmResourceSplit:
-      return 1'090;
-    case Fn::cuGreenCtxStreamCreate:
-    case Fn::cuStreamCreate:
-    case Fn::cuStreamCreateWithPriority:
-      return 900;
-    case Fn::cuLaunchKernel:
-    case Fn::cuLaunchKernelEx:
-    case Fn::cuLaunchCooperativeKernel:
-      return 2'000;
-    default:
-      return 100;
-  }
-}
-
 // Refuses the call where it is not to be carried out.
 void admit(Present& here, Fn function) {
   const Contract& wanted = contract(function);
@@ -45,7 +20,7 @@ void admit(Present& here, Fn function) {
   ++machine.calls_made;
   refuse_if(info(function).since > machine.version(), CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(!machine.initialized && !wanted.is_early, CUDA_ERROR_NOT_INITIALIZED);
-  machine.clock.pass(host_cost(function));
+  machine.clock.pass(wanted.host_ns);
   if (!machine.faults.rules.empty()) {
     if (const auto code = machine.faults.next(function)) {
       refuse(*code);
@@ -65,26 +40,18 @@ void check(Call& call, const Arguments& arguments) {
 // Whether the calling thread disturbs an active capture, of one context or of any (null): marks it invalid.
 bool disturbs_capture(Call& c, const Context* context) {
   bool any = false;
-  if (c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) {
-    return false;
-  }
+  const CUstreamCaptureMode mode = c.thread.capture_mode;
   c.machine.streams.each([&](Stream& stream) {
-    if (!stream.capture || !stream.capture->is_active()) {
-      return;
-    }
-    if (context != nullptr && stream.context != context) {
+    if (!stream.capture || !stream.capture->is_active() || (context != nullptr && stream.context != context)) {
       return;
     }
     Capture& capture = *stream.capture;
-    const bool own = capture.thread() == c.thread.serial;
-    const bool disturbed =
-        (capture.mode() == CU_STREAM_CAPTURE_MODE_GLOBAL && c.thread.capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL) ||
-        (capture.mode() != CU_STREAM_CAPTURE_MODE_RELAXED && own);
-    if (!disturbed) {
-      return;
+    const bool everywhere = capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+    const bool own = capture.mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture.thread == c.thread.serial;
+    if (mode != CU_STREAM_CAPTURE_MODE_RELAXED && (everywhere || own)) {
+      capture.invalidate();
+      any = true;
     }
-    capture.invalidate();
-    any = true;
   });
   return any;
 }
@@ -206,15 +173,25 @@ namespace {
 
 // What a handle misses: the object that it named is gone, which its destruction finds too, or there never was one.
 template <class Table, class Handle>
-bool note_missing(Call& call, const Table& table, Handle handle, Fn destroy, const std::string& kind) {
+bool note_missing(Call& call, const Table& table, Handle handle, Fn destroy, const char* kind) {
   const bool stale = table.is_stale(handle);
   if (stale) {
     const bool destroying = call.function == destroy;
-    call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle, "the " + kind + " is destroyed");
+    call.note(destroying ? Misuse::double_destroy : Misuse::use_after_destroy, handle,
+              std::string("the ") + kind + " is destroyed");
   } else if (handle != nullptr) {
-    call.note(Misuse::unknown_handle, handle, "no " + kind + " of this machine");
+    call.note(Misuse::unknown_handle, handle, std::string("no ") + kind + " of this machine");
   }
   return stale;
+}
+
+template <class Object, class Handle>
+Object& find_noted(Call& call, const HandleTable<Object>& table, Handle handle, Fn destroy, const char* kind) {
+  Object* object = table.find(handle);
+  if (object == nullptr) {
+    note_missing(call, table, handle, destroy, kind);
+  }
+  return need(object, CUDA_ERROR_INVALID_HANDLE);
 }
 
 }  // namespace
@@ -243,31 +220,23 @@ Stream& find_stream(Call& call, CUstream handle) {
   if (handle == nullptr || handle == CU_STREAM_LEGACY) {
     return *current_context(call).default_stream;
   }
-  Stream* stream = call.machine.streams.find(handle);
-  if (stream == nullptr) {
-    note_missing(call, call.machine.streams, handle, Fn::cuStreamDestroy_v2, "stream");
-    refuse(CUDA_ERROR_INVALID_HANDLE);
-  }
+  Stream& stream = find_noted(call, call.machine.streams, handle, Fn::cuStreamDestroy_v2, "stream");
   // Recorded up to 13.0, documented from 13.1: a stream without a context can be destroyed.
-  if (stream->context != nullptr || (call.version() >= 13010 && call.function == Fn::cuStreamDestroy_v2)) {
-    return *stream;
+  if (stream.context != nullptr || (call.version() >= 13010 && call.function == Fn::cuStreamDestroy_v2)) {
+    return stream;
   }
   call.note(Misuse::use_after_destroy, handle, "the stream's context is destroyed");
   refuse(call.version() >= 13010 ? CUDA_ERROR_STREAM_DETACHED : CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 
 Event& find_event(Call& call, CUevent handle) {
-  Event* event = call.machine.events.find(handle);
-  if (event == nullptr) {
-    note_missing(call, call.machine.events, handle, Fn::cuEventDestroy_v2, "event");
-    refuse(CUDA_ERROR_INVALID_HANDLE);
-  }
-  if (event->is_gone) {
+  Event& event = find_noted(call, call.machine.events, handle, Fn::cuEventDestroy_v2, "event");
+  if (event.is_gone) {
     // Seen on an H100, also of its destruction.
     call.note(Misuse::use_after_destroy, handle, "the event is gone with its context: the device was reset");
     refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED);
   }
-  return *event;
+  return event;
 }
 
 // cuLaunchKernel and its like take a CUkernel where a CUfunction is due: the function is then that of the current

@@ -3,7 +3,10 @@
 // handles into objects.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <tuple>
 #include <type_traits>
@@ -24,9 +27,15 @@ struct Call {
   Context* current = nullptr;      // there in every function whose contract needs a context
 
   int version() const noexcept { return machine.version(); }
-  Device& device() const { return machine.devices[static_cast<std::size_t>(current->device)]; }
+  Device& device() const { return machine.device(current->device); }
   // Stamps a new object, which goes with the context where the contract says so.
   void made(Object& object) const;
+  template <class Made>
+  Made& add(HandleTable<Made>& table) const {
+    auto object = std::make_unique<Made>();
+    made(*object);
+    return table.add(std::move(object));
+  }
   void note(Misuse kind, std::uint64_t handle, std::string detail) const;
   template <class Handle>
   void note(Misuse kind, Handle* handle, std::string detail) const {
@@ -43,6 +52,32 @@ inline void refuse_if(bool condition, CUresult code) {
   if (condition) {
     refuse(code);
   }
+}
+
+// Where the caller wants to know. What it must want to know, the contract says.
+template <class T>
+void give(T* out, const std::type_identity_t<T>& value) {
+  if (out != nullptr) {
+    *out = value;
+  }
+}
+template <class Handle>
+void give(Handle* out, const Object& object) {
+  give(out, as_handle<Handle>(object));
+}
+
+// The value of a key in a table of pairs; null where it has none.
+template <class Key, class Value, std::size_t size>
+constexpr const Value* value_of(const std::pair<Key, Value> (&table)[size], std::type_identity_t<Key> key) {
+  const auto* found = std::ranges::find(table, key, &std::pair<Key, Value>::first);
+  return found == std::end(table) ? nullptr : &found->second;
+}
+
+// What there must be.
+template <class T>
+T& need(T* found, CUresult code) {
+  refuse_if(found == nullptr, code);
+  return *found;
 }
 
 // Look-ups, which refuse what they do not find, and note the misuse.
@@ -103,7 +138,9 @@ GCTX_SIM_TABLE(Function, CUfunction, functions, HANDLE, "the module of the funct
 GCTX_SIM_TABLE(Array, CUarray, arrays, HANDLE, "the array is destroyed")
 GCTX_SIM_TABLE(MipmappedArray, CUmipmappedArray, mipmapped_arrays, HANDLE, "the mipmapped array is destroyed")
 
-// An argument as the body of a function takes it: as it is, or the object that a handle names.
+// An argument as the body of a function takes it: as it is, or the object that a handle names; and, where the function
+// has no such argument, the parameter's own default.
+struct LeftOut {};
 template <class Parameter, class Argument>
 struct Taken {
   Taken(Call&, Argument given) : argument(given) {}
@@ -115,6 +152,11 @@ struct Taken<Object&, Argument> {
   Taken(Call& call, Argument given) : object(find<std::remove_const_t<Object>>(call, given)) {}
   Object& get() const { return object; }
   Object& object;
+};
+template <class Parameter>
+struct Taken<Parameter, LeftOut> {
+  Taken(Call&, LeftOut) {}
+  Parameter get() const { return {}; }
 };
 
 // What a call is about, of the objects that it names.
@@ -139,62 +181,110 @@ bool allows(Fn function, std::size_t index, std::uint64_t value);
 CUresult carry_out(Fn function, const Arguments& arguments, const void* body,
                    CUresult (*run)(const void* body, Call& call)) noexcept;
 
-template <Fn function, auto body, class Signature, class Body = decltype(body)>
+template <class T>
+inline constexpr bool is_handle = false;
+template <class T>
+inline constexpr bool is_handle<T*> = !has_size<T> && !std::is_void_v<T> && !std::is_function_v<T>;
+
+// The place of the argument that each parameter of a body takes: those `without` one, and those beyond the last, have
+// none. Arguments beyond the last parameter are numbers and pointers that change nothing: the contract says what they
+// may be.
+template <std::size_t given, std::size_t parameters, std::size_t... without>
+inline constexpr auto places_of = [] {
+  std::array<std::size_t, parameters + 1> places{};
+  for (std::size_t i = 0, next = 0; i < parameters; ++i) {
+    places[i] = ((i == without) || ...) || next == given ? given : next++;
+  }
+  return places;
+}();
+
+template <Fn function, class Signature, auto body, std::size_t... without>
 struct Entry;
 
-template <Fn function, auto body, class Answer, class... Given, class... Parameters>
-struct Entry<function, body, CUresult(Given...), Answer (*)(Call&, Parameters...)> {
+template <Fn function, class... Given, auto body, std::size_t... without>
+struct Entry<function, CUresult(Given...), body, without...> {
   static CUresult CUDAAPI call(Given... given) noexcept {
-    static_assert(sizeof...(Given) == sizeof...(Parameters));
     const std::array<std::uint64_t, sizeof...(Given) + 1> numbers{number_of_argument(given)...};
-    const auto run = [&](Call& call) {
-      const std::tuple<Taken<Parameters, Given>...> taken{Taken<Parameters, Given>(call, given)...};
-      return std::apply(
-          [&](const auto&... one) {
-            if constexpr (contract(function).in_capture != InCapture::safe) {
-              Subjects subjects;
-              (subjects.take(one.get()), ...);
-              spare_captures(call, subjects);
-            }
-            if constexpr (std::is_void_v<Answer>) {
-              body(call, one.get()...);
-              return CUDA_SUCCESS;
-            } else {
-              return body(call, one.get()...);
-            }
-          },
-          taken);
-    };
+    const std::tuple<Given..., LeftOut> arguments{given..., LeftOut{}};
+    const auto run = [&](Call& call) { return take(call, arguments, body); };
     return carry_out(function, {numbers.data(), needed_of<function, Given...>}, std::addressof(run),
                      [](const void* what, Call& call) { return (*static_cast<const decltype(run)*>(what))(call); });
+  }
+
+ private:
+  template <class Answer, class... Parameters>
+  static CUresult take(Call& call, const auto& arguments, Answer (*)(Call&, Parameters...)) {
+    static_assert(
+        [at = std::size_t{0}]() mutable {
+          return ((at++ < sizeof...(Parameters) - sizeof...(without) || !is_handle<Given>) && ...);
+        }(),
+        "a handle that no parameter takes would not be looked up");
+    constexpr auto places = places_of<sizeof...(Given), sizeof...(Parameters), without...>;
+    return [&]<std::size_t... i>(std::index_sequence<i...>) {
+      const std::tuple taken{Taken<Parameters, std::tuple_element_t<places[i], std::tuple<Given..., LeftOut>>>(
+          call, std::get<places[i]>(arguments))...};
+      if constexpr (contract(function).in_capture != InCapture::safe) {
+        Subjects subjects;
+        (subjects.take(std::get<i>(taken).get()), ...);
+        spare_captures(call, subjects);
+      }
+      if constexpr (std::is_void_v<Answer>) {
+        body(call, std::get<i>(taken).get()...);
+        return CUDA_SUCCESS;
+      } else {
+        return body(call, std::get<i>(taken).get()...);
+      }
+    }(std::index_sequence_for<Parameters...>{});
+  }
+};
+
+// The body of a function that says one thing of one object: `what` is a member of the object, or a function of it. The
+// header has the object before the answer, or behind it.
+template <class What>
+struct Asked : Asked<decltype(&What::operator())> {};
+template <class Object, class Value>
+struct Asked<Value Object::*> {
+  using Type = const Object;
+};
+template <class What, class Value, class Object>
+struct Asked<Value (What::*)(Object&) const> {
+  using Type = Object;
+};
+template <class Value, class Object>
+struct Asked<Value (*)(Object&)> {
+  using Type = Object;
+};
+template <class Signature, auto what, class Object = typename Asked<decltype(what)>::Type>
+struct Says;
+template <class Handle, class Out, auto what, class Object>
+  requires has_size<Out>
+struct Says<CUresult(Handle, Out*), what, Object> {
+  static void body(Call&, Object& object, Out* out) { give(out, static_cast<Out>(std::invoke(what, object))); }
+};
+template <class Handle, class Out, auto what, class Object>
+  requires has_size<Out>
+struct Says<CUresult(Out*, Handle), what, Object> {
+  static void body(Call& c, Out* out, Object& object) {
+    Says<CUresult(Handle, Out*), what, Object>::body(c, object, out);
   }
 };
 
 // Defines a function of the driver: GCTX_SIM_CALL(cuStreamGetId, Call&, Stream& stream, unsigned long long* id) { ... }
 // The header says what callers pass, and the contract what of it arrives. A body that comes to its end has succeeded.
-// GCTX_SIM_QUERY: one that answers a code, as those do that are asked again and again. GCTX_SIM_SAME: another version.
+// GCTX_SIM_QUERY: one that answers a code, as those do that are asked again and again.
+//
+// Rows, for functions that need no body of their own. GCTX_SIM_ROW: the body is a function of the file, and the places
+// of those of its parameters follow for which the driver's function has no argument. GCTX_SIM_SAME: likewise, of the
+// body of another. GCTX_SIM_GET: what it says of an object.
 #define GCTX_SIM_CALL(symbol, ...) GCTX_SIM_BODY(void, symbol, __VA_ARGS__)
 #define GCTX_SIM_QUERY(symbol, ...) GCTX_SIM_BODY(CUresult, symbol, __VA_ARGS__)
 #define GCTX_SIM_BODY(answer, symbol, ...)     \
   static answer body_of_##symbol(__VA_ARGS__); \
-  GCTX_SIM_SAME(symbol, symbol)                \
+  GCTX_SIM_ROW(symbol, body_of_##symbol)       \
   static answer body_of_##symbol(__VA_ARGS__)
-// The loader asks which address the exported name stands for before anything is initialised, a sanitizer's own state
-// included.
-#define GCTX_SIM_SAME(symbol, other)                                                                                   \
-  extern "C" {                                                                                                         \
-  __attribute__((no_sanitize("address", "thread", "undefined"), used)) static decltype(&::symbol) resolve_##symbol() { \
-    return &gctx::sim::Entry<gctx::sim::Fn::symbol, &body_of_##other, decltype(::symbol)>::call;                       \
-  }                                                                                                                    \
-  __attribute__((visibility("default"), ifunc("resolve_" #symbol))) decltype(::symbol) symbol;                         \
-  }
-
-// Where the caller wants to know. What it must want to know, the contract says.
-template <class T>
-void give(T* out, const std::type_identity_t<T>& value) {
-  if (out != nullptr) {
-    *out = value;
-  }
-}
+#define GCTX_SIM_SAME(symbol, ...) GCTX_SIM_ROW(symbol, body_of_##__VA_ARGS__)
+#define GCTX_SIM_GET(symbol, ...) GCTX_SIM_ROW(symbol, (&gctx::sim::Says<decltype(::symbol), __VA_ARGS__>::body))
+#define GCTX_SIM_ROW(symbol, ...) \
+  GCTX_SIM_EXPORT(symbol, ::symbol, &gctx::sim::Entry<gctx::sim::Fn::symbol, decltype(::symbol), __VA_ARGS__>::call)
 
 }  // namespace gctx::sim

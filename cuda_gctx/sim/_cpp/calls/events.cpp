@@ -14,7 +14,19 @@ void forget_record(Event& event) {
   event.captured.clear();
 }
 
-void record(Call& c, Event& event, Stream& stream) {
+// A node of the graph that the stream is capturing: of an event that others record, or wait for.
+void capture_external(Call& c, const Event& event, Stream& stream, CUgraphNodeType type) {
+  refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);  // recorded
+  GraphNode node;
+  node.type = type;
+  node.parameters.eventRecord.event = as_handle<CUevent>(event);
+  return enqueue(c, stream, std::move(node));
+}
+
+void record_event(Call& c, Event& event, Stream& stream, unsigned flags) {
+  if (flags == CU_EVENT_RECORD_EXTERNAL) {
+    return capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD);
+  }
   refuse_if(event.root_id != stream.context->root_id, CUDA_ERROR_INVALID_HANDLE);
   may_queue(stream);
   forget_record(event);
@@ -30,7 +42,10 @@ void record(Call& c, Event& event, Stream& stream) {
   event.record = submit(c, stream, node, is_silent(event) ? Seen::by_none : Seen::by_all);
 }
 
-void wait(Call& c, Stream& stream, Event& event) {
+void wait_for_event(Call& c, Stream& stream, Event& event, unsigned flags) {
+  if (flags == CU_EVENT_WAIT_EXTERNAL) {
+    return capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
+  }
   if (event.capture) {
     // Waiting for an event of a capture draws the stream into it. Recorded: when the capture is over, the event is an
     // invalid value. What follows for a default stream, which cannot be captured, is assumed.
@@ -42,13 +57,7 @@ void wait(Call& c, Stream& stream, Event& event) {
       refuse(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     }
     Capture::join(event.capture, stream);
-    for (const Edge& edge : event.captured) {
-      auto& tail = stream.capture_tail;
-      if (std::find(tail.begin(), tail.end(), edge) == tail.end()) {
-        tail.push_back(edge);
-      }
-    }
-    return;
+    return extend(stream.capture_tail, event.captured);
   }
   if (stream.capture) {
     stream.capture->invalidate();
@@ -61,15 +70,6 @@ void wait(Call& c, Stream& stream, Event& event) {
   auto work = std::make_shared<Work>();
   work->after = {stream.last, stream.context->gate, record};
   put(c, stream, work);
-}
-
-// A node of the graph that the stream is capturing: of an event that others record, or wait for.
-void capture_external(Call& c, const Event& event, Stream& stream, CUgraphNodeType type) {
-  refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);  // recorded
-  GraphNode node;
-  node.type = type;
-  node.parameters = EventNode{as_handle<CUevent>(event)};
-  return enqueue(c, stream, std::move(node));
 }
 
 // The context, and for a primary context its green contexts too.
@@ -120,7 +120,7 @@ void wait_context(Call& c, Context& context, Event& event) {
   }
 }
 
-void elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
+void tell_elapsed(Call& c, float* milliseconds, CUevent first, CUevent last) {
   const Event* start = &find_event(c, first);
   const Event* end = &find_event(c, last);
   refuse_if(((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_HANDLE);
@@ -145,13 +145,11 @@ void elapsed(Call& c, CUevent first, CUevent last, float* milliseconds) {
 
 Event& add_event(Call& c, unsigned flags) {
   Context& context = *c.current;
-  auto made = std::make_unique<Event>();
-  c.made(*made);
-  made->device = context.device;
-  made->context = &context;
-  made->root_id = context.root_id;
-  made->flags = flags;
-  Event& event = c.machine.events.add(std::move(made));
+  Event& event = c.add(c.machine.events);
+  event.device = context.device;
+  event.context = &context;
+  event.root_id = context.root_id;
+  event.flags = flags;
   context.events.insert(&event);
   return event;
 }
@@ -190,12 +188,11 @@ WorkPtr awaited(Call& c, const Event& event) {
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuEventCreate, Call& c, CUevent* out, unsigned flags) {
-  const bool shared = (flags & CU_EVENT_INTERPROCESS) != 0;
   Event& event = add_event(c, flags);
-  if (shared) {
+  if ((flags & CU_EVENT_INTERPROCESS) != 0) {
     event.shared = std::make_shared<SharedRecord>(std::make_shared<File>(page_bytes));
   }
-  give(out, as_handle<CUevent>(event));
+  give(out, event);
 }
 
 GCTX_SIM_CALL(cuEventDestroy_v2, Call& c, Event& event) {
@@ -203,13 +200,6 @@ GCTX_SIM_CALL(cuEventDestroy_v2, Call& c, Event& event) {
     event.context->events.erase(&event);
   }
   c.machine.events.remove(event);
-}
-
-GCTX_SIM_CALL(cuEventRecord, Call& c, Event& event, Stream& stream) { return record(c, event, stream); }
-
-GCTX_SIM_CALL(cuEventRecordWithFlags, Call& c, Event& event, Stream& stream, unsigned flags) {
-  return flags == CU_EVENT_RECORD_EXTERNAL ? capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
-                                           : record(c, event, stream);
 }
 
 GCTX_SIM_QUERY(cuEventQuery, Call& c, Event& event) {
@@ -226,23 +216,12 @@ GCTX_SIM_QUERY(cuEventQuery, Call& c, Event& event) {
 
 GCTX_SIM_CALL(cuEventSynchronize, Call& c, Event& event) { return wait_for(c, awaited(c, event)); }
 
-GCTX_SIM_CALL(cuEventElapsedTime, Call& c, float* milliseconds, CUevent start, CUevent end) {
-  return elapsed(c, start, end, milliseconds);
-}
-
-GCTX_SIM_SAME(cuEventElapsedTime_v2, cuEventElapsedTime)
-
-GCTX_SIM_CALL(cuStreamWaitEvent, Call& c, Stream& stream, Event& event, unsigned flags) {
-  return flags == CU_EVENT_WAIT_EXTERNAL ? capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
-                                         : wait(c, stream, event);
-}
-
-GCTX_SIM_CALL(cuCtxRecordEvent, Call& c, Context& context, Event& event) { return record_context(c, context, event); }
-
-GCTX_SIM_CALL(cuCtxWaitEvent, Call& c, Context& context, Event& event) { return wait_context(c, context, event); }
-
-GCTX_SIM_CALL(cuGreenCtxRecordEvent, Call& c, Context& context, Event& event) {
-  return record_context(c, context, event);
-}
-
-GCTX_SIM_CALL(cuGreenCtxWaitEvent, Call& c, Context& context, Event& event) { return wait_context(c, context, event); }
+GCTX_SIM_ROW(cuEventRecord, record_event)
+GCTX_SIM_ROW(cuEventRecordWithFlags, record_event)
+GCTX_SIM_ROW(cuEventElapsedTime, tell_elapsed)
+GCTX_SIM_ROW(cuEventElapsedTime_v2, tell_elapsed)
+GCTX_SIM_ROW(cuStreamWaitEvent, wait_for_event)
+GCTX_SIM_ROW(cuCtxRecordEvent, record_context)
+GCTX_SIM_ROW(cuGreenCtxRecordEvent, record_context)
+GCTX_SIM_ROW(cuCtxWaitEvent, wait_context)
+GCTX_SIM_ROW(cuGreenCtxWaitEvent, wait_context)

@@ -53,107 +53,40 @@ std::vector<FullEdge> edges_of(const Graph& graph) {
   return edges;
 }
 
-template <class Test>
-std::vector<FullEdge> nodes_of(const Graph& graph, Test&& test) {
+void list_nodes(const Graph& graph, bool (*is_meant)(const GraphNode&), CUgraphNode* out, std::size_t* count) {
   std::vector<FullEdge> found;
   for (const GraphNode* node : graph.nodes) {
-    if (test(*node)) {
+    if (is_meant(*node)) {
       found.push_back({node, nullptr, {}});
     }
   }
-  return found;
+  return list(found, out, nullptr, nullptr, count);
 }
 
-void get_edges(const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, std::size_t* count) {
-  refuse_if((from == nullptr) != (to == nullptr), CUDA_ERROR_INVALID_VALUE);
-  return list(edges_of(graph), from, to, data, count);
-}
+// An edge as it is named by both ends: the node that stands behind, and the edge to it.
+using Named = std::pair<GraphNode*, Edge>;
 
-void get_dependencies(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
-  std::vector<FullEdge> edges;
-  for (const Edge& edge : node.after) {
-    edges.push_back({edge.from, &node, edge.data});
-  }
-  return list(edges, out, nullptr, data, count);
-}
-
-void get_dependents(const GraphNode& node, CUgraphNode* out, CUgraphEdgeData* data, std::size_t* count) {
-  std::vector<FullEdge> edges = edges_of(*node.graph);
-  std::erase_if(edges, [&](const FullEdge& edge) { return edge.from != &node; });
-  return list(edges, nullptr, out, data, count);
-}
-
-void read(Call& c, const Graph& graph, CUgraphNode from, CUgraphNode to, const CUgraphEdgeData* data, Edge& edge,
-          GraphNode*& target) {
-  std::vector<Edge> edges;
-  read_edges(c, graph, &from, data, 1, edges);
-  edge = edges[0];
-  target = &find<GraphNode>(c, to);
-  refuse_if(target->graph != &graph || target == edge.from, CUDA_ERROR_INVALID_VALUE);
-}
-
-void add_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
-               std::size_t count) {
+std::vector<Named> read_named(Call& c, const Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+                              const CUgraphEdgeData* data, std::size_t count) {
   refuse_if(count > 0 && (from == nullptr || to == nullptr), CUDA_ERROR_INVALID_VALUE);
-  std::vector<std::pair<GraphNode*, Edge>> added;
+  std::vector<Named> named;
   for (std::size_t i = 0; i < count; ++i) {
-    Edge edge;
-    GraphNode* target = nullptr;
-    read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
-    const std::pair<GraphNode*, Edge> whole{target, edge};
-    const bool there = std::find(target->after.begin(), target->after.end(), edge) != target->after.end() ||
-                       std::find(added.begin(), added.end(), whole) != added.end();
-    refuse_if(there, CUDA_ERROR_INVALID_VALUE);
-    added.push_back(whole);
+    const Edge edge = read_edges(c, graph, from + i, data == nullptr ? nullptr : data + i, 1).front();
+    GraphNode& target = find<GraphNode>(c, to[i]);
+    refuse_if(target.graph != &graph || &target == edge.from, CUDA_ERROR_INVALID_VALUE);
+    named.emplace_back(&target, edge);
   }
-  for (const auto& [target, edge] : added) {
-    target->after.push_back(edge);
-  }
+  return named;
 }
 
-void remove_edges(Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
-                  std::size_t count) {
-  refuse_if(count > 0 && (from == nullptr || to == nullptr || graph.has_memory), CUDA_ERROR_INVALID_VALUE);
-  std::vector<std::pair<GraphNode*, Edge>> removed;
-  for (std::size_t i = 0; i < count; ++i) {
-    Edge edge;
-    GraphNode* target = nullptr;
-    read(c, graph, from[i], to[i], data == nullptr ? nullptr : data + i, edge, target);
-    refuse_if(std::find(target->after.begin(), target->after.end(), edge) == target->after.end(),
-              CUDA_ERROR_INVALID_VALUE);
-    removed.emplace_back(target, edge);
-  }
-  for (const auto& [target, edge] : removed) {
-    std::erase(target->after, edge);
-  }
+bool is_there(const Named& edge) {
+  return std::ranges::find(edge.first->after, edge.second) != edge.first->after.end();
 }
 
-const char* type_name(CUgraphNodeType type) {
-  switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-      return "KERNEL";
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return "MEMCPY";
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-      return "MEMSET";
-    case CU_GRAPH_NODE_TYPE_HOST:
-      return "HOST";
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-      return "GRAPH";
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return "EVENT_RECORD";
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return "EVENT_WAIT";
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-      return "MEM_ALLOC";
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-      return "MEM_FREE";
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
-      return "CONDITIONAL";
-    default:
-      return "EMPTY";
-  }
-}
+// By their numbers.
+constexpr const char* type_names[] = {"KERNEL",    "MEMCPY",     "MEMSET",       "HOST",       "GRAPH",
+                                      "EMPTY",     "EVENT_WAIT", "EVENT_RECORD", "EXT_SIGNAL", "EXT_WAIT",
+                                      "MEM_ALLOC", "MEM_FREE",   "BATCH_MEM_OP", "CONDITIONAL"};
 
 void draw(const Graph& graph, std::string& out) {
   const auto node_name = [](const GraphNode& node) { return "\"node_" + std::to_string(node.id) + '"'; };
@@ -161,7 +94,7 @@ void draw(const Graph& graph, std::string& out) {
   out += "subgraph cluster_" + id + " {\nlabel=\"graph_" + id + "\"\n";
   for (const GraphNode* node : graph.nodes) {
     out += node_name(*node) + " [label=\"" + std::to_string(node->number) + ' ';
-    out += type_name(node->type);
+    out += type_names[node->type];
     if (node->launch.code) {
       out += "\\n" + node->launch.code->name;
     }
@@ -182,59 +115,60 @@ void draw(const Graph& graph, std::string& out) {
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuGraphGetNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
-  return list(nodes_of(graph, [](const GraphNode&) { return true; }), nodes, nullptr, nullptr, count);
+  return list_nodes(graph, [](const GraphNode&) { return true; }, nodes, count);
 }
 GCTX_SIM_CALL(cuGraphGetRootNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
-  return list(nodes_of(graph, [](const GraphNode& node) { return node.after.empty(); }), nodes, nullptr, nullptr,
-              count);
-}
-GCTX_SIM_CALL(cuGraphGetEdges, Call&, const Graph& graph, CUgraphNode* from, CUgraphNode* to, std::size_t* count) {
-  return get_edges(graph, from, to, nullptr, count);
+  return list_nodes(graph, [](const GraphNode& node) { return node.after.empty(); }, nodes, count);
 }
 GCTX_SIM_CALL(cuGraphGetEdges_v2, Call&, const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
               std::size_t* count) {
-  return get_edges(graph, from, to, data, count);
-}
-GCTX_SIM_CALL(cuGraphNodeGetDependencies, Call&, const GraphNode& node, CUgraphNode* nodes, std::size_t* count) {
-  return get_dependencies(node, nodes, nullptr, count);
+  refuse_if((from == nullptr) != (to == nullptr), CUDA_ERROR_INVALID_VALUE);
+  return list(edges_of(graph), from, to, data, count);
 }
 GCTX_SIM_CALL(cuGraphNodeGetDependencies_v2, Call&, const GraphNode& node, CUgraphNode* nodes, CUgraphEdgeData* data,
               std::size_t* count) {
-  return get_dependencies(node, nodes, data, count);
-}
-GCTX_SIM_CALL(cuGraphNodeGetDependentNodes, Call&, const GraphNode& node, CUgraphNode* nodes, std::size_t* count) {
-  return get_dependents(node, nodes, nullptr, count);
+  std::vector<FullEdge> edges;
+  for (const Edge& edge : node.after) {
+    edges.push_back({edge.from, &node, edge.data});
+  }
+  return list(edges, nodes, nullptr, data, count);
 }
 GCTX_SIM_CALL(cuGraphNodeGetDependentNodes_v2, Call&, const GraphNode& node, CUgraphNode* nodes, CUgraphEdgeData* data,
               std::size_t* count) {
-  return get_dependents(node, nodes, data, count);
-}
-GCTX_SIM_CALL(cuGraphAddDependencies, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
-              std::size_t count) {
-  return add_edges(c, graph, from, to, nullptr, count);
+  std::vector<FullEdge> edges = edges_of(*node.graph);
+  std::erase_if(edges, [&](const FullEdge& edge) { return edge.from != &node; });
+  return list(edges, nullptr, nodes, data, count);
 }
 GCTX_SIM_CALL(cuGraphAddDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
               const CUgraphEdgeData* data, std::size_t count) {
-  return add_edges(c, graph, from, to, data, count);
-}
-GCTX_SIM_CALL(cuGraphRemoveDependencies, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
-              std::size_t count) {
-  return remove_edges(c, graph, from, to, nullptr, count);
+  const std::vector<Named> edges = read_named(c, graph, from, to, data, count);
+  for (auto edge = edges.begin(); edge != edges.end(); ++edge) {
+    refuse_if(is_there(*edge) || std::find(edges.begin(), edge, *edge) != edge, CUDA_ERROR_INVALID_VALUE);
+  }
+  for (const auto& [target, edge] : edges) {
+    target->after.push_back(edge);
+  }
 }
 GCTX_SIM_CALL(cuGraphRemoveDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
               const CUgraphEdgeData* data, std::size_t count) {
-  return remove_edges(c, graph, from, to, data, count);
+  refuse_if(count > 0 && graph.has_memory, CUDA_ERROR_INVALID_VALUE);
+  const std::vector<Named> edges = read_named(c, graph, from, to, data, count);
+  refuse_if(!std::ranges::all_of(edges, is_there), CUDA_ERROR_INVALID_VALUE);
+  for (const auto& [target, edge] : edges) {
+    std::erase(target->after, edge);
+  }
 }
+GCTX_SIM_SAME(cuGraphGetEdges, cuGraphGetEdges_v2, 3)
+GCTX_SIM_SAME(cuGraphNodeGetDependencies, cuGraphNodeGetDependencies_v2, 2)
+GCTX_SIM_SAME(cuGraphNodeGetDependentNodes, cuGraphNodeGetDependentNodes_v2, 2)
+GCTX_SIM_SAME(cuGraphAddDependencies, cuGraphAddDependencies_v2, 3)
+GCTX_SIM_SAME(cuGraphRemoveDependencies, cuGraphRemoveDependencies_v2, 3)
 
-GCTX_SIM_CALL(cuGraphNodeGetType, Call&, const GraphNode& node, CUgraphNodeType* type) { give(type, node.type); }
-GCTX_SIM_CALL(cuGraphNodeGetContainingGraph, Call&, const GraphNode& node, CUgraph* out) {
-  give(out, as_handle<CUgraph>(*node.graph));
-}
-GCTX_SIM_CALL(cuGraphNodeGetLocalId, Call&, const GraphNode& node, unsigned* id) { give(id, node.number); }
-GCTX_SIM_CALL(cuGraphNodeGetToolsId, Call&, const GraphNode& node, unsigned long long* id) {
-  give(id, static_cast<unsigned long long>(node.id));
-}
-GCTX_SIM_CALL(cuGraphGetId, Call&, const Graph& graph, unsigned* id) { give(id, static_cast<unsigned>(graph.id)); }
+GCTX_SIM_GET(cuGraphNodeGetType, &GraphNode::type, const GraphNode)
+GCTX_SIM_GET(cuGraphNodeGetContainingGraph, [](const GraphNode& node) { return as_handle<CUgraph>(*node.graph); })
+GCTX_SIM_GET(cuGraphNodeGetLocalId, &GraphNode::number)
+GCTX_SIM_GET(cuGraphNodeGetToolsId, &GraphNode::id, const GraphNode)
+GCTX_SIM_GET(cuGraphGetId, &Graph::id, const Graph)
 
 GCTX_SIM_CALL(cuGraphDestroyNode, Call& c, GraphNode& node) {
   refuse_if(node.graph->has_memory, CUDA_ERROR_INVALID_VALUE);
@@ -249,14 +183,13 @@ GCTX_SIM_CALL(cuGraphClone, Call& c, CUgraph* out, const Graph& graph) {
   refuse_if(is_being_captured(graph), CUDA_ERROR_INVALID_VALUE);
   refuse_if(has_memory_nodes(graph) || has_conditions(graph), CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(!has_room_for_copy(c, graph), CUDA_ERROR_OUT_OF_MEMORY);
-  give(out, as_handle<CUgraph>(clone(c.machine, graph)));
+  give(out, clone(c.machine, graph));
 }
 
 GCTX_SIM_CALL(cuGraphNodeFindInClone, Call&, CUgraphNode* out, const GraphNode& node, const Graph& graph) {
-  const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(),
-                                  [&](const GraphNode* copy) { return copy->copied_from == node.id; });
+  const auto found = std::ranges::find(graph.nodes, node.id, &GraphNode::copied_from);
   refuse_if(found == graph.nodes.end(), CUDA_ERROR_INVALID_VALUE);
-  give(out, as_handle<CUgraphNode>(**found));
+  give(out, **found);
 }
 
 GCTX_SIM_CALL(cuGraphDebugDotPrint, Call&, const Graph& graph, const char* path, unsigned) {

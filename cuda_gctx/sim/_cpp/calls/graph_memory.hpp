@@ -6,11 +6,9 @@
 namespace gctx::sim {
 
 // Makes the memory of an allocation node, which has its address from then on.
-void make_graph_memory(Call& call, AllocNode& node);
+void make_graph_memory(Call& call, Step& node);
 // At the call that launches a graph.
 void allocate_at_launch(Call& call, const GraphExec& exec, CUdeviceptr address);
 void free_at_launch(Call& call, CUdeviceptr address);
-// The program frees memory that a graph allocated.
-void free_graph_memory(Machine& machine, Allocation& allocation);
 
 }  // namespace gctx::sim

@@ -32,15 +32,15 @@ void plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNo
   return plan_launch(c, context, function, plan, kernel.kernelParams, kernel.extra);
 }
 
-void plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, GraphNode& node) {
+void plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, Step& node) {
   refuse_if(host.fn == nullptr || host.syncMode > CU_HOST_TASK_SPINWAIT, CUDA_ERROR_INVALID_VALUE);
-  node.parameters = host;
+  node.parameters.host = host;
   node.host = [function = host.fn, user = host.userData] { function(user); };
 }
 
-void plan_event_node(Call& c, CUevent event, GraphNode& node) {
+void plan_event_node(Call& c, CUevent event, Step& node) {
   find_event(c, event);
-  node.parameters = EventNode{event};
+  node.parameters.eventRecord.event = event;
 }
 
 void plan_child_node(Call& c, const Graph& parent, const CUDA_CHILD_GRAPH_NODE_PARAMS& child, GraphNode& node) {
@@ -67,14 +67,13 @@ void plan_free_node(Call& c, const Graph& graph, CUdeviceptr address, GraphNode&
   refuse_if(found == c.machine.allocations.end() || found->second.graphs == 0, CUDA_ERROR_INVALID_VALUE);
   bool own = false;
   for (const GraphNode* other : graph.nodes) {
-    const auto* freed = std::get_if<FreeNode>(&other->parameters);
-    const auto* allocated = std::get_if<AllocNode>(&other->parameters);
-    refuse_if(freed != nullptr && freed->address == address, CUDA_ERROR_INVALID_VALUE);
-    own = own || (allocated != nullptr && allocated->parameters.dptr == address);
+    refuse_if(other->type == CU_GRAPH_NODE_TYPE_MEM_FREE && other->parameters.free.dptr == address,
+              CUDA_ERROR_INVALID_VALUE);
+    own = own || (other->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && other->parameters.alloc.dptr == address);
   }
   refuse_if(found->second.freed_in_graph, CUDA_ERROR_INVALID_VALUE);
   found->second.freed_in_graph = own;
-  node.parameters = FreeNode{address};
+  node.parameters.free.dptr = address;
 }
 
 bool fits(CUgraphConditionalNodeType type, unsigned size, int version) {
@@ -103,98 +102,16 @@ void plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NODE_PA
   }
   refuse_if(one != condition->graph, CUDA_ERROR_INVALID_VALUE);
   condition->used = true;
-  ConditionalNode made{conditional.handle, conditional.type, {}};
   for (unsigned i = 0; i < conditional.size; ++i) {
     node.bodies.push_back(&add_graph(c.machine));
-    made.bodies.push_back(as_handle<CUgraph>(*node.bodies.back()));
+    node.body_handles.push_back(as_handle<CUgraph>(*node.bodies.back()));
   }
-  node.parameters = std::move(made);
-}
-
-void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
-         std::size_t count, CUgraphNodeParams& parameters) {
-  std::vector<Edge> after;
-  read_edges(c, graph, dependencies, data, count, after);
-  GraphNode node;
-  plan_node(c, graph, parameters, node);
-  node.after = std::move(after);
-  GraphNode& added = add_node(c.machine, graph, std::move(node));
-  if (auto* conditional = std::get_if<ConditionalNode>(&added.parameters)) {
-    parameters.conditional.phGraph_out = conditional->bodies.data();
-  }
-  if (added.type == CU_GRAPH_NODE_TYPE_GRAPH) {
-    parameters.graph.graph = as_handle<CUgraph>(*added.bodies[0]);
-  }
-  give(out, as_handle<CUgraphNode>(added));
-}
-
-// The calls that add one type of node are the same call with other parameters.
-void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
-         CUgraphNodeParams parameters) {
-  return add(c, out, graph, dependencies, nullptr, count, parameters);
-}
-
-CUDA_KERNEL_NODE_PARAMS_v3 newest(const CUDA_KERNEL_NODE_PARAMS& kernel) {
-  return {kernel.func,         kernel.gridDimX,  kernel.gridDimY,  kernel.gridDimZ,
-          kernel.blockDimX,    kernel.blockDimY, kernel.blockDimZ, kernel.sharedMemBytes,
-          kernel.kernelParams, kernel.extra,     kernel.kern,      kernel.ctx};
-}
-
-CUDA_MEMSET_NODE_PARAMS_v2 newest(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) {
-  return {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height, context};
-}
-
-// Nodes of memory and of conditions stay as they are. Where no context is named, a node keeps its own.
-void set(Call& c, GraphNode& node, CUgraphNodeParams& parameters, GraphNode& planned) {
-  refuse_if(parameters.type != node.type, CUDA_ERROR_INVALID_VALUE);
-  const auto or_own = [&](CUcontext& context) {
-    if (context == nullptr) {
-      context = reinterpret_cast<CUcontext>(node.context_handle);
-    }
-  };
-  switch (node.type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-      // Recorded: it keeps its attributes.
-      planned.launch.cooperative = node.launch.cooperative;
-      planned.launch.clusters = node.launch.clusters;
-      planned.launch.cluster = node.launch.cluster;
-      planned.launch.priority = node.launch.priority;
-      planned.launch.updatable = node.launch.updatable;
-      return plan_node(c, *node.graph, parameters, planned);
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-      or_own(parameters.memcpy.copyCtx);
-      return plan_node(c, *node.graph, parameters, planned);
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-      or_own(parameters.memset.ctx);
-      return plan_node(c, *node.graph, parameters, planned);
-    case CU_GRAPH_NODE_TYPE_HOST:
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return plan_node(c, *node.graph, parameters, planned);
-    default:
-      refuse(CUDA_ERROR_NOT_SUPPORTED);
-  }
-}
-
-void set_in_graph(Call& c, GraphNode& node, CUgraphNodeParams parameters) {
-  GraphNode planned;
-  set(c, node, parameters, planned);
-  adopt(node, std::move(planned));
-}
-
-void set_in_exec(Call& c, GraphExec& exec, GraphNode& node, CUgraphNodeParams parameters) {
-  ExecNode* copy = find_copy(exec.nodes, node);
-  refuse_if(copy == nullptr, CUDA_ERROR_INVALID_VALUE);
-  GraphNode planned;
-  set(c, node, parameters, planned);
-  // Recorded: what is executable stays in its context.
-  refuse_if(node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy->node.context_id,
-            CUDA_ERROR_INVALID_VALUE);
-  adopt(copy->node, std::move(planned));
+  node.parameters.conditional = conditional;
 }
 
 // The parameters that describe a node.
-void describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
+CUgraphNodeParams described(Call& c, GraphNode& node) {
+  CUgraphNodeParams parameters = node.parameters;
   parameters.type = node.type;
   const auto context = reinterpret_cast<CUcontext>(node.context_handle);
   switch (node.type) {
@@ -207,104 +124,150 @@ void describe(Call& c, GraphNode& node, CUgraphNodeParams& parameters) {
       // Recorded: of a kernel, both handles.
       const Kernel* kernel = c.machine.kernels.find(plan.function);
       const Context* own = c.machine.contexts.find(node.context_handle);
-      parameters.kernel = {kernel == nullptr || own == nullptr ? plan.function : function_on(c, *kernel, own->device),
-                           plan.grid[0],
-                           plan.grid[1],
-                           plan.grid[2],
-                           plan.threads[0],
-                           plan.threads[1],
-                           plan.threads[2],
-                           plan.shared_bytes,
-                           node.argument_pointers.empty() ? nullptr : node.argument_pointers.data(),
-                           nullptr,
-                           kernel == nullptr ? nullptr : reinterpret_cast<CUkernel>(plan.function),
-                           context};
-      return;
+      const auto& [blocks_x, blocks_y, blocks_z] = plan.grid;
+      const auto& [threads_x, threads_y, threads_z] = plan.threads;
+      void** arguments = node.argument_pointers.empty() ? nullptr : node.argument_pointers.data();
+      parameters.kernel = {plan.function, blocks_x,          blocks_y,  blocks_z, threads_x, threads_y,
+                           threads_z,     plan.shared_bytes, arguments, nullptr,  nullptr,   context};
+      if (kernel != nullptr) {
+        parameters.kernel.kern = as_handle<CUkernel>(*kernel);
+        parameters.kernel.func = own == nullptr ? plan.function : function_on(c, *kernel, own->device);
+      }
+      break;
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       parameters.memcpy.copyCtx = context;
-      parameters.memcpy.copyParams = std::get<CUDA_MEMCPY3D>(node.parameters);
-      return;
+      break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
-      parameters.memset = newest(std::get<CUDA_MEMSET_NODE_PARAMS>(node.parameters), context);
-      return;
-    case CU_GRAPH_NODE_TYPE_HOST:
-      parameters.host = std::get<CUDA_HOST_NODE_PARAMS_v2>(node.parameters);
-      return;
+      parameters.memset.ctx = context;
+      break;
     case CU_GRAPH_NODE_TYPE_GRAPH:
       parameters.graph.graph = as_handle<CUgraph>(*node.bodies[0]);
-      return;
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      parameters.eventWait.event = std::get<EventNode>(node.parameters).event;
-      return;
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      parameters.eventRecord.event = std::get<EventNode>(node.parameters).event;
-      return;
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
-      const auto& made = std::get<AllocNode>(node.parameters);
-      parameters.alloc = made.parameters;
-      parameters.alloc.accessDescs = made.access.empty() ? nullptr : made.access.data();
-      return;
-    }
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-      parameters.free.dptr = std::get<FreeNode>(node.parameters).address;
-      return;
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
-      auto& conditional = std::get<ConditionalNode>(node.parameters);
-      parameters.conditional = {conditional.condition, conditional.type,
-                                static_cast<unsigned>(conditional.bodies.size()), conditional.bodies.data(), context};
-      return;
-    }
+      break;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+      parameters.alloc.accessDescs = node.access.empty() ? nullptr : node.access.data();
+      break;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      parameters.conditional.phGraph_out = node.body_handles.data();
+      parameters.conditional.ctx = context;
+      break;
     default:
-      return;
+      break;
   }
+  return parameters;
 }
 
-template <class Take>
-void get_typed(Call& c, GraphNode& node, CUgraphNodeType type, Take&& take) {
-  CUgraphNodeParams parameters{};
-  refuse_if(node.type != type, CUDA_ERROR_INVALID_VALUE);
-  describe(c, node, parameters);
-  return take(parameters);
+void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, const CUgraphEdgeData* data,
+         std::size_t count, CUgraphNodeParams* parameters) {
+  std::vector<Edge> after = read_edges(c, graph, dependencies, data, count);
+  GraphNode node;
+  plan_node(c, graph, *parameters, node);
+  node.after = std::move(after);
+  GraphNode& added = add_node(c.machine, graph, std::move(node));
+  if (added.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+    parameters->conditional.phGraph_out = added.body_handles.data();
+  }
+  if (added.type == CU_GRAPH_NODE_TYPE_GRAPH) {
+    parameters->graph.graph = as_handle<CUgraph>(*added.bodies[0]);
+  }
+  give(out, added);
 }
 
-CUgraphNodeParams of_type(CUgraphNodeType type) {
-  CUgraphNodeParams parameters{};
-  parameters.type = type;
-  return parameters;
+// A node that does what the parameters say instead. Nodes of memory and of conditions stay as they are. Where no
+// context is named, a node keeps its own.
+GraphNode changed(Call& c, const GraphNode& node, CUgraphNodeParams parameters) {
+  refuse_if(parameters.type != node.type, CUDA_ERROR_INVALID_VALUE);
+  const auto or_own = [&](CUcontext context) {
+    return context == nullptr ? reinterpret_cast<CUcontext>(node.context_handle) : context;
+  };
+  GraphNode planned;
+  switch (node.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      // Recorded: it keeps its attributes.
+      planned.launch = node.launch;
+      planned.launch.arguments.clear();
+      break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      parameters.memcpy.copyCtx = or_own(parameters.memcpy.copyCtx);
+      break;
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      parameters.memset.ctx = or_own(parameters.memset.ctx);
+      break;
+    case CU_GRAPH_NODE_TYPE_HOST:
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      break;
+    default:
+      refuse(CUDA_ERROR_NOT_SUPPORTED);
+  }
+  plan_node(c, *node.graph, parameters, planned);
+  return planned;
 }
-CUgraphNodeParams of_kernel(const CUDA_KERNEL_NODE_PARAMS& kernel) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_KERNEL);
-  parameters.kernel = newest(kernel);
-  return parameters;
+
+void set_in_graph(Call& c, GraphNode& node, const CUgraphNodeParams* parameters) {
+  adopt(node, changed(c, node, *parameters));
 }
-CUgraphNodeParams of_copy(const CUDA_MEMCPY3D& copy, CUcontext context) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_MEMCPY);
-  parameters.memcpy.copyCtx = context;
-  parameters.memcpy.copyParams = copy;
-  return parameters;
+
+void set_in_exec(Call& c, GraphExec& exec, const GraphNode& node, const CUgraphNodeParams* parameters) {
+  ExecNode& copy = need(find_copy(exec.nodes, node), CUDA_ERROR_INVALID_VALUE);
+  GraphNode planned = changed(c, node, *parameters);
+  // Recorded: what is executable stays in its context.
+  refuse_if(node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy.node.context_id,
+            CUDA_ERROR_INVALID_VALUE);
+  adopt(copy.node, std::move(planned));
 }
-CUgraphNodeParams of_fill(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_MEMSET);
-  parameters.memset = newest(fill, context);
-  return parameters;
-}
-CUgraphNodeParams of_host(const CUDA_HOST_NODE_PARAMS& host) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_HOST);
-  parameters.host.fn = host.fn;
-  parameters.host.userData = host.userData;
-  return parameters;
-}
-CUgraphNodeParams of_record(CUevent event) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_EVENT_RECORD);
-  parameters.eventRecord.event = event;
-  return parameters;
-}
-CUgraphNodeParams of_wait(CUevent event) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_WAIT_EVENT);
-  parameters.eventWait.event = event;
-  return parameters;
-}
+
+// The functions of one kind of node: what they are given and answer is a handle or a structure, which stands at this
+// place of the parameters of all nodes, as their beginning where those have more; and a context where the kind has one.
+template <CUgraphNodeType type, class Value, std::size_t place, std::size_t context_place = 0>
+struct Kind {
+  using Given = std::conditional_t<std::is_class_v<Value>, const Value*, Value>;
+
+  static CUgraphNodeParams parameters(Given given, CUcontext context) {
+    CUgraphNodeParams all{};
+    all.type = type;
+    const void* value = &given;
+    if constexpr (std::is_class_v<Value>) {
+      value = given;
+    }
+    std::memcpy(reinterpret_cast<char*>(&all) + place, value, sizeof(Value));
+    if (context_place != 0) {
+      std::memcpy(reinterpret_cast<char*>(&all) + context_place, &context, sizeof context);
+    }
+    return all;
+  }
+  static void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
+                  Given given, CUcontext context) {
+    CUgraphNodeParams all = parameters(given, context);
+    sim::add(c, out, graph, dependencies, nullptr, count, &all);
+  }
+  static void get(Call& c, GraphNode& node, Value* out) {
+    refuse_if(node.type != type, CUDA_ERROR_INVALID_VALUE);
+    const CUgraphNodeParams all = described(c, node);
+    std::memcpy(out, reinterpret_cast<const char*>(&all) + place, sizeof(Value));
+  }
+  static void set(Call& c, GraphNode& node, Given given) {
+    const CUgraphNodeParams all = parameters(given, nullptr);
+    set_in_graph(c, node, &all);
+  }
+  static void set_in_exec(Call& c, GraphExec& exec, const GraphNode& node, Given given, CUcontext context) {
+    const CUgraphNodeParams all = parameters(given, context);
+    sim::set_in_exec(c, exec, node, &all);
+  }
+};
+constexpr std::size_t copy_context = offsetof(CUgraphNodeParams, memcpy.copyCtx);
+constexpr std::size_t fill_context = offsetof(CUgraphNodeParams, memset.ctx);
+using OfKernel = Kind<CU_GRAPH_NODE_TYPE_KERNEL, CUDA_KERNEL_NODE_PARAMS, offsetof(CUgraphNodeParams, kernel)>;
+using OfCopy =
+    Kind<CU_GRAPH_NODE_TYPE_MEMCPY, CUDA_MEMCPY3D, offsetof(CUgraphNodeParams, memcpy.copyParams), copy_context>;
+using OfFill =
+    Kind<CU_GRAPH_NODE_TYPE_MEMSET, CUDA_MEMSET_NODE_PARAMS, offsetof(CUgraphNodeParams, memset), fill_context>;
+using OfHost = Kind<CU_GRAPH_NODE_TYPE_HOST, CUDA_HOST_NODE_PARAMS, offsetof(CUgraphNodeParams, host)>;
+using OfChild = Kind<CU_GRAPH_NODE_TYPE_GRAPH, CUgraph, offsetof(CUgraphNodeParams, graph)>;
+using OfRecord = Kind<CU_GRAPH_NODE_TYPE_EVENT_RECORD, CUevent, offsetof(CUgraphNodeParams, eventRecord)>;
+using OfWait = Kind<CU_GRAPH_NODE_TYPE_WAIT_EVENT, CUevent, offsetof(CUgraphNodeParams, eventWait)>;
+using OfMemory = Kind<CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_MEM_ALLOC_NODE_PARAMS, offsetof(CUgraphNodeParams, alloc)>;
+using OfFree = Kind<CU_GRAPH_NODE_TYPE_MEM_FREE, CUdeviceptr, offsetof(CUgraphNodeParams, free)>;
 
 // Attributes that change nothing here read as zeros.
 void read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchAttributeValue& value) {
@@ -346,11 +309,9 @@ void plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& 
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       context_for(c, parameters.memcpy.copyCtx, node);
       return plan_copy(c, parameters.memcpy.copyParams, node);
-    case CU_GRAPH_NODE_TYPE_MEMSET: {
-      const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
-      context_for(c, fill.ctx, node);
-      return plan_fill(c, {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height}, node);
-    }
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      context_for(c, parameters.memset.ctx, node);
+      return plan_fill(c, parameters.memset, node);
     case CU_GRAPH_NODE_TYPE_HOST:
       return plan_host_node(parameters.host, node);
     case CU_GRAPH_NODE_TYPE_GRAPH:
@@ -361,13 +322,11 @@ void plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& 
       return plan_event_node(c, parameters.eventWait.event, node);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return plan_event_node(c, parameters.eventRecord.event, node);
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
-      AllocNode made{parameters.alloc, {}};
-      make_graph_memory(c, made);
-      parameters.alloc.dptr = made.parameters.dptr;
-      node.parameters = std::move(made);
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+      node.parameters.alloc = parameters.alloc;
+      make_graph_memory(c, node);
+      parameters.alloc.dptr = node.parameters.alloc.dptr;
       return;
-    }
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
       return plan_free_node(c, graph, parameters.free.dptr, node);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL:
@@ -377,32 +336,19 @@ void plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& 
   }
 }
 
-void adopt(GraphNode& node, GraphNode planned) {
-  node.context_handle = planned.context_handle;
-  node.context_id = planned.context_id;
-  node.launch = std::move(planned.launch);
-  node.parameters = std::move(planned.parameters);
-  node.effect = std::move(planned.effect);
-  node.marks = std::move(planned.marks);
-  node.until = std::move(planned.until);
-  node.shows = planned.shows;
-  node.host = std::move(planned.host);
-  node.duration = planned.duration;
-  node.engine = planned.engine;
-  node.bytes = planned.bytes;
-}
-
-void read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data, std::size_t count,
-                std::vector<Edge>& edges) {
+std::vector<Edge> read_edges(Call& c, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+                             std::size_t count) {
   refuse_if(nodes == nullptr && count > 0, CUDA_ERROR_INVALID_VALUE);
+  std::vector<Edge> edges;
   for (std::size_t i = 0; i < count; ++i) {
     GraphNode& node = find<GraphNode>(c, nodes[i]);
     const Edge edge{&node, data == nullptr ? CUgraphEdgeData{} : data[i]};
-    const bool twice = std::find(edges.begin(), edges.end(), edge) != edges.end();
+    const bool twice = std::ranges::find(edges, edge) != edges.end();
     refuse_if(node.graph != &graph || twice || edge.data.to_port != 0, CUDA_ERROR_INVALID_VALUE);
     refuse_if(edge.data.from_port != 0 && node.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
     edges.push_back(edge);
   }
+  return edges;
 }
 
 bool has_room_for_copy(Call& c, const Graph& graph) {
@@ -411,186 +357,71 @@ bool has_room_for_copy(Call& c, const Graph& graph) {
 }
 
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {
-  for (ExecNode& one : nodes) {
-    if (one.node.copied_from == node.id) {
-      return &one;
-    }
-    for (ExecNodes& body : one.bodies) {
-      if (ExecNode* found = find_copy(body, node)) {
-        return found;
-      }
-    }
-  }
-  return nullptr;
+  ExecNode* found = nullptr;
+  each_node(nodes, [&](ExecNode& one) { found = one.node.copied_from == node.id ? &one : found; });
+  return found;
 }
 
 }  // namespace gctx::sim
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuGraphAddNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUgraphNodeParams* parameters) {
-  return add(c, out, graph, dependencies, nullptr, count, *parameters);
-}
-GCTX_SIM_CALL(cuGraphAddNode_v2, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              const CUgraphEdgeData* data, std::size_t count, CUgraphNodeParams* parameters) {
-  return add(c, out, graph, dependencies, data, count, *parameters);
-}
-GCTX_SIM_SAME(cuGraphAddNode_v3, cuGraphAddNode_v2)
+GCTX_SIM_ROW(cuGraphAddNode, add, 3)
+GCTX_SIM_ROW(cuGraphAddNode_v2, add)
+GCTX_SIM_ROW(cuGraphAddNode_v3, add)
+GCTX_SIM_ROW(cuGraphNodeSetParams, set_in_graph)
+GCTX_SIM_ROW(cuGraphNodeSetParams_v2, set_in_graph)
+GCTX_SIM_ROW(cuGraphExecNodeSetParams, set_in_exec)
+GCTX_SIM_CALL(cuGraphNodeGetParams, Call& c, GraphNode& node, CUgraphNodeParams* out) { *out = described(c, node); }
 
-GCTX_SIM_CALL(cuGraphAddKernelNode_v2, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return add(c, out, graph, dependencies, count, of_kernel(*kernel));
-}
-GCTX_SIM_CALL(cuGraphAddMemcpyNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, const CUDA_MEMCPY3D* copy, CUcontext context) {
-  return add(c, out, graph, dependencies, count, of_copy(*copy, context));
-}
-GCTX_SIM_CALL(cuGraphAddMemsetNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
-  return add(c, out, graph, dependencies, count, of_fill(*fill, context));
-}
-GCTX_SIM_CALL(cuGraphAddHostNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, const CUDA_HOST_NODE_PARAMS* host) {
-  return add(c, out, graph, dependencies, count, of_host(*host));
-}
-GCTX_SIM_CALL(cuGraphAddChildGraphNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUgraph child) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_GRAPH);
-  parameters.graph.graph = child;
-  return add(c, out, graph, dependencies, count, parameters);
+GCTX_SIM_ROW(cuGraphAddKernelNode_v2, OfKernel::add)
+GCTX_SIM_ROW(cuGraphKernelNodeGetParams_v2, OfKernel::get)
+GCTX_SIM_ROW(cuGraphKernelNodeSetParams_v2, OfKernel::set)
+GCTX_SIM_ROW(cuGraphExecKernelNodeSetParams_v2, OfKernel::set_in_exec)
+GCTX_SIM_ROW(cuGraphAddMemcpyNode, OfCopy::add)
+GCTX_SIM_ROW(cuGraphMemcpyNodeGetParams, OfCopy::get)
+GCTX_SIM_ROW(cuGraphMemcpyNodeSetParams, OfCopy::set)
+GCTX_SIM_ROW(cuGraphExecMemcpyNodeSetParams, OfCopy::set_in_exec)
+GCTX_SIM_ROW(cuGraphAddMemsetNode, OfFill::add)
+GCTX_SIM_ROW(cuGraphMemsetNodeGetParams, OfFill::get)
+GCTX_SIM_ROW(cuGraphMemsetNodeSetParams, OfFill::set)
+GCTX_SIM_ROW(cuGraphExecMemsetNodeSetParams, OfFill::set_in_exec)
+GCTX_SIM_ROW(cuGraphAddHostNode, OfHost::add)
+GCTX_SIM_ROW(cuGraphHostNodeGetParams, OfHost::get)
+GCTX_SIM_ROW(cuGraphHostNodeSetParams, OfHost::set)
+GCTX_SIM_ROW(cuGraphExecHostNodeSetParams, OfHost::set_in_exec)
+GCTX_SIM_ROW(cuGraphAddChildGraphNode, OfChild::add)
+GCTX_SIM_ROW(cuGraphChildGraphNodeGetGraph, OfChild::get)
+GCTX_SIM_ROW(cuGraphAddEventRecordNode, OfRecord::add)
+GCTX_SIM_ROW(cuGraphEventRecordNodeGetEvent, OfRecord::get)
+GCTX_SIM_ROW(cuGraphEventRecordNodeSetEvent, OfRecord::set)
+GCTX_SIM_ROW(cuGraphExecEventRecordNodeSetEvent, OfRecord::set_in_exec)
+GCTX_SIM_ROW(cuGraphAddEventWaitNode, OfWait::add)
+GCTX_SIM_ROW(cuGraphEventWaitNodeGetEvent, OfWait::get)
+GCTX_SIM_ROW(cuGraphEventWaitNodeSetEvent, OfWait::set)
+GCTX_SIM_ROW(cuGraphExecEventWaitNodeSetEvent, OfWait::set_in_exec)
+GCTX_SIM_ROW(cuGraphMemAllocNodeGetParams, OfMemory::get)
+GCTX_SIM_ROW(cuGraphAddMemFreeNode, OfFree::add)
+GCTX_SIM_ROW(cuGraphMemFreeNodeGetParams, OfFree::get)
+
+GCTX_SIM_CALL(cuGraphAddMemAllocNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+              std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
+  CUgraphNodeParams parameters = OfMemory::parameters(memory, nullptr);
+  memory->dptr = 0;
+  add(c, out, graph, dependencies, nullptr, count, &parameters);
+  memory->dptr = parameters.alloc.dptr;
 }
 GCTX_SIM_CALL(cuGraphAddEmptyNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
               std::size_t count) {
-  return add(c, out, graph, dependencies, count, of_type(CU_GRAPH_NODE_TYPE_EMPTY));
-}
-GCTX_SIM_CALL(cuGraphAddEventRecordNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUevent event) {
-  return add(c, out, graph, dependencies, count, of_record(event));
-}
-GCTX_SIM_CALL(cuGraphAddEventWaitNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUevent event) {
-  return add(c, out, graph, dependencies, count, of_wait(event));
-}
-GCTX_SIM_CALL(cuGraphAddMemAllocNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
   CUgraphNodeParams parameters{};
-  parameters.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-  parameters.alloc = {memory->poolProps, memory->accessDescs, memory->accessDescCount, memory->bytesize, 0};
-  memory->dptr = 0;
-  add(c, out, graph, dependencies, nullptr, count, parameters);
-  memory->dptr = parameters.alloc.dptr;
-}
-GCTX_SIM_CALL(cuGraphAddMemFreeNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUdeviceptr address) {
-  CUgraphNodeParams parameters = of_type(CU_GRAPH_NODE_TYPE_MEM_FREE);
-  parameters.free.dptr = address;
-  return add(c, out, graph, dependencies, count, parameters);
+  parameters.type = CU_GRAPH_NODE_TYPE_EMPTY;
+  add(c, out, graph, dependencies, nullptr, count, &parameters);
 }
 
-GCTX_SIM_CALL(cuGraphNodeGetParams, Call& c, GraphNode& node, CUgraphNodeParams* out) {
-  *out = {};
-  return describe(c, node, *out);
-}
-GCTX_SIM_CALL(cuGraphKernelNodeGetParams_v2, Call& c, GraphNode& node, CUDA_KERNEL_NODE_PARAMS* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CUgraphNodeParams& parameters) {
-    const CUDA_KERNEL_NODE_PARAMS_v3& k = parameters.kernel;
-    return give(out, CUDA_KERNEL_NODE_PARAMS{k.func, k.gridDimX, k.gridDimY, k.gridDimZ, k.blockDimX, k.blockDimY,
-                                             k.blockDimZ, k.sharedMemBytes, k.kernelParams, k.extra, k.kern, k.ctx});
-  });
-}
 GCTX_SIM_CALL(cuGraphKernelNodeGetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
               CUkernelNodeAttrValue* out) {
   refuse_if(node.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
   CUlaunchAttributeValue value{};
   read_attribute(node.launch, which, value);
   give(out, value);
-}
-GCTX_SIM_CALL(cuGraphMemcpyNodeGetParams, Call& c, GraphNode& node, CUDA_MEMCPY3D* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEMCPY,
-                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.memcpy.copyParams); });
-}
-GCTX_SIM_CALL(cuGraphMemsetNodeGetParams, Call& c, GraphNode& node, CUDA_MEMSET_NODE_PARAMS* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEMSET, [&](const CUgraphNodeParams& parameters) {
-    const CUDA_MEMSET_NODE_PARAMS_v2& fill = parameters.memset;
-    return give(out,
-                CUDA_MEMSET_NODE_PARAMS{fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height});
-  });
-}
-GCTX_SIM_CALL(cuGraphHostNodeGetParams, Call& c, GraphNode& node, CUDA_HOST_NODE_PARAMS* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_HOST, [&](const CUgraphNodeParams& parameters) {
-    return give(out, CUDA_HOST_NODE_PARAMS{parameters.host.fn, parameters.host.userData});
-  });
-}
-GCTX_SIM_CALL(cuGraphChildGraphNodeGetGraph, Call& c, GraphNode& node, CUgraph* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_GRAPH,
-                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.graph.graph); });
-}
-GCTX_SIM_CALL(cuGraphEventRecordNodeGetEvent, Call& c, GraphNode& node, CUevent* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
-                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.eventRecord.event); });
-}
-GCTX_SIM_CALL(cuGraphEventWaitNodeGetEvent, Call& c, GraphNode& node, CUevent* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.eventWait.event); });
-}
-GCTX_SIM_CALL(cuGraphMemAllocNodeGetParams, Call& c, GraphNode& node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEM_ALLOC, [&](const CUgraphNodeParams& parameters) {
-    const CUDA_MEM_ALLOC_NODE_PARAMS_v2& memory = parameters.alloc;
-    return give(out, CUDA_MEM_ALLOC_NODE_PARAMS{memory.poolProps, memory.accessDescs, memory.accessDescCount,
-                                                memory.bytesize, memory.dptr});
-  });
-}
-GCTX_SIM_CALL(cuGraphMemFreeNodeGetParams, Call& c, GraphNode& node, CUdeviceptr* out) {
-  return get_typed(c, node, CU_GRAPH_NODE_TYPE_MEM_FREE,
-                   [&](const CUgraphNodeParams& parameters) { give(out, parameters.free.dptr); });
-}
-
-GCTX_SIM_CALL(cuGraphNodeSetParams, Call& c, GraphNode& node, CUgraphNodeParams* parameters) {
-  return set_in_graph(c, node, *parameters);
-}
-GCTX_SIM_SAME(cuGraphNodeSetParams_v2, cuGraphNodeSetParams)
-GCTX_SIM_CALL(cuGraphKernelNodeSetParams_v2, Call& c, GraphNode& node, const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return set_in_graph(c, node, of_kernel(*kernel));
-}
-GCTX_SIM_CALL(cuGraphMemcpyNodeSetParams, Call& c, GraphNode& node, const CUDA_MEMCPY3D* copy) {
-  return set_in_graph(c, node, of_copy(*copy, nullptr));
-}
-GCTX_SIM_CALL(cuGraphMemsetNodeSetParams, Call& c, GraphNode& node, const CUDA_MEMSET_NODE_PARAMS* fill) {
-  return set_in_graph(c, node, of_fill(*fill, nullptr));
-}
-GCTX_SIM_CALL(cuGraphHostNodeSetParams, Call& c, GraphNode& node, const CUDA_HOST_NODE_PARAMS* host) {
-  return set_in_graph(c, node, of_host(*host));
-}
-GCTX_SIM_CALL(cuGraphEventRecordNodeSetEvent, Call& c, GraphNode& node, CUevent event) {
-  return set_in_graph(c, node, of_record(event));
-}
-GCTX_SIM_CALL(cuGraphEventWaitNodeSetEvent, Call& c, GraphNode& node, CUevent event) {
-  return set_in_graph(c, node, of_wait(event));
-}
-
-GCTX_SIM_CALL(cuGraphExecNodeSetParams, Call& c, GraphExec& exec, GraphNode& node, CUgraphNodeParams* parameters) {
-  return set_in_exec(c, exec, node, *parameters);
-}
-GCTX_SIM_CALL(cuGraphExecKernelNodeSetParams_v2, Call& c, GraphExec& exec, GraphNode& node,
-              const CUDA_KERNEL_NODE_PARAMS* kernel) {
-  return set_in_exec(c, exec, node, of_kernel(*kernel));
-}
-GCTX_SIM_CALL(cuGraphExecMemcpyNodeSetParams, Call& c, GraphExec& exec, GraphNode& node, const CUDA_MEMCPY3D* copy,
-              CUcontext context) {
-  return set_in_exec(c, exec, node, of_copy(*copy, context));
-}
-GCTX_SIM_CALL(cuGraphExecMemsetNodeSetParams, Call& c, GraphExec& exec, GraphNode& node,
-              const CUDA_MEMSET_NODE_PARAMS* fill, CUcontext context) {
-  return set_in_exec(c, exec, node, of_fill(*fill, context));
-}
-GCTX_SIM_CALL(cuGraphExecHostNodeSetParams, Call& c, GraphExec& exec, GraphNode& node,
-              const CUDA_HOST_NODE_PARAMS* host) {
-  return set_in_exec(c, exec, node, of_host(*host));
-}
-GCTX_SIM_CALL(cuGraphExecEventRecordNodeSetEvent, Call& c, GraphExec& exec, GraphNode& node, CUevent event) {
-  return set_in_exec(c, exec, node, of_record(event));
-}
-GCTX_SIM_CALL(cuGraphExecEventWaitNodeSetEvent, Call& c, GraphExec& exec, GraphNode& node, CUevent event) {
-  return set_in_exec(c, exec, node, of_wait(event));
 }

@@ -9,10 +9,12 @@ namespace gctx::sim {
 // condition.
 void plan_node(Call& call, Graph& graph, CUgraphNodeParams& parameters, GraphNode& node);
 // The node does what the other was planned to do.
-void adopt(GraphNode& node, GraphNode planned);
+inline void adopt(GraphNode& node, GraphNode planned) {
+  static_cast<Step&>(node) = std::move(static_cast<Step&>(planned));
+}
 // The edges to a new node behind others, which must be of the same graph.
-void read_edges(Call& call, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
-                std::size_t count, std::vector<Edge>& edges);
+std::vector<Edge> read_edges(Call& call, const Graph& graph, const CUgraphNode* nodes, const CUgraphEdgeData* data,
+                             std::size_t count);
 // A graph that is put into itself doubles: copies end at a million nodes.
 bool has_room_for_copy(Call& call, const Graph& graph);
 // The place of a node of the graph that an executable one was made of.

@@ -10,44 +10,29 @@
 namespace gctx::sim {
 namespace {
 
-bool may_stand_in_condition(CUgraphNodeType type) {
-  switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-    case CU_GRAPH_NODE_TYPE_EMPTY:
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool has_allowed_nodes(const Graph& graph, bool in_condition) {
-  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode* node) {
+  constexpr CUgraphNodeType of_conditions[] = {CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_EMPTY,
+                                               CU_GRAPH_NODE_TYPE_GRAPH,  CU_GRAPH_NODE_TYPE_MEMSET,
+                                               CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_CONDITIONAL};
+  return std::ranges::all_of(graph.nodes, [&](const GraphNode* node) {
     const bool inside = in_condition || node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
-    return (!in_condition || may_stand_in_condition(node->type)) &&
-           std::all_of(node->bodies.begin(), node->bodies.end(),
-                       [&](const Graph* body) { return has_allowed_nodes(*body, inside); });
+    return (!in_condition || std::ranges::find(of_conditions, node->type) != std::end(of_conditions)) &&
+           std::ranges::all_of(node->bodies, [&](const Graph* body) { return has_allowed_nodes(*body, inside); });
   });
 }
 
 // Recorded of clusters: what has no room in its context is found here. A card takes a cooperative grid that is too
 // large, and never ends it.
 void check_room(Call& c, const ExecNodes& nodes) {
-  for (const ExecNode& one : nodes) {
+  each_node(nodes, [&](const ExecNode& one) {
     const Context* context = c.machine.contexts.find(one.node.context_handle);
     if (one.node.type == CU_GRAPH_NODE_TYPE_KERNEL && context != nullptr) {
       check_room(c.machine, *context, one.node.launch);
     }
-    for (const ExecNodes& body : one.bodies) {
-      check_room(c, body);
-    }
-  }
+  });
 }
 
-void instantiate(Call& c, CUgraphExec* out, const Graph& graph, std::uint64_t flags) {
+void instantiate(Call& c, CUgraphExec* out, const Graph& graph, unsigned long long flags) {
   // Kernels do not launch anything here.
   refuse_if((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != 0, CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(!has_allowed_nodes(graph, false), CUDA_ERROR_NOT_SUPPORTED);
@@ -67,25 +52,19 @@ void instantiate(Call& c, CUgraphExec* out, const Graph& graph, std::uint64_t fl
     keep(exec->kept, *object, count);
   }
   hold_memory(c.machine, *exec);
-  give(out, as_handle<CUgraphExec>(c.machine.graph_execs.add(std::move(exec))));
+  give(out, c.machine.graph_execs.add(std::move(exec)));
 }
 
 // Recorded: a node runs in the context it was captured in, whichever stream replays it.
 void check_contexts(Call& c, const ExecNodes& nodes) {
-  for (const ExecNode& one : nodes) {
-    for (const ExecNodes& body : one.bodies) {
-      check_contexts(c, body);
-    }
-    if (one.node.context_id == 0) {
-      continue;
-    }
+  each_node(nodes, [&](const ExecNode& one) {
     const Context* context = c.machine.contexts.find(one.node.context_handle);
-    if (context != nullptr && context->id == one.node.context_id) {
-      continue;
+    if (one.node.context_id != 0 && (context == nullptr || context->id != one.node.context_id)) {
+      c.note(Misuse::use_after_destroy, one.node.context_handle,
+             "the context that a graph was captured in is destroyed");
+      refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
-    c.note(Misuse::use_after_destroy, one.node.context_handle, "the context that a graph was captured in is destroyed");
-    refuse(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-  }
+  });
 }
 
 // Which of the bodies of a node run. Assumed: kernels are not executed and so never set a condition; a loop whose
@@ -94,24 +73,22 @@ const ExecNodes* body_to_run(const ExecNode& one) {
   if (one.bodies.empty()) {
     return nullptr;
   }
-  const auto* conditional = std::get_if<ConditionalNode>(&one.node.parameters);
-  if (conditional == nullptr) {
+  if (one.node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL) {
     return one.bodies.data();
   }
-  const unsigned value = one.assigned_at_launch ? one.initial : 0;
-  std::size_t place = value;
-  if (conditional->type != CU_GRAPH_COND_TYPE_SWITCH) {
-    place = value != 0 ? 0 : 1;
+  std::size_t place = one.assigned_at_launch ? one.initial : 0;
+  if (one.node.parameters.conditional.type != CU_GRAPH_COND_TYPE_SWITCH) {
+    place = place != 0 ? 0 : 1;
   }
   return place < one.bodies.size() ? &one.bodies[place] : nullptr;
 }
 
 void pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
   for (const ExecNode& one : nodes) {
-    if (const auto* allocated = std::get_if<AllocNode>(&one.node.parameters)) {
-      allocate_at_launch(c, exec, allocated->parameters.dptr);
-    } else if (const auto* freed = std::get_if<FreeNode>(&one.node.parameters)) {
-      free_at_launch(c, freed->address);
+    if (one.node.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
+      allocate_at_launch(c, exec, one.node.parameters.alloc.dptr);
+    } else if (one.node.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+      free_at_launch(c, one.node.parameters.free.dptr);
     }
     if (const ExecNodes* body = body_to_run(one)) {
       pass_memory(c, exec, *body);
@@ -130,8 +107,8 @@ WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
 
 // An event may be destroyed before a graph that names it is launched: then nothing is recorded and nothing waits.
 void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
-  const auto* named = std::get_if<EventNode>(&node.parameters);
-  Event* event = named == nullptr ? nullptr : c.machine.events.find(named->event);
+  const bool named = node.type == CU_GRAPH_NODE_TYPE_WAIT_EVENT || node.type == CU_GRAPH_NODE_TYPE_EVENT_RECORD;
+  Event* event = named ? c.machine.events.find(node.parameters.eventRecord.event) : nullptr;
   if (event == nullptr) {
     return;
   }
@@ -155,7 +132,7 @@ Seen seen(Call& c, const GraphNode& node) {
     case CU_GRAPH_NODE_TYPE_HOST:
       return Seen::by_waits;
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD: {
-      const Event* event = c.machine.events.find(std::get<EventNode>(node.parameters).event);
+      const Event* event = c.machine.events.find(node.parameters.eventRecord.event);
       return event == nullptr || is_silent(*event) ? Seen::by_none : Seen::by_waits;
     }
     default:
@@ -226,21 +203,25 @@ bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateRes
     return false;
   }
   why = CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
-  if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&old.parameters)) {
-    const auto& other = std::get<CUDA_MEMCPY3D>(now.parameters);
-    return copy->srcMemoryType == other.srcMemoryType && copy->dstMemoryType == other.dstMemoryType;
+  switch (old.type) {
+    case CU_GRAPH_NODE_TYPE_MEMCPY: {
+      const CUDA_MEMCPY3D& was = old.parameters.memcpy.copyParams;
+      const CUDA_MEMCPY3D& is = now.parameters.memcpy.copyParams;
+      return was.srcMemoryType == is.srcMemoryType && was.dstMemoryType == is.dstMemoryType;
+    }
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+      const CUDA_MEMSET_NODE_PARAMS_v2& was = old.parameters.memset;
+      const CUDA_MEMSET_NODE_PARAMS_v2& is = now.parameters.memset;
+      return (was.height <= 1 && is.height <= 1) || (was.width == is.width && was.height == is.height &&
+                                                     was.pitch == is.pitch && was.elementSize == is.elementSize);
+    }
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
+      const CUDA_CONDITIONAL_NODE_PARAMS& was = old.parameters.conditional;
+      return was.type == now.parameters.conditional.type && was.size == now.parameters.conditional.size;
+    }
+    default:
+      return true;
   }
-  if (const auto* fill = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&old.parameters)) {
-    const auto& other = std::get<CUDA_MEMSET_NODE_PARAMS>(now.parameters);
-    const bool flat = fill->height <= 1 && other.height <= 1;
-    return flat || (fill->width == other.width && fill->height == other.height && fill->pitch == other.pitch &&
-                    fill->elementSize == other.elementSize);
-  }
-  if (const auto* conditional = std::get_if<ConditionalNode>(&old.parameters)) {
-    const auto& other = std::get<ConditionalNode>(now.parameters);
-    return conditional->type == other.type && conditional->bodies.size() == other.bodies.size();
-  }
-  return true;
 }
 
 // Nodes are paired in the order of their making.
@@ -278,8 +259,7 @@ void update(ExecNodes& old, ExecNodes& now) {
     old[i].initial = now[i].initial;
     old[i].assigned_at_launch = now[i].assigned_at_launch;
     // Memory stays where it was instantiated.
-    if (!std::holds_alternative<AllocNode>(old[i].node.parameters) &&
-        !std::holds_alternative<FreeNode>(old[i].node.parameters)) {
+    if (old[i].node.type != CU_GRAPH_NODE_TYPE_MEM_ALLOC && old[i].node.type != CU_GRAPH_NODE_TYPE_MEM_FREE) {
       adopt(old[i].node, std::move(now[i].node));
     }
   }
@@ -316,11 +296,11 @@ void update_child(Call& c, GraphExec& exec, const GraphNode& node, const Graph& 
   update(copy->bodies[0], nodes);
 }
 
-// The copy of a node that can be switched off, or null.
-ExecNode* find_switchable(GraphExec& exec, const GraphNode& node) {
+// The copy of a node that can be switched off.
+ExecNode& find_switchable(GraphExec& exec, const GraphNode& node) {
   const bool can_be = node.type == CU_GRAPH_NODE_TYPE_KERNEL || node.type == CU_GRAPH_NODE_TYPE_MEMCPY ||
                       node.type == CU_GRAPH_NODE_TYPE_MEMSET;
-  return can_be ? find_copy(exec.nodes, node) : nullptr;
+  return need(can_be ? find_copy(exec.nodes, node) : nullptr, CUDA_ERROR_INVALID_VALUE);
 }
 
 }  // namespace
@@ -328,7 +308,7 @@ ExecNode* find_switchable(GraphExec& exec, const GraphNode& node) {
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuGraphCreate, Call& c, CUgraph* out, unsigned) { give(out, as_handle<CUgraph>(add_graph(c.machine))); }
+GCTX_SIM_CALL(cuGraphCreate, Call& c, CUgraph* out) { give(out, add_graph(c.machine)); }
 
 GCTX_SIM_CALL(cuGraphDestroy, Call& c, Graph& graph) {
   refuse_if(is_being_captured(graph), CUDA_ERROR_ILLEGAL_STATE);
@@ -338,18 +318,12 @@ GCTX_SIM_CALL(cuGraphDestroy, Call& c, Graph& graph) {
 
 GCTX_SIM_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle* out, Graph& graph, const Context&,
               unsigned initial, unsigned flags) {
-  auto condition = std::make_unique<Condition>();
-  c.made(*condition);
-  condition->graph = &graph;
-  condition->initial = initial;
-  condition->assigned_at_launch = flags != 0;
-  Condition& kept = c.machine.conditions.add(std::move(condition));
-  graph.conditions.push_back(&kept);
-  give(out, static_cast<CUgraphConditionalHandle>(kept.handle));
-}
-
-GCTX_SIM_CALL(cuGraphInstantiateWithFlags, Call& c, CUgraphExec* out, const Graph& graph, unsigned long long flags) {
-  return instantiate(c, out, graph, flags);
+  Condition& condition = c.add(c.machine.conditions);
+  condition.graph = &graph;
+  condition.initial = initial;
+  condition.assigned_at_launch = flags != 0;
+  graph.conditions.push_back(&condition);
+  give(out, condition);
 }
 
 GCTX_SIM_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Graph& graph,
@@ -361,36 +335,19 @@ GCTX_SIM_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Gra
   params->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuGraphExecUpdate_v2, Call& c, CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* info) {
-  return update_exec(c, exec, graph, info);
-}
-
-GCTX_SIM_CALL(cuGraphExecChildGraphNodeSetParams, Call& c, GraphExec& exec, const GraphNode& node, const Graph& graph) {
-  return update_child(c, exec, node, graph);
-}
-
 GCTX_SIM_CALL(cuGraphNodeSetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned enabled) {
-  ExecNode* copy = find_switchable(exec, node);
-  refuse_if(copy == nullptr, CUDA_ERROR_INVALID_VALUE);
-  copy->enabled = enabled != 0;
+  find_switchable(exec, node).enabled = enabled != 0;
 }
 
 GCTX_SIM_CALL(cuGraphNodeGetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned* enabled) {
-  const ExecNode* copy = find_switchable(exec, node);
-  refuse_if(copy == nullptr, CUDA_ERROR_INVALID_VALUE);
-  give(enabled, copy->enabled ? 1U : 0U);
+  give(enabled, find_switchable(exec, node).enabled ? 1U : 0U);
 }
-
-GCTX_SIM_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) {}
-
-GCTX_SIM_CALL(cuGraphLaunch, Call& c, GraphExec& exec, Stream& stream) { return replay(c, exec, stream); }
 
 GCTX_SIM_CALL(cuGraphExecDestroy, Call& c, GraphExec& exec) { drop(c.machine, exec); }
-
-GCTX_SIM_CALL(cuGraphExecGetFlags, Call&, const GraphExec& exec, cuuint64_t* flags) {
-  give(flags, static_cast<cuuint64_t>(exec.flags));
-}
-
-GCTX_SIM_CALL(cuGraphExecGetId, Call&, const GraphExec& exec, unsigned* id) {
-  give(id, static_cast<unsigned>(exec.id));
-}
+GCTX_SIM_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) {}
+GCTX_SIM_ROW(cuGraphLaunch, replay)
+GCTX_SIM_ROW(cuGraphInstantiateWithFlags, instantiate)
+GCTX_SIM_ROW(cuGraphExecUpdate_v2, update_exec)
+GCTX_SIM_ROW(cuGraphExecChildGraphNodeSetParams, update_child)
+GCTX_SIM_GET(cuGraphExecGetFlags, &GraphExec::flags)
+GCTX_SIM_GET(cuGraphExecGetId, &GraphExec::id, const GraphExec)

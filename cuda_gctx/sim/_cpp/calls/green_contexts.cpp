@@ -4,7 +4,6 @@
 #include "calls/contexts.hpp"
 #include "calls/primary_contexts.hpp"
 #include "calls/queueing.hpp"
-#include "calls/streams.hpp"
 #include "machine/costs.hpp"
 
 namespace gctx::sim {
@@ -12,15 +11,15 @@ namespace {
 
 // The queues of a new context: another context's, its own, or the device's. How many balanced contexts a device has
 // queues for is not known, so each gets its own.
-std::shared_ptr<QueueSet> queues_for(Machine& machine, Device& device, const Descriptor& descriptor) {
-  if (descriptor.queues) {
-    return descriptor.queues;
+std::shared_ptr<QueueSet> queues_for(Machine& machine, Device& device, const Holding& part) {
+  if (part.queues) {
+    return part.queues;
   }
-  if (descriptor.workqueue.scope != CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED) {
+  if (part.workqueue.scope != CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED) {
     return device.queues;
   }
   const auto limit = static_cast<std::size_t>(machine.spec.connections);
-  auto own = std::make_shared<QueueSet>(std::clamp<std::size_t>(descriptor.workqueue.limit, 1, limit));
+  auto own = std::make_shared<QueueSet>(std::clamp<std::size_t>(part.workqueue.limit, 1, limit));
   own->id = next_id();
   own->device = device.ordinal;
   machine.queue_sets[own->id] = own;
@@ -29,16 +28,13 @@ std::shared_ptr<QueueSet> queues_for(Machine& machine, Device& device, const Des
 
 // A context may lie on the stack of a thread below the one that is current: it would be current again after a pop.
 void note_where_it_is_current(Call& c, const Context& context) {
-  for (const auto& thread : c.machine.threads) {
-    if (!thread) {
-      continue;
-    }
-    const auto& stack = thread->stack;
+  for (const auto& [number, thread] : c.machine.threads) {
+    const auto& stack = thread.stack;
     const auto is_it = [&](const CurrentContext& entry) { return entry.id == context.id; };
     if (std::none_of(stack.begin(), stack.end(), is_it)) {
       continue;
     }
-    const bool is_here = thread.get() == &c.thread;
+    const bool is_here = &thread == &c.thread;
     const char* const how = is_it(stack.back()) ? "is current" : "lies below the current one on the stack";
     c.note(is_here ? Misuse::wrong_order : Misuse::wrong_thread, context.handle,
            std::string("the green context is destroyed while it ") + how +
@@ -51,26 +47,10 @@ void note_where_it_is_current(Call& c, const Context& context) {
 // Recorded: waits of the primary context do not cover it from now on. Whether it is over by now is not asked: nobody
 // has waited for it.
 void note_work(Call& c, const Context& context) {
-  const std::vector<WorkPtr> left = outstanding_of(c.machine, context);
-  if (!std::all_of(left.begin(), left.end(), [](const WorkPtr& work) { return work->is_mark(); })) {
+  if (!std::ranges::all_of(outstanding_of(c.machine, context), [](const WorkPtr& work) { return work->is_mark(); })) {
     c.note(Misuse::wrong_order, context.handle,
            "the green context is destroyed while it has work to do, and the primary context does not wait for that");
   }
-}
-
-void destroy_green(Call& c, Context& context) {
-  Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
-  c.machine.clock.hide_from_primary(context.root_id, context.id);
-  detach_children(c, context);
-  const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
-  c.machine.contexts.remove(context);
-  --c.machine.green_contexts;
-  if (queues != 0) {
-    c.machine.queue_sets.erase(queues);
-  }
-  --device.green_contexts;
-  device.lost += lost_context_bytes;
-  ++c.machine.ledger.contexts_destroyed;
 }
 
 }  // namespace
@@ -81,59 +61,46 @@ using namespace gctx::sim;
 GCTX_SIM_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc handle, Device& device, unsigned) {
   Machine& machine = c.machine;
   // Recorded: no descriptor at all is accepted. That all SMs are meant is assumed.
-  Descriptor everything;
-  everything.device = device.ordinal;
-  everything.sms = device.chip->all();
-  everything.sm_count = device.chip->sm_count();
-  const Descriptor* descriptor = handle == nullptr ? &everything : machine.descriptors.find(handle);
-  refuse_if(descriptor == nullptr, CUDA_ERROR_INVALID_VALUE);
-  refuse_if(descriptor->device != device.ordinal, CUDA_ERROR_INVALID_DEVICE);
+  Holding part = handle == nullptr
+                     ? whole_device(c, device)
+                     : static_cast<Holding&>(need(machine.descriptors.find(handle), CUDA_ERROR_INVALID_VALUE));
+  refuse_if(part.device != device.ordinal, CUDA_ERROR_INVALID_DEVICE);
   const unsigned limit = machine.faults.context_limit;
   refuse_if((limit != 0 && machine.green_contexts >= limit) || !has_room(device, live_context_bytes),
             CUDA_ERROR_OUT_OF_MEMORY);
   const Context& primary = activate_primary(c, device);
-  auto made = std::make_unique<Context>();
-  machine.made(*made);
-  made->kind = ContextKind::green;
-  made->device = device.ordinal;
-  made->root_id = primary.id;
-  made->sms = descriptor->sms;
-  made->sm_count = descriptor->sm_count;
-  made->traits = descriptor->traits;
-  made->resource_flags = descriptor->flags;
-  made->locality_domain = descriptor->locality_domain;
-  made->workqueue = descriptor->workqueue;
-  if (made->workqueue.limit == 0) {
-    made->workqueue.limit = static_cast<unsigned>(machine.spec.connections);
+  part.queues = queues_for(machine, device, part);
+  if (part.workqueue.limit == 0) {
+    part.workqueue.limit = static_cast<unsigned>(machine.spec.connections);
   }
-  made->queues = queues_for(machine, device, *descriptor);
-  made->flags = device.primary_flags;
-  Context& context = machine.contexts.add(std::move(made));
-  add_default_streams(machine, context);
+  Context& context = machine.contexts.add(make_context(c, ContextKind::green, part, device.primary_flags));
+  context.root_id = primary.id;
   ++device.green_contexts;
   ++machine.green_contexts;
   ++machine.ledger.contexts_made;
-  give(out, as_handle<CUgreenCtx>(context));
+  give(out, context);
 }
 
 GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
   note_work(c, context);
   note_where_it_is_current(c, context);
-  Device& device = c.machine.devices[static_cast<std::size_t>(context.device)];
-  destroy_green(c, context);
+  Device& device = c.machine.device(context.device);
+  c.machine.clock.hide_from_primary(context.root_id, context.id);
+  detach_children(c, context);
+  const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
+  c.machine.contexts.remove(context);
+  c.machine.queue_sets.erase(queues);
+  --c.machine.green_contexts;
+  --device.green_contexts;
+  device.lost += lost_context_bytes;
+  ++c.machine.ledger.contexts_destroyed;
   return deactivate_primary_if_unused(c, device);
 }
 
-GCTX_SIM_CALL(cuCtxFromGreenCtx, Call&, CUcontext* out, const Context& context) {
-  give(out, as_handle<CUcontext>(context));
-}
+GCTX_SIM_GET(cuCtxFromGreenCtx, as_handle<CUcontext>, const Context)
 
 GCTX_SIM_CALL(cuGreenCtxGetId, Call& c, CUgreenCtx handle, unsigned long long* id) {
   const Context& context = handle == nullptr ? current_context(c) : find_green(c, handle);
   refuse_if(!context.is_green(), CUDA_ERROR_INVALID_CONTEXT);
   *id = context.id;
-}
-
-GCTX_SIM_CALL(cuGreenCtxStreamCreate, Call& c, CUstream* out, Context& context, unsigned flags, int priority) {
-  return add_stream(c, context, flags, priority, out);
 }

@@ -143,11 +143,11 @@ double throughput_of(unsigned threads) {
 
 std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const LaunchPlan& plan) {
   auto grid = std::make_unique<Grid>();
-  const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
+  const auto threads = static_cast<unsigned>(product(plan.threads));
   grid->sms = context.sms;
   grid->blocks = plan.grid;
   grid->threads = plan.threads;
-  grid->count = BlockCount(std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2]);
+  grid->count = BlockCount(product(plan.grid));
   grid->needs = needs_of(machine, *plan.code, threads, plan.shared_bytes);
   grid->places = std::clamp<std::uint64_t>(Sms::capacity(machine.chip->profile(), grid->needs) * context.sms.count(), 1,
                                            grid->count.waiting());

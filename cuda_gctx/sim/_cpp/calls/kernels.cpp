@@ -58,35 +58,31 @@ BlockNeeds needs_of(const Machine& machine, const KernelCode& code, unsigned thr
 
 namespace {
 
-bool can_be_set(CUfunction_attribute which) {
-  switch (which) {
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH:
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT:
-    case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
-    case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
-    case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      return true;
-    default:
-      return false;
-  }
-}
-
 void set_attribute(std::map<CUfunction_attribute, int>& attributes, CUfunction_attribute which, int value) {
-  return can_be_set(which) ? give(&attributes[which], value) : refuse(CUDA_ERROR_INVALID_VALUE);
+  constexpr CUfunction_attribute settable[] = {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                               CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                               CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+                                               CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
+                                               CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
+                                               CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
+                                               CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE};
+  refuse_if(std::ranges::find(settable, which) == std::end(settable), CUDA_ERROR_INVALID_VALUE);
+  attributes[which] = value;
 }
 
-void parameter(const KernelCode& code, std::size_t index, std::size_t* offset, std::size_t* size) {
+void parameter(Call&, const KernelCode& code, std::size_t index, std::size_t* offset, std::size_t* size) {
   refuse_if(!code.arguments_known, CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(index >= code.argument_sizes.size(), CUDA_ERROR_INVALID_VALUE);
   *offset = code.argument_offsets[index];
   give(size, code.argument_sizes[index]);
 }
 
-void parameter_count(const KernelCode& code, std::size_t* count) {
-  return code.arguments_known ? give(count, code.argument_sizes.size()) : refuse(CUDA_ERROR_NOT_SUPPORTED);
+std::size_t parameter_count(const KernelCode& code) {
+  refuse_if(!code.arguments_known, CUDA_ERROR_NOT_SUPPORTED);
+  return code.argument_sizes.size();
 }
+
+const char* name_of(const KernelCode& code) { return code.name.c_str(); }
 
 }  // namespace
 }  // namespace gctx::sim
@@ -108,23 +104,11 @@ GCTX_SIM_CALL(cuKernelSetAttribute, Call&, CUfunction_attribute which, int value
 }
 GCTX_SIM_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) {}
 GCTX_SIM_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) {}
-GCTX_SIM_CALL(cuFuncGetName, Call&, const char** name, const KernelCode& code) { give(name, code.name.c_str()); }
-GCTX_SIM_CALL(cuKernelGetName, Call&, const char** name, const KernelCode& code) { give(name, code.name.c_str()); }
-GCTX_SIM_CALL(cuFuncGetParamInfo, Call&, const KernelCode& code, std::size_t index, std::size_t* offset,
-              std::size_t* size) {
-  return parameter(code, index, offset, size);
-}
-GCTX_SIM_CALL(cuKernelGetParamInfo, Call&, const KernelCode& code, std::size_t index, std::size_t* offset,
-              std::size_t* size) {
-  return parameter(code, index, offset, size);
-}
-GCTX_SIM_CALL(cuFuncGetParamCount, Call&, const KernelCode& code, std::size_t* count) {
-  return parameter_count(code, count);
-}
-GCTX_SIM_CALL(cuKernelGetParamCount, Call&, const KernelCode& code, std::size_t* count) {
-  return parameter_count(code, count);
-}
-GCTX_SIM_CALL(cuFuncIsLoaded, Call&, CUfunctionLoadingState* state, const KernelCode&) {
-  give(state, CU_FUNCTION_LOADING_STATE_LOADED);
-}
 GCTX_SIM_CALL(cuFuncLoad, Call&, const KernelCode&) {}
+GCTX_SIM_GET(cuFuncIsLoaded, [](const KernelCode&) { return CU_FUNCTION_LOADING_STATE_LOADED; })
+GCTX_SIM_GET(cuFuncGetName, name_of)
+GCTX_SIM_GET(cuKernelGetName, name_of)
+GCTX_SIM_ROW(cuFuncGetParamInfo, parameter)
+GCTX_SIM_ROW(cuKernelGetParamInfo, parameter)
+GCTX_SIM_GET(cuFuncGetParamCount, parameter_count)
+GCTX_SIM_GET(cuKernelGetParamCount, parameter_count)

@@ -66,16 +66,10 @@ void copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extra) {
   }
 }
 
-std::uint64_t threads_of(const LaunchPlan& plan) {
-  return std::uint64_t{plan.threads[0]} * plan.threads[1] * plan.threads[2];
-}
-
-std::uint64_t blocks_of(const LaunchPlan& plan) { return std::uint64_t{plan.grid[0]} * plan.grid[1] * plan.grid[2]; }
-
 // What the hardware allows in any context.
 void check(const Machine& machine, const LaunchPlan& plan) {
-  const std::uint64_t threads = threads_of(plan);
-  const std::uint64_t blocks = blocks_of(plan);
+  const std::uint64_t threads = product(plan.threads);
+  const std::uint64_t blocks = product(plan.grid);
   refuse_if(threads == 0 || threads > max_block_threads || blocks == 0, CUDA_ERROR_INVALID_VALUE);
   for (std::size_t i = 0; i < 3; ++i) {
     refuse_if(plan.threads[i] > max_block[i] || plan.grid[i] > max_grid[i], CUDA_ERROR_INVALID_VALUE);
@@ -144,7 +138,7 @@ void read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         for (unsigned& blocks : plan.clusters) {
           blocks = std::max(blocks, 1u);
         }
-        plan.cluster = plan.clusters[0] * plan.clusters[1] * plan.clusters[2];
+        plan.cluster = static_cast<unsigned>(product(plan.clusters));
         break;
       default:
         refuse(CUDA_ERROR_NOT_SUPPORTED);
@@ -152,25 +146,24 @@ void read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
   }
 }
 
-void read_config(const CUlaunchConfig* config, LaunchPlan& plan) {
+LaunchPlan read_config(const CUlaunchConfig* config) {
   refuse_if(config->attrs == nullptr && config->numAttrs > 0, CUDA_ERROR_INVALID_VALUE);
+  LaunchPlan plan;
   plan.grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
   plan.threads = {config->blockDimX, config->blockDimY, config->blockDimZ};
   plan.shared_bytes = config->sharedMemBytes;
-  return read_attributes(*config, plan);
+  read_attributes(*config, plan);
+  return plan;
+}
+
+LaunchPlan read_clusters(const CUlaunchConfig* config) {
+  refuse_if(config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0, CUDA_ERROR_INVALID_VALUE);
+  return read_config(config);
 }
 
 // Occupancy follows the stream of the configuration, or the current context.
 const Context& occupancy_context(Call& c, const CUlaunchConfig* config) {
   return config->hStream != nullptr ? *find_stream(c, config->hStream).context : current_context(c);
-}
-
-template <class Body>
-void with_clusters(Call& c, const CUlaunchConfig* config, Body&& body) {
-  refuse_if(config->gridDimX == 0 || config->gridDimY == 0 || config->gridDimZ == 0, CUDA_ERROR_INVALID_VALUE);
-  LaunchPlan plan;
-  read_config(config, plan);
-  body(plan, occupancy_context(c, config));
 }
 
 void occupancy(Call& c, int* out, const KernelCode& code, int threads, std::size_t shared_bytes) {
@@ -181,22 +174,18 @@ void occupancy(Call& c, int* out, const KernelCode& code, int threads, std::size
 
 void potential_block_size(Call& c, int* min_grid, int* block, const KernelCode& code, CUoccupancyB2DSize shared_of,
                           std::size_t shared_bytes, int limit) {
-  const int largest =
-      limit == 0 ? static_cast<int>(max_block_threads) : std::min(limit, static_cast<int>(max_block_threads));
-  int best_threads = 0;
-  int best_block = 0;
+  const unsigned largest = limit == 0 ? max_block_threads : std::min(static_cast<unsigned>(limit), max_block_threads);
+  unsigned best_block = 0;
   unsigned best_resident = 0;
-  for (int threads = largest / static_cast<int>(warp) * static_cast<int>(warp); threads > 0;
-       threads -= static_cast<int>(warp)) {
-    const std::size_t shared = shared_of != nullptr ? shared_of(threads) : shared_bytes;
-    const unsigned resident = blocks_per_sm(c.machine, code, static_cast<unsigned>(threads), shared);
-    if (static_cast<int>(resident) * threads > best_threads) {
-      best_threads = static_cast<int>(resident) * threads;
+  for (unsigned threads = largest / warp * warp; threads > 0; threads -= warp) {
+    const std::size_t shared = shared_of != nullptr ? shared_of(static_cast<int>(threads)) : shared_bytes;
+    const unsigned resident = blocks_per_sm(c.machine, code, threads, shared);
+    if (resident * threads > best_resident * best_block) {
       best_block = threads;
       best_resident = resident;
     }
   }
-  *block = best_block;
+  *block = static_cast<int>(best_block);
   *min_grid = static_cast<int>(best_resident * c.current->sms.count());
 }
 
@@ -222,9 +211,9 @@ void check_room(const Machine& machine, const Context& context, const LaunchPlan
   refuse_if(plan.cluster > 1 && plan.cluster > machine.chip->max_cluster_size(context.sms, context.traits.bond),
             CUDA_ERROR_INVALID_CLUSTER_SIZE);
   // Recorded: a cooperative grid is checked against the partition, by its real SMs.
-  const auto threads = static_cast<unsigned>(threads_of(plan));
+  const auto threads = static_cast<unsigned>(product(plan.threads));
   const unsigned resident = blocks_per_sm(machine, *plan.code, threads, plan.shared_bytes);
-  refuse_if(plan.cooperative && blocks_of(plan) > std::uint64_t{resident} * context.sms.count(),
+  refuse_if(plan.cooperative && product(plan.grid) > std::uint64_t{resident} * context.sms.count(),
             CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
 }
 
@@ -232,53 +221,31 @@ void check_room(const Machine& machine, const Context& context, const LaunchPlan
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuLaunchKernel, Call& c, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-              unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream& stream,
-              void** arguments, void** extra) {
+template <bool cooperative>
+static void launch_grid(Call& c, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream& stream,
+                        void** arguments, void** extra) {
   LaunchPlan plan;
   plan.grid = {grid_x, grid_y, grid_z};
   plan.threads = {block_x, block_y, block_z};
   plan.shared_bytes = shared_bytes;
+  plan.cooperative = cooperative;
   return launch(c, function, stream, std::move(plan), arguments, extra);
 }
 
-GCTX_SIM_CALL(cuLaunchCooperativeKernel, Call& c, CUfunction function, unsigned grid_x, unsigned grid_y,
-              unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-              Stream& stream, void** arguments) {
-  LaunchPlan plan;
-  plan.grid = {grid_x, grid_y, grid_z};
-  plan.threads = {block_x, block_y, block_z};
-  plan.shared_bytes = shared_bytes;
-  plan.cooperative = true;
-  return launch(c, function, stream, std::move(plan), arguments, nullptr);
-}
+GCTX_SIM_ROW(cuLaunchKernel, launch_grid<false>)
+GCTX_SIM_ROW(cuLaunchCooperativeKernel, launch_grid<true>)
 
 GCTX_SIM_CALL(cuLaunchKernelEx, Call& c, const CUlaunchConfig* config, CUfunction function, void** arguments,
               void** extra) {
-  LaunchPlan plan;
-  read_config(config, plan);
+  LaunchPlan plan = read_config(config);
   launch(c, function, find_stream(c, config->hStream), std::move(plan), arguments, extra);
 }
 
-GCTX_SIM_CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, Call& c, int* out, const KernelCode& code, int threads,
-              std::size_t shared_bytes) {
-  return occupancy(c, out, code, threads, shared_bytes);
-}
-
-GCTX_SIM_CALL(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, Call& c, int* out, const KernelCode& code,
-              int threads, std::size_t shared_bytes, unsigned) {
-  return occupancy(c, out, code, threads, shared_bytes);
-}
-
-GCTX_SIM_CALL(cuOccupancyMaxPotentialBlockSize, Call& c, int* min_grid, int* block, const KernelCode& code,
-              CUoccupancyB2DSize shared_of, std::size_t shared_bytes, int limit) {
-  return potential_block_size(c, min_grid, block, code, shared_of, shared_bytes, limit);
-}
-
-GCTX_SIM_CALL(cuOccupancyMaxPotentialBlockSizeWithFlags, Call& c, int* min_grid, int* block, const KernelCode& code,
-              CUoccupancyB2DSize shared_of, std::size_t shared_bytes, int limit, unsigned) {
-  return potential_block_size(c, min_grid, block, code, shared_of, shared_bytes, limit);
-}
+GCTX_SIM_ROW(cuOccupancyMaxActiveBlocksPerMultiprocessor, occupancy)
+GCTX_SIM_ROW(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, occupancy)
+GCTX_SIM_ROW(cuOccupancyMaxPotentialBlockSize, potential_block_size)
+GCTX_SIM_ROW(cuOccupancyMaxPotentialBlockSizeWithFlags, potential_block_size)
 
 GCTX_SIM_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out, const KernelCode& code, int blocks,
               int threads) {
@@ -291,24 +258,20 @@ GCTX_SIM_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out
 
 GCTX_SIM_CALL(cuOccupancyMaxPotentialClusterSize, Call& c, int* out, const KernelCode& code,
               const CUlaunchConfig* config) {
-  return with_clusters(c, config, [&](const LaunchPlan&, const Context& context) {
-    unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
-    // More than 8 blocks only where the kernel says that it is not portable (documented).
-    const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
-    if (!large) {
-      size = std::min(size, portable_cluster);
-    }
-    return give(out, static_cast<int>(size));
-  });
+  read_clusters(config);
+  const Context& context = occupancy_context(c, config);
+  const unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
+  // More than 8 blocks only where the kernel says that it is not portable (documented).
+  const bool large = kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED) != 0;
+  give(out, static_cast<int>(large ? size : std::min(size, portable_cluster)));
 }
 
 GCTX_SIM_CALL(cuOccupancyMaxActiveClusters, Call& c, int* out, const KernelCode& code, const CUlaunchConfig* config) {
-  return with_clusters(c, config, [&](const LaunchPlan& plan, const Context& context) {
-    const unsigned threads = plan.threads[0] * plan.threads[1] * plan.threads[2];
-    const unsigned resident =
-        std::min(blocks_per_sm(c.machine, code, threads, plan.shared_bytes), max_cluster_blocks_per_sm);
-    const unsigned clusters =
-        c.machine.chip->max_active_clusters(context.sms, plan.cluster, resident, context.traits.bond);
-    return give(out, static_cast<int>(clusters));
-  });
+  const LaunchPlan plan = read_clusters(config);
+  const Context& context = occupancy_context(c, config);
+  const unsigned per_sm =
+      blocks_per_sm(c.machine, code, static_cast<unsigned>(product(plan.threads)), plan.shared_bytes);
+  const unsigned resident = std::min(per_sm, max_cluster_blocks_per_sm);
+  give(out,
+       static_cast<int>(c.machine.chip->max_active_clusters(context.sms, plan.cluster, resident, context.traits.bond)));
 }

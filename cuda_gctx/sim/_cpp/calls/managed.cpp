@@ -30,25 +30,23 @@ bool is_place(Call& c, const CUmemLocation& location) {
   }
 }
 
-CUmemLocation from_device(CUdevice device) {
+CUmemLocation as_location(const CUmemLocation& location) { return location; }
+CUmemLocation as_location(CUdevice device) {
   return device == CU_DEVICE_CPU ? CUmemLocation{CU_MEM_LOCATION_TYPE_HOST, {0}}
                                  : CUmemLocation{CU_MEM_LOCATION_TYPE_DEVICE, {device}};
 }
 
 CUdevice as_device(const CUmemLocation& location) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return location.id;
-    case CU_MEM_LOCATION_TYPE_HOST:
-      return CU_DEVICE_CPU;
-    default:
-      return CU_DEVICE_INVALID;
-  }
+  return location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id
+         : location.type == CU_MEM_LOCATION_TYPE_HOST ? CU_DEVICE_CPU
+                                                      : CU_DEVICE_INVALID;
 }
 
-void advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, const CUmemLocation& location) {
-  Allocation& memory = find_managed(c, address, size);
-  ManagedRange& range = memory.range;
+// Where the header means a place, it names a device or, in newer versions, a location.
+template <class Where>
+void advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, Where where) {
+  const CUmemLocation location = as_location(where);
+  ManagedRange& range = find_managed(c, address, size).range;
   switch (advice) {
     case CU_MEM_ADVISE_SET_READ_MOSTLY:
     case CU_MEM_ADVISE_UNSET_READ_MOSTLY:
@@ -65,10 +63,9 @@ void advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice,
     case CU_MEM_ADVISE_UNSET_ACCESSED_BY: {
       const CUdevice device = as_device(location);
       refuse_if(!is_place(c, location) || device == CU_DEVICE_INVALID, CUDA_ERROR_INVALID_DEVICE);
+      range.accessed_by.erase(device);
       if (advice == CU_MEM_ADVISE_SET_ACCESSED_BY) {
         range.accessed_by.insert(device);
-      } else {
-        range.accessed_by.erase(device);
       }
       return;
     }
@@ -78,77 +75,58 @@ void advise(Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice,
 }
 
 void prefetch(Call& c, Stream& stream, CUdeviceptr address, std::size_t size, const CUmemLocation& location) {
-  Allocation& memory = find_managed(c, address, size);
+  ManagedRange& range = find_managed(c, address, size).range;
   refuse_if(!is_place(c, location), CUDA_ERROR_INVALID_DEVICE);
   // Documented: what was asked for last, whether or not it has begun.
-  memory.range.prefetched = location;
+  range.prefetched = location;
   submit(c, stream, GraphNode{});
 }
 
-struct Batch {
-  CUdeviceptr* addresses;
-  std::size_t* sizes;
-  std::size_t count;
-  CUmemLocation* locations;
-  std::size_t* begins;  // the range from which on each location holds
-  std::size_t location_count;
-};
-
-void check(Call& c, const Batch& batch) {
-  for (std::size_t i = 0; i < batch.count; ++i) {
-    find_managed(c, batch.addresses[i], batch.sizes[i]);
+void find_all(Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    find_managed(c, addresses[i], sizes[i]);
   }
 }
 
-void prefetch_all(Call& c, Stream& stream, const Batch& batch) {
-  const bool located = batch.location_count <= batch.count && batch.begins[0] == 0;
-  refuse_if(!located, CUDA_ERROR_INVALID_VALUE);
-  check(c, batch);
-  std::size_t place = 0;
-  for (std::size_t i = 0; i < batch.count; ++i) {
-    while (place + 1 < batch.location_count && batch.begins[place + 1] <= i) {
+// Each location holds from the range on at which it begins.
+void prefetch_all(Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count, CUmemLocation* locations,
+                  std::size_t* begins, std::size_t location_count, unsigned long long, Stream& stream) {
+  refuse_if(location_count > count || begins[0] != 0, CUDA_ERROR_INVALID_VALUE);
+  find_all(c, addresses, sizes, count);
+  for (std::size_t i = 0, place = 0; i < count; ++i) {
+    while (place + 1 < location_count && begins[place + 1] <= i) {
       ++place;
     }
-    prefetch(c, stream, batch.addresses[i], batch.sizes[i], batch.locations[place]);
+    prefetch(c, stream, addresses[i], sizes[i], locations[place]);
   }
 }
 
-void store(void* out, std::size_t size, int value) {
-  refuse_if(size != sizeof value, CUDA_ERROR_INVALID_VALUE);
-  std::memcpy(out, &value, sizeof value);
-}
+constexpr std::pair<CUmem_range_attribute, int (*)(const ManagedRange& range)> range_attributes[] = {
+    {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, [](const ManagedRange& range) { return range.read_mostly ? 1 : 0; }},
+    {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION, [](const ManagedRange& range) { return as_device(range.preferred); }},
+    {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE, [](const auto& range) { return int{range.preferred.type}; }},
+    {CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID, [](const ManagedRange& range) { return range.preferred.id; }},
+    {CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION, [](const auto& range) { return as_device(range.prefetched); }},
+    {CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE, [](const auto& range) { return int{range.prefetched.type}; }},
+    {CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID, [](const ManagedRange& range) { return range.prefetched.id; }},
+};
 
 void range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attribute which, CUdeviceptr address,
                      std::size_t count) {
-  const Allocation& memory = find_managed(c, address, count);
-  const ManagedRange& range = memory.range;
-  switch (which) {
-    case CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY:
-      return store(out, size, range.read_mostly ? 1 : 0);
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION:
-      return store(out, size, as_device(range.preferred));
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_TYPE:
-      return store(out, size, static_cast<int>(range.preferred.type));
-    case CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION_ID:
-      return store(out, size, range.preferred.id);
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION:
-      return store(out, size, as_device(range.prefetched));
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_TYPE:
-      return store(out, size, static_cast<int>(range.prefetched.type));
-    case CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION_ID:
-      return store(out, size, range.prefetched.id);
-    case CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY: {
-      refuse_if(size == 0 || size % sizeof(int) != 0, CUDA_ERROR_INVALID_VALUE);
-      auto device = range.accessed_by.begin();
-      for (std::size_t at = 0; at < size; at += sizeof(int)) {
-        const int value = device == range.accessed_by.end() ? CU_DEVICE_INVALID : *device++;
-        std::memcpy(static_cast<char*>(out) + at, &value, sizeof value);
-      }
-      return;
+  const ManagedRange& range = find_managed(c, address, count).range;
+  if (which == CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY) {
+    refuse_if(size == 0 || size % sizeof(int) != 0, CUDA_ERROR_INVALID_VALUE);
+    auto device = range.accessed_by.begin();
+    for (std::size_t at = 0; at < size; at += sizeof(int)) {
+      const int value = device == range.accessed_by.end() ? CU_DEVICE_INVALID : *device++;
+      std::memcpy(static_cast<char*>(out) + at, &value, sizeof value);
     }
-    default:
-      refuse(CUDA_ERROR_INVALID_VALUE);
+    return;
   }
+  const auto* ask = value_of(range_attributes, which);
+  refuse_if(ask == nullptr || size != sizeof(int), CUDA_ERROR_INVALID_VALUE);
+  const int value = (*ask)(range);
+  std::memcpy(out, &value, sizeof value);
 }
 
 }  // namespace
@@ -156,21 +134,12 @@ void range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attribute
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuMemAllocManaged, Call& c, CUdeviceptr* out, std::size_t size, unsigned) {
-  return allocate_managed(c, c.current->device, size, nullptr, out);
-}
-
-GCTX_SIM_CALL(cuMemAdvise, Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice, CUdevice device) {
-  return advise(c, address, size, advice, from_device(device));
-}
-
-GCTX_SIM_CALL(cuMemAdvise_v2, Call& c, CUdeviceptr address, std::size_t size, CUmem_advise advice,
-              CUmemLocation location) {
-  return advise(c, address, size, advice, location);
+GCTX_SIM_CALL(cuMemAllocManaged, Call& c, CUdeviceptr* out, std::size_t size) {
+  give(out, allocate(c, {.device = c.current->device, .managed = true}, size));
 }
 
 GCTX_SIM_CALL(cuMemPrefetchAsync, Call& c, CUdeviceptr address, std::size_t size, CUdevice device, Stream& stream) {
-  return prefetch(c, stream, address, size, from_device(device));
+  return prefetch(c, stream, address, size, as_location(device));
 }
 
 GCTX_SIM_CALL(cuMemPrefetchAsync_v2, Call& c, CUdeviceptr address, std::size_t size, CUmemLocation location, unsigned,
@@ -178,24 +147,17 @@ GCTX_SIM_CALL(cuMemPrefetchAsync_v2, Call& c, CUdeviceptr address, std::size_t s
   return prefetch(c, stream, address, size, location);
 }
 
-GCTX_SIM_CALL(cuMemPrefetchBatchAsync, Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
-              CUmemLocation* locations, std::size_t* begins, std::size_t location_count, unsigned long long,
-              Stream& stream) {
-  return prefetch_all(c, stream, {addresses, sizes, count, locations, begins, location_count});
-}
-
+// What a program reads afterwards is not defined: the bytes stay.
 GCTX_SIM_CALL(cuMemDiscardBatchAsync, Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
-              unsigned long long, Stream&) {
-  // What a program reads afterwards is not defined: the bytes stay.
-  return check(c, {addresses, sizes, count, nullptr, nullptr, 0});
+              unsigned long long, const Stream&) {
+  return find_all(c, addresses, sizes, count);
 }
 
-GCTX_SIM_SAME(cuMemDiscardAndPrefetchBatchAsync, cuMemPrefetchBatchAsync)
-
-GCTX_SIM_CALL(cuMemRangeGetAttribute, Call& c, void* out, std::size_t size, CUmem_range_attribute which,
-              CUdeviceptr address, std::size_t count) {
-  return range_attribute(c, out, size, which, address, count);
-}
+GCTX_SIM_ROW(cuMemAdvise, advise<CUdevice>)
+GCTX_SIM_ROW(cuMemAdvise_v2, advise<CUmemLocation>)
+GCTX_SIM_ROW(cuMemPrefetchBatchAsync, prefetch_all)
+GCTX_SIM_ROW(cuMemDiscardAndPrefetchBatchAsync, prefetch_all)
+GCTX_SIM_ROW(cuMemRangeGetAttribute, range_attribute)
 
 GCTX_SIM_CALL(cuMemRangeGetAttributes, Call& c, void** out, std::size_t* sizes, CUmem_range_attribute* which,
               std::size_t number, CUdeviceptr address, std::size_t count) {

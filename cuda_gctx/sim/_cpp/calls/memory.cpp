@@ -9,34 +9,37 @@
 namespace gctx::sim {
 namespace {
 
-// What can be freed so; null, and noted, otherwise.
-const Allocation* find_freeable(Call& c, std::uint64_t address, CUmemorytype type) {
+// What can be freed so; anything else is noted.
+const Allocation& find_freeable(Call& c, std::uint64_t address, CUmemorytype type) {
   const auto found = c.machine.allocations.find(address);
   if (found != c.machine.allocations.end() && found->second.type == type && !found->second.registered &&
       may_be_freed(found->second)) {
-    return &found->second;
+    return found->second;
   }
   const bool again = c.machine.freed.contains(address);
   c.note(again ? Misuse::double_destroy : Misuse::unknown_handle, address, "no memory that can be freed so");
-  return nullptr;
+  refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
 void free_address(Call& c, std::uint64_t address, CUmemorytype type) {
   if (address == 0) {
     return;
   }
-  const Allocation* found = find_freeable(c, address, type);
-  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
   // Freeing waits for the device, as on hardware. Another thread may have freed the memory meanwhile.
-  wait_for_device(c, found->device);
-  refuse_if(find_freeable(c, address, type) == nullptr, CUDA_ERROR_INVALID_VALUE);
+  wait_for_device(c, find_freeable(c, address, type).device);
+  find_freeable(c, address, type);
   release(c.machine, address);
 }
 
-void allocate_page_locked(Call& c, const Device& device, void** out, std::size_t size, unsigned flags) {
-  CUdeviceptr address = 0;
-  allocate_host(c, device.ordinal, size, flags, nullptr, &address);
+void allocate_page_locked(Call& c, void** out, std::size_t size, unsigned flags) {
+  const CUdeviceptr address = allocate(c, {.device = c.current->device, .host = true}, size, nullptr, flags);
   give(out, reinterpret_cast<void*>(address));
+}
+
+const Allocation& find_page_locked(Call& c, void* pointer) {
+  const Allocation* found = find_allocation(c.machine, reinterpret_cast<std::uint64_t>(pointer), 1);
+  refuse_if(found == nullptr || found->type != CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE);
+  return *found;
 }
 
 std::uint64_t context_of(Machine& machine, const Allocation& allocation) {
@@ -49,69 +52,51 @@ std::uint64_t context_of(Machine& machine, const Allocation& allocation) {
   return handle;
 }
 
-template <class T>
-void store(void* out, T value) {
-  std::memcpy(out, &value, sizeof value);
-}
-
-CUmemAllocationHandleType handle_types_of(const Allocation& allocation) {
+std::uint64_t handle_types_of(const Allocation& allocation) {
   return allocation.mapped == nullptr ? CU_MEM_HANDLE_TYPE_NONE : allocation.mapped->properties.requestedHandleTypes;
 }
 
-void pointer_attribute(Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
-  const Allocation* found = find_allocation(c.machine, pointer, 1);
-  refuse_if(found == nullptr, CUDA_ERROR_INVALID_VALUE);
-  switch (which) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return store(out, context_of(c.machine, *found));
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-      return store(out, static_cast<unsigned>(found->type));
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-      return store(out, pointer);
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      refuse_if(found->type != CU_MEMORYTYPE_HOST && !found->managed, CUDA_ERROR_INVALID_VALUE);
-      return store(out, pointer);
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      return store(out, static_cast<unsigned long long>(found->id));
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return store(out, found->device);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-      return store(out, found->handle);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-      return store(out, found->size);
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-      return store(out, found->pool == nullptr ? std::uint64_t{0} : found->pool->handle);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return store(out, found->managed ? 1u : 0u);
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-      return store(out, 1u);
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return store(out, is_plain(*found) ? 1u : 0u);
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-      return store(out, 0u);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return store(out, std::uint64_t{handle_types_of(*found)});
-    default:
-      refuse(CUDA_ERROR_NOT_SUPPORTED);
+std::uint64_t pool_of(const Allocation& allocation) { return allocation.pool == nullptr ? 0 : allocation.pool->handle; }
+
+// What an attribute is of memory that has a pointer: a number of 4 or 8 bytes.
+struct Answer {
+  template <class T>
+  Answer(T value) : size(sizeof value) {
+    std::memcpy(&bits, &value, sizeof value);
   }
+  Answer(bool truth) : Answer(truth ? 1 : 0) {}
+  std::uint64_t bits = 0;
+  std::size_t size;
+};
+using Ask = Answer (*)(Machine& machine, const Allocation& memory, CUdeviceptr pointer);
+
+template <auto what>
+Answer ask(Machine&, const Allocation& memory, CUdeviceptr) {
+  return std::invoke(what, memory);
+}
+Answer ask_context(Machine& machine, const Allocation& memory, CUdeviceptr) { return context_of(machine, memory); }
+Answer ask_pointer(Machine&, const Allocation&, CUdeviceptr pointer) { return pointer; }
+Answer ask_host_pointer(Machine&, const Allocation& memory, CUdeviceptr pointer) {
+  return memory.type == CU_MEMORYTYPE_HOST || memory.managed ? pointer : CUdeviceptr{0};
 }
 
-std::size_t attribute_size(CUpointer_attribute which) {
-  switch (which) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return 8;
-    default:
-      return 4;
-  }
-}
+constexpr std::pair<CUpointer_attribute, Ask> pointer_attributes[] = {
+    {CU_POINTER_ATTRIBUTE_CONTEXT, ask_context},
+    {CU_POINTER_ATTRIBUTE_MEMORY_TYPE, ask<&Allocation::type>},
+    {CU_POINTER_ATTRIBUTE_DEVICE_POINTER, ask_pointer},
+    {CU_POINTER_ATTRIBUTE_HOST_POINTER, ask_host_pointer},
+    {CU_POINTER_ATTRIBUTE_BUFFER_ID, ask<&Allocation::id>},
+    {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ask<&Allocation::device>},
+    {CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ask<&Allocation::handle>},
+    {CU_POINTER_ATTRIBUTE_RANGE_SIZE, ask<&Allocation::size>},
+    {CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, ask<pool_of>},
+    {CU_POINTER_ATTRIBUTE_IS_MANAGED, ask<&Allocation::managed>},
+    {CU_POINTER_ATTRIBUTE_MAPPED, ask<[](const Allocation&) { return true; }>},
+    {CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, ask<is_plain>},
+    {CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ask<[](const Allocation&) { return false; }>},
+    {CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, ask<[](const Allocation&) { return false; }>},
+    {CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, ask<handle_types_of>},
+};
 
 }  // namespace
 }  // namespace gctx::sim
@@ -125,7 +110,7 @@ GCTX_SIM_CALL(cuMemGetInfo_v2, Call& c, std::size_t* free, std::size_t* total) {
 }
 
 GCTX_SIM_CALL(cuMemAlloc_v2, Call& c, CUdeviceptr* out, std::size_t size) {
-  return allocate(c, c.device(), size, nullptr, out);
+  give(out, allocate(c, {c.current->device}, size));
 }
 
 GCTX_SIM_CALL(cuMemAllocPitch_v2, Call& c, CUdeviceptr* out, std::size_t* pitch, std::size_t width, std::size_t height,
@@ -134,57 +119,44 @@ GCTX_SIM_CALL(cuMemAllocPitch_v2, Call& c, CUdeviceptr* out, std::size_t* pitch,
   refuse_if(width == 0 || height == 0 || !element_fits, CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t alignment = 512;
   *pitch = (width + alignment - 1) / alignment * alignment;
-  return allocate(c, c.device(), *pitch * height, nullptr, out);
+  give(out, allocate(c, {c.current->device}, *pitch * height));
 }
 
 GCTX_SIM_CALL(cuMemFree_v2, Call& c, CUdeviceptr address) { return free_address(c, address, CU_MEMORYTYPE_DEVICE); }
 
 GCTX_SIM_CALL(cuMemGetAddressRange_v2, Call& c, CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
-  const Allocation* found = find_allocation(c.machine, address, 1);
-  refuse_if(found == nullptr, CUDA_ERROR_NOT_FOUND);
-  give(base, found->handle);
-  give(size, found->size);
+  const Allocation& found = need(find_allocation(c.machine, address, 1), CUDA_ERROR_NOT_FOUND);
+  give(base, found.handle);
+  give(size, found.size);
 }
 
-GCTX_SIM_CALL(cuMemAllocHost_v2, Call& c, void** out, std::size_t size) {
-  return allocate_page_locked(c, c.device(), out, size, 0);
-}
-
-GCTX_SIM_CALL(cuMemHostAlloc, Call& c, void** out, std::size_t size, unsigned flags) {
-  return allocate_page_locked(c, c.device(), out, size, flags);
-}
+GCTX_SIM_ROW(cuMemAllocHost_v2, allocate_page_locked)
+GCTX_SIM_ROW(cuMemHostAlloc, allocate_page_locked)
 
 GCTX_SIM_CALL(cuMemFreeHost, Call& c, void* pointer) {
   return free_address(c, reinterpret_cast<std::uint64_t>(pointer), CU_MEMORYTYPE_HOST);
 }
 
-GCTX_SIM_CALL(cuMemHostGetDevicePointer_v2, Call& c, CUdeviceptr* out, void* pointer, unsigned) {
-  const auto address = reinterpret_cast<std::uint64_t>(pointer);
-  const Allocation* found = find_allocation(c.machine, address, 1);
-  refuse_if(found == nullptr || found->type != CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE);
-  give(out, static_cast<CUdeviceptr>(address));
+GCTX_SIM_CALL(cuMemHostGetDevicePointer_v2, Call& c, CUdeviceptr* out, void* pointer) {
+  find_page_locked(c, pointer);
+  give(out, reinterpret_cast<CUdeviceptr>(pointer));
 }
 
 GCTX_SIM_CALL(cuMemHostGetFlags, Call& c, unsigned* flags, void* pointer) {
-  const Allocation* found = find_allocation(c.machine, reinterpret_cast<std::uint64_t>(pointer), 1);
-  refuse_if(found == nullptr || found->type != CU_MEMORYTYPE_HOST, CUDA_ERROR_INVALID_VALUE);
-  give(flags, found->flags);
+  give(flags, find_page_locked(c, pointer).flags);
 }
 
 GCTX_SIM_CALL(cuMemHostRegister_v2, Call& c, void* pointer, std::size_t size, unsigned flags) {
-  const auto address = reinterpret_cast<std::uint64_t>(pointer);
-  refuse_if(find_allocation(c.machine, address, 1) != nullptr, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
   Allocation made;
-  c.made(made);
-  made.handle = made.storage.address = address;
+  made.storage.address = reinterpret_cast<std::uint64_t>(pointer);
   made.storage.host = static_cast<char*>(pointer);
   made.size = size;
   made.device = c.current->device;
   made.type = CU_MEMORYTYPE_HOST;
   made.registered = true;
   made.flags = flags;
-  c.machine.allocations.emplace(address, std::move(made));
-  c.machine.unknown.clear(address, size);
+  refuse_if(find_allocation(c.machine, made.storage.address, 1) != nullptr, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+  add_allocation(c, std::move(made));
 }
 
 GCTX_SIM_CALL(cuMemHostUnregister, Call& c, void* pointer) {
@@ -195,25 +167,26 @@ GCTX_SIM_CALL(cuMemHostUnregister, Call& c, void* pointer) {
 }
 
 GCTX_SIM_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
-  return pointer_attribute(c, out, which, pointer);
+  const Allocation& memory = need(find_allocation(c.machine, pointer, 1), CUDA_ERROR_INVALID_VALUE);
+  const Answer answer = need(value_of(pointer_attributes, which), CUDA_ERROR_NOT_SUPPORTED)(c.machine, memory, pointer);
+  refuse_if(which == CU_POINTER_ATTRIBUTE_HOST_POINTER && answer.bits == 0, CUDA_ERROR_INVALID_VALUE);
+  std::memcpy(out, &answer.bits, answer.size);
 }
 
 // Unlike the single query, an address that is not the driver's answers zeros and success.
 GCTX_SIM_CALL(cuPointerGetAttributes, Call& c, unsigned count, CUpointer_attribute* which, void** out,
               CUdeviceptr pointer) {
   refuse_if(std::find(which, which + count, CUpointer_attribute{}) != which + count, CUDA_ERROR_INVALID_VALUE);
+  const Allocation* found = find_allocation(c.machine, pointer, 1);
   for (unsigned i = 0; i < count; ++i) {
-    if (out[i] == nullptr) {
-      continue;
+    const Ask* asked = value_of(pointer_attributes, which[i]);
+    Answer answer =
+        asked == nullptr ? Answer(0) : (*asked)(c.machine, found == nullptr ? Allocation{} : *found, pointer);
+    if (found == nullptr) {
+      answer.bits = which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? Answer(-2).bits : 0;
     }
-    try {
-      pointer_attribute(c, out[i], which[i], pointer);
-      continue;
-    } catch (const Refused&) {
-    }
-    std::memset(out[i], 0, attribute_size(which[i]));
-    if (which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) {
-      store(out[i], -2);
+    if (out[i] != nullptr) {
+      std::memcpy(out[i], &answer.bits, answer.size);
     }
   }
 }

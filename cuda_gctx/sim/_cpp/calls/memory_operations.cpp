@@ -33,19 +33,16 @@ bool is_reached(std::uint64_t found, std::uint64_t value, unsigned flags, bool w
 }
 
 // A place where a word may stand: aligned memory of the driver, which shows to a program where the host reads it.
-bool locate_word(Call& c, std::uint64_t address, bool wide, bool writes, GraphNode& node) {
+void locate_word(Call& c, std::uint64_t address, bool wide, bool writes, Step& node) {
   const unsigned size = wide ? 8 : 4;
   const Allocation* found = find_allocation(c.machine, address, size);
-  if (found == nullptr || address % size != 0 || !is_reachable(*found, writes)) {
-    return false;
-  }
-  node.shows = found->type == CU_MEMORYTYPE_HOST || found->managed;
-  return true;
+  refuse_if(found == nullptr || address % size != 0 || !is_reachable(*found, writes), CUDA_ERROR_INVALID_VALUE);
+  node.shows = writes && (found->type == CU_MEMORYTYPE_HOST || found->managed);
 }
 
 template <class Change>
-void plan_change(Call& c, std::uint64_t address, bool wide, GraphNode& node, Change change) {
-  refuse_if(!locate_word(c, address, wide, true, node), CUDA_ERROR_INVALID_VALUE);
+void plan_change(Call& c, std::uint64_t address, bool wide, Step& node, Change change) {
+  locate_word(c, address, wide, true, node);
   node.effect = [&machine = c.machine, address, wide, change] {
     with_word(machine, address, wide, [&](auto word) {
       change(word);
@@ -55,24 +52,23 @@ void plan_change(Call& c, std::uint64_t address, bool wide, GraphNode& node, Cha
   };
 }
 
-void plan_wait(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
+void plan_wait(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, Step& node) {
   // CU_STREAM_WAIT_VALUE_FLUSH needs a device that can flush remote writes, which the attribute denies.
   refuse_if((flags & CU_STREAM_WAIT_VALUE_FLUSH) != 0, CUDA_ERROR_NOT_SUPPORTED);
-  refuse_if(!allows(Fn::cuStreamWaitValue32_v2, 3, flags) || !locate_word(c, address, wide, false, node),
-            CUDA_ERROR_INVALID_VALUE);
-  node.shows = false;
+  refuse_if(!allows(Fn::cuStreamWaitValue32_v2, 3, flags), CUDA_ERROR_INVALID_VALUE);
+  locate_word(c, address, wide, false, node);
   node.until = [&machine = c.machine, address, value, flags, wide] {
     return with_word(machine, address, wide, [&](auto word) { return is_reached(word.load(), value, flags, wide); });
   };
 }
 
-void plan_write(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, GraphNode& node) {
+void plan_write(Call& c, std::uint64_t address, std::uint64_t value, unsigned flags, bool wide, Step& node) {
   refuse_if(!allows(Fn::cuStreamWriteValue32_v2, 3, flags), CUDA_ERROR_INVALID_VALUE);
   return plan_change(c, address, wide, node,
                      [value](auto word) { word.store(static_cast<typename decltype(word)::value_type>(value)); });
 }
 
-void plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
+void plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, Step& node) {
   const auto& wanted = operation.atomicReduction;
   const bool wide = wanted.dataType == CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64;
   refuse_if(wanted.flags != 0 || (!wide && wanted.dataType != CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32),
@@ -94,7 +90,7 @@ void plan_reduction(Call& c, const CUstreamBatchMemOpParams& operation, GraphNod
   }
 }
 
-void plan(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
+void plan(Call& c, const CUstreamBatchMemOpParams& operation, Step& node) {
   const bool wide =
       operation.operation == CU_STREAM_MEM_OP_WAIT_VALUE_64 || operation.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
   const auto& words = operation.waitValue;  // writes have the same fields
@@ -120,7 +116,7 @@ void plan(Call& c, const CUstreamBatchMemOpParams& operation, GraphNode& node) {
 }
 
 // All of the operations, or none.
-void carry_out_all(Call& c, Stream& stream, const CUstreamBatchMemOpParams* operations, unsigned count) {
+void carry_out_all(Call& c, Stream& stream, unsigned count, CUstreamBatchMemOpParams* operations) {
   std::vector<GraphNode> nodes(count);
   for (unsigned i = 0; i < count; ++i) {
     plan(c, operations[i], nodes[i]);
@@ -130,14 +126,14 @@ void carry_out_all(Call& c, Stream& stream, const CUstreamBatchMemOpParams* oper
   }
 }
 
-void one(Call& c, Stream& stream, CUstreamBatchMemOpType type, CUdeviceptr address, std::uint64_t value,
-         unsigned flags) {
+template <CUstreamBatchMemOpType type>
+void carry_out_one(Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
   CUstreamBatchMemOpParams operation{};
   operation.waitValue.operation = type;
   operation.waitValue.address = address;
   operation.waitValue.value64 = value;
   operation.waitValue.flags = flags;
-  return carry_out_all(c, stream, &operation, 1);
+  return carry_out_all(c, stream, 1, &operation);
 }
 
 }  // namespace
@@ -145,30 +141,15 @@ void one(Call& c, Stream& stream, CUstreamBatchMemOpType type, CUdeviceptr addre
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuStreamWaitValue32_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
-  return one(c, stream, CU_STREAM_MEM_OP_WAIT_VALUE_32, address, value, flags);
-}
-GCTX_SIM_CALL(cuStreamWaitValue64_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
-  return one(c, stream, CU_STREAM_MEM_OP_WAIT_VALUE_64, address, value, flags);
-}
-GCTX_SIM_CALL(cuStreamWriteValue32_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
-  return one(c, stream, CU_STREAM_MEM_OP_WRITE_VALUE_32, address, value, flags);
-}
-GCTX_SIM_CALL(cuStreamWriteValue64_v2, Call& c, Stream& stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
-  return one(c, stream, CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value, flags);
-}
-GCTX_SIM_CALL(cuStreamBatchMemOp_v2, Call& c, Stream& stream, unsigned count, CUstreamBatchMemOpParams* operations,
-              unsigned) {
-  return carry_out_all(c, stream, operations, count);
-}
+GCTX_SIM_ROW(cuStreamWaitValue32_v2, carry_out_one<CU_STREAM_MEM_OP_WAIT_VALUE_32>)
+GCTX_SIM_ROW(cuStreamWaitValue64_v2, carry_out_one<CU_STREAM_MEM_OP_WAIT_VALUE_64>)
+GCTX_SIM_ROW(cuStreamWriteValue32_v2, carry_out_one<CU_STREAM_MEM_OP_WRITE_VALUE_32>)
+GCTX_SIM_ROW(cuStreamWriteValue64_v2, carry_out_one<CU_STREAM_MEM_OP_WRITE_VALUE_64>)
+GCTX_SIM_ROW(cuStreamBatchMemOp_v2, carry_out_all)
 
 // Recorded: the first versions of these functions are switched off, as their attributes say.
-GCTX_SIM_CALL(cuStreamWaitValue32, Call&, const Stream&, CUdeviceptr, cuuint64_t, unsigned) {
-  refuse(CUDA_ERROR_NOT_SUPPORTED);
-}
+GCTX_SIM_CALL(cuStreamWaitValue32, Call&, const Stream&) { refuse(CUDA_ERROR_NOT_SUPPORTED); }
 GCTX_SIM_SAME(cuStreamWaitValue64, cuStreamWaitValue32)
 GCTX_SIM_SAME(cuStreamWriteValue32, cuStreamWaitValue32)
 GCTX_SIM_SAME(cuStreamWriteValue64, cuStreamWaitValue32)
-GCTX_SIM_CALL(cuStreamBatchMemOp, Call&, const Stream&, unsigned, CUstreamBatchMemOpParams*, unsigned) {
-  refuse(CUDA_ERROR_NOT_SUPPORTED);
-}
+GCTX_SIM_SAME(cuStreamBatchMemOp, cuStreamWaitValue32)

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "abi/abi.hpp"
 #include "machine/cards.hpp"
 #include "machine/costs.hpp"
 #include "machine/present.hpp"
@@ -25,26 +26,31 @@ namespace {
 std::array<NvmlCard, max_devices> cards;  // their addresses are the handles
 unsigned users = 0;
 
-// Runs a body with the machine if the library is in use.
-template <class Body>
-Nvml with_machine(Body&& body) {
-  Present& here = present();
-  const std::scoped_lock lock(here.mutex);
-  return users == 0 || !here.machine ? Nvml::uninitialized : body(*here.machine);
-}
-
-// ... and with the number of a card.
-template <class Body>
-Nvml with_card(NvmlDevice handle, Body&& body) {
-  return with_machine([&](Machine& machine) {
+// The frame of the calls: their bodies run with the machine, if the library is in use, and with the number of the card
+// that they are asked of.
+template <auto body, class Signature>
+struct Framed;
+template <auto body, class... Given>
+struct Framed<body, Nvml(Given...)> {
+  static Nvml call(Given... given) {
+    Present& here = present();
+    const std::scoped_lock lock(here.mutex);
+    return users == 0 || !here.machine ? Nvml::uninitialized : run(*here.machine, body, given...);
+  }
+  template <class... Parameters>
+  static Nvml run(Machine& machine, Nvml (*)(Machine&, Parameters...), Parameters... given) {
+    return body(machine, given...);
+  }
+  template <class... Parameters>
+  static Nvml run(Machine& machine, Nvml (*)(Machine&, int, Parameters...), NvmlDevice handle, Parameters... given) {
     for (int card = 0; card < machine.spec.devices; ++card) {
       if (&cards[static_cast<std::size_t>(card)] == handle) {
-        return body(machine, card);
+        return body(machine, card, given...);
       }
     }
     return Nvml::invalid_argument;
-  });
-}
+  }
+};
 
 template <class Value, class Given>
 Nvml give(Value* out, const Given& value) {
@@ -68,15 +74,13 @@ Nvml give_text(char* out, unsigned length, const std::string& text) {
 
 // The first card of which something is so.
 template <class IsIt>
-Nvml find_card(NvmlDevice* out, IsIt&& is_it) {
-  return with_machine([&](Machine& machine) {
-    for (int card = 0; card < machine.spec.devices; ++card) {
-      if (is_it(machine, card)) {
-        return give(out, &cards[static_cast<std::size_t>(card)]);
-      }
+Nvml find_card(const Machine& machine, NvmlDevice* out, IsIt&& is_it) {
+  for (int card = 0; card < machine.spec.devices; ++card) {
+    if (is_it(card)) {
+      return give(out, &cards[static_cast<std::size_t>(card)]);
     }
-    return Nvml::not_found;
-  });
+  }
+  return Nvml::not_found;
 }
 
 // As the program sees the card; null if it does not.
@@ -91,32 +95,37 @@ NvmlMemory memory_of(const Machine& machine, int card) {
   return {machine.spec.memory_bytes, machine.spec.memory_bytes - used, used};
 }
 
-Nvml give_clock(NvmlDevice handle, int clock, unsigned* mhz) {
-  return with_card(handle, [&](Machine& machine, int) {
-    const Profile& profile = machine.chip->profile();
-    constexpr int memory_clock = 2;
-    constexpr int newest_clock = 3;
-    if (clock < 0 || clock > newest_clock) {
-      return Nvml::invalid_argument;
-    }
-    return give(mhz, (clock == memory_clock ? profile.memory_clock_khz : profile.clock_khz) / 1000);
-  });
+Nvml give_clock(Machine& machine, int, int clock, unsigned* mhz) {
+  const Profile& profile = machine.chip->profile();
+  constexpr int memory_clock = 2;
+  constexpr int newest_clock = 3;
+  if (clock < 0 || clock > newest_clock) {
+    return Nvml::invalid_argument;
+  }
+  return give(mhz, (clock == memory_clock ? profile.memory_clock_khz : profile.clock_khz) / 1000);
+}
+
+// No driver has such a number, so nobody takes it for one.
+Nvml give_driver_version(Machine& machine, char* text, unsigned length) {
+  return give_text(text, length, version_text(machine.version()));
+}
+
+Nvml give_version(Machine& machine, int* version) { return give(version, machine.version()); }
+Nvml give_count(Machine& machine, unsigned* count) { return give(count, machine.spec.devices); }
+Nvml give_number(Machine&, int card, unsigned* number) { return give(number, card); }
+
+Nvml find_by_index(Machine& machine, unsigned index, NvmlDevice* device) {
+  const Nvml found = find_card(machine, device, [&](int card) { return static_cast<unsigned>(card) == index; });
+  return found == Nvml::not_found ? Nvml::invalid_argument : found;
 }
 
 // No sensor, no measurement.
-Nvml not_modelled(NvmlDevice handle) {
-  return with_card(handle, [](Machine&, int) { return Nvml::not_supported; });
+template <class... Given>
+Nvml not_modelled(Machine&, Given...) {
+  return Nvml::not_supported;
 }
 
-}  // namespace
-}  // namespace gctx::sim
-
-using namespace gctx::sim;
-
-extern "C" {
-namespace gctx::sim {
-
-Nvml nvmlInitWithFlags(unsigned) {
+Nvml begin_use() {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
   if (!start(here)) {
@@ -125,160 +134,127 @@ Nvml nvmlInitWithFlags(unsigned) {
   ++users;
   return Nvml::success;
 }
-Nvml nvmlInit_v2() { return nvmlInitWithFlags(0); }
-Nvml nvmlInit() { return nvmlInitWithFlags(0); }
 
-Nvml nvmlShutdown() {
-  return with_machine([](Machine&) {
-    --users;
-    return Nvml::success;
-  });
-}
+constexpr std::pair<Nvml, const char*> texts[] = {
+    {Nvml::success, "success"},
+    {Nvml::uninitialized, "nvmlInit was not called"},
+    {Nvml::invalid_argument, "an argument is not valid"},
+    {Nvml::not_supported, "not supported by the simulated device"},
+    {Nvml::not_found, "no such device"},
+    {Nvml::insufficient_size, "the buffer is too small"},
+    {Nvml::driver_not_loaded, "no machine is simulated"},
+    {Nvml::version_mismatch, "the version of a structure is not known"},
+};
+
+}  // namespace
+}  // namespace gctx::sim
+
+using namespace gctx::sim;
+
+// As GCTX_SIM_CALL and GCTX_SIM_ROW define functions of the driver.
+#define GCTX_SIM_NVML_CALL(symbol, ...)       \
+  static Nvml body_of_##symbol(__VA_ARGS__);  \
+  GCTX_SIM_NVML_ROW(symbol, body_of_##symbol) \
+  static Nvml body_of_##symbol(__VA_ARGS__)
+#define GCTX_SIM_NVML_ROW(symbol, ...) GCTX_SIM_EXPORT(symbol, symbol, &Framed<__VA_ARGS__, decltype(symbol)>::call)
+
+namespace gctx::sim {
+
+Nvml nvmlInitWithFlags(unsigned) { return begin_use(); }
+Nvml nvmlInit_v2() { return begin_use(); }
+Nvml nvmlInit() { return begin_use(); }
 
 const char* nvmlErrorString(Nvml code) {
-  switch (code) {
-    case Nvml::success:
-      return "success";
-    case Nvml::uninitialized:
-      return "nvmlInit was not called";
-    case Nvml::invalid_argument:
-      return "an argument is not valid";
-    case Nvml::not_supported:
-      return "not supported by the simulated device";
-    case Nvml::not_found:
-      return "no such device";
-    case Nvml::insufficient_size:
-      return "the buffer is too small";
-    case Nvml::driver_not_loaded:
-      return "no machine is simulated";
-    case Nvml::version_mismatch:
-      return "the version of a structure is not known";
-  }
-  return "unknown error";
+  const auto* found = std::ranges::find(texts, code, &std::pair<Nvml, const char*>::first);
+  return found == std::end(texts) ? "unknown error" : found->second;
 }
 
-// No driver has such a number, so nobody takes it for one.
-Nvml nvmlSystemGetDriverVersion(char* text, unsigned length) {
-  return with_machine([&](Machine& machine) { return give_text(text, length, version_text(machine.version())); });
-}
-Nvml nvmlSystemGetDriverBranch(void*, unsigned) {
-  return with_machine([](Machine&) { return Nvml::not_supported; });
-}
-Nvml nvmlSystemGetNVMLVersion(char* text, unsigned length) { return nvmlSystemGetDriverVersion(text, length); }
-Nvml nvmlSystemGetCudaDriverVersion_v2(int* version) {
-  return with_machine([&](Machine& machine) { return give(version, machine.version()); });
-}
-Nvml nvmlSystemGetCudaDriverVersion(int* version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
-
-Nvml nvmlDeviceGetCount_v2(unsigned* count) {
-  return with_machine([&](Machine& machine) { return give(count, machine.spec.devices); });
-}
-Nvml nvmlDeviceGetCount(unsigned* count) { return nvmlDeviceGetCount_v2(count); }
-
-Nvml nvmlDeviceGetHandleByIndex_v2(unsigned index, NvmlDevice* device) {
-  const Nvml found = find_card(device, [&](Machine&, int card) { return static_cast<unsigned>(card) == index; });
-  return found == Nvml::not_found ? Nvml::invalid_argument : found;
-}
-Nvml nvmlDeviceGetHandleByIndex(unsigned index, NvmlDevice* device) {
-  return nvmlDeviceGetHandleByIndex_v2(index, device);
+GCTX_SIM_NVML_CALL(nvmlShutdown, Machine&) {
+  --users;
+  return Nvml::success;
 }
 
-Nvml nvmlDeviceGetHandleByUUID(const char* text, NvmlDevice* device) {
-  if (text == nullptr) {
-    return Nvml::invalid_argument;
-  }
-  return find_card(device,
-                   [&](Machine& machine, int card) { return uuid_text(uuid(machine.chip->profile(), card)) == text; });
+GCTX_SIM_NVML_ROW(nvmlSystemGetDriverVersion, give_driver_version)
+GCTX_SIM_NVML_ROW(nvmlSystemGetNVMLVersion, give_driver_version)
+GCTX_SIM_NVML_ROW(nvmlSystemGetDriverBranch, not_modelled<void*, unsigned>)
+GCTX_SIM_NVML_ROW(nvmlSystemGetCudaDriverVersion, give_version)
+GCTX_SIM_NVML_ROW(nvmlSystemGetCudaDriverVersion_v2, give_version)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetCount, give_count)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetCount_v2, give_count)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetHandleByIndex, find_by_index)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetHandleByIndex_v2, find_by_index)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetIndex, give_number)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetMinorNumber, give_number)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetClockInfo, give_clock)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetMaxClockInfo, give_clock)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetUtilizationRates, not_modelled<int, NvmlUtilization*>)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetPowerUsage, not_modelled<int, unsigned*>)
+GCTX_SIM_NVML_ROW(nvmlDeviceGetTemperature, not_modelled<int, int, unsigned*>)
+
+GCTX_SIM_NVML_CALL(nvmlDeviceGetHandleByUUID, Machine& machine, const char* text, NvmlDevice* device) {
+  const auto is_it = [&](int card) { return uuid_text(uuid(machine.chip->profile(), card)) == text; };
+  return text == nullptr ? Nvml::invalid_argument : find_card(machine, device, is_it);
 }
 
-Nvml nvmlDeviceGetHandleByPciBusId_v2(const char* text, NvmlDevice* device) {
-  if (text == nullptr) {
-    return Nvml::invalid_argument;
-  }
+GCTX_SIM_NVML_CALL(nvmlDeviceGetHandleByPciBusId_v2, Machine& machine, const char* text, NvmlDevice* device) {
   // The domain has four digits or eight.
-  return find_card(device, [&](Machine&, int card) {
-    const std::string id = pci_bus_id(card);
-    return id == text || "0000" + id == text;
-  });
+  const auto is_it = [&](int card) { return pci_bus_id(card) == text || "0000" + pci_bus_id(card) == text; };
+  return text == nullptr ? Nvml::invalid_argument : find_card(machine, device, is_it);
 }
 
-Nvml nvmlDeviceGetIndex(NvmlDevice device, unsigned* index) {
-  return with_card(device, [&](Machine&, int card) { return give(index, card); });
-}
-Nvml nvmlDeviceGetMinorNumber(NvmlDevice device, unsigned* number) { return nvmlDeviceGetIndex(device, number); }
-
-Nvml nvmlDeviceGetName(NvmlDevice device, char* text, unsigned length) {
-  return with_card(device,
-                   [&](Machine& machine, int) { return give_text(text, length, machine.chip->profile().name); });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetName, Machine& machine, int, char* text, unsigned length) {
+  return give_text(text, length, machine.chip->profile().name);
 }
 
-Nvml nvmlDeviceGetUUID(NvmlDevice device, char* text, unsigned length) {
-  return with_card(device, [&](Machine& machine, int card) {
-    return give_text(text, length, uuid_text(uuid(machine.chip->profile(), card)));
-  });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetUUID, Machine& machine, int card, char* text, unsigned length) {
+  return give_text(text, length, uuid_text(uuid(machine.chip->profile(), card)));
 }
 
-Nvml nvmlDeviceGetPciInfo_v3(NvmlDevice device, NvmlPciInfo* info) {
-  return with_card(device, [&](Machine&, int card) {
-    NvmlPciInfo found{};
-    const std::string id = pci_bus_id(card);
-    std::snprintf(found.legacy_bus_id, sizeof found.legacy_bus_id, "%s", id.c_str());
-    std::snprintf(found.bus_id, sizeof found.bus_id, "0000%s", id.c_str());
-    found.bus = static_cast<std::uint32_t>(first_pci_bus + card);
-    return give(info, found);
-  });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetPciInfo_v3, Machine&, int card, NvmlPciInfo* info) {
+  NvmlPciInfo found{};
+  const std::string id = pci_bus_id(card);
+  std::snprintf(found.legacy_bus_id, sizeof found.legacy_bus_id, "%s", id.c_str());
+  std::snprintf(found.bus_id, sizeof found.bus_id, "0000%s", id.c_str());
+  found.bus = static_cast<std::uint32_t>(first_pci_bus + card);
+  return give(info, found);
 }
 
-Nvml nvmlDeviceGetMemoryInfo(NvmlDevice device, NvmlMemory* memory) {
-  return with_card(device, [&](Machine& machine, int card) { return give(memory, memory_of(machine, card)); });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo, Machine& machine, int card, NvmlMemory* memory) {
+  return give(memory, memory_of(machine, card));
 }
 
-Nvml nvmlDeviceGetMemoryInfo_v2(NvmlDevice device, NvmlMemory2* memory) {
-  return with_card(device, [&](Machine& machine, int card) {
-    constexpr std::uint32_t version = sizeof(NvmlMemory2) | 2U << 24;
-    if (memory != nullptr && memory->version != version) {
-      return Nvml::version_mismatch;
-    }
-    const NvmlMemory found = memory_of(machine, card);
-    return give(memory, NvmlMemory2{version, found.total, 0, found.free, found.used});
-  });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo_v2, Machine& machine, int card, NvmlMemory2* memory) {
+  constexpr std::uint32_t version = sizeof(NvmlMemory2) | 2U << 24;
+  if (memory != nullptr && memory->version != version) {
+    return Nvml::version_mismatch;
+  }
+  const NvmlMemory found = memory_of(machine, card);
+  return give(memory, NvmlMemory2{version, found.total, 0, found.free, found.used});
 }
 
-Nvml nvmlDeviceGetCudaComputeCapability(NvmlDevice device, int* major, int* minor) {
-  return with_card(device, [&](Machine& machine, int) {
-    const Profile& profile = machine.chip->profile();
-    return minor == nullptr ? Nvml::invalid_argument
-                            : std::max(give(minor, profile.cc_minor), give(major, profile.cc_major));
-  });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetCudaComputeCapability, Machine& machine, int, int* major, int* minor) {
+  const Profile& profile = machine.chip->profile();
+  return minor == nullptr ? Nvml::invalid_argument
+                          : std::max(give(minor, profile.cc_minor), give(major, profile.cc_major));
 }
 
-Nvml nvmlDeviceGetClockInfo(NvmlDevice device, int clock, unsigned* mhz) { return give_clock(device, clock, mhz); }
-Nvml nvmlDeviceGetMaxClockInfo(NvmlDevice device, int clock, unsigned* mhz) { return give_clock(device, clock, mhz); }
-
-Nvml nvmlDeviceGetMigMode(NvmlDevice device, unsigned* current, unsigned* pending) {
-  return with_card(device, [&](Machine&, int) { return std::max(give(current, 0), give(pending, 0)); });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetMigMode, Machine&, int, unsigned* current, unsigned* pending) {
+  return std::max(give(current, 0), give(pending, 0));
 }
 
-Nvml nvmlDeviceGetComputeRunningProcesses_v3(NvmlDevice device, unsigned* count, NvmlProcess* processes) {
-  return with_card(device, [&](Machine& machine, int card) {
-    if (count == nullptr) {
-      return Nvml::invalid_argument;
-    }
-    const Device* own = device_of(machine, card);
-    const unsigned room = std::exchange(*count, own != nullptr && own->primary != nullptr ? 1U : 0U);
-    if (*count > room) {
-      return Nvml::insufficient_size;
-    }
-    constexpr std::uint32_t none = 0xffffffff;
-    return *count == 0
-               ? Nvml::success
-               : give(processes, NvmlProcess{static_cast<std::uint32_t>(getpid()), used_memory(*own), none, none});
-  });
+GCTX_SIM_NVML_CALL(nvmlDeviceGetComputeRunningProcesses_v3, Machine& machine, int card, unsigned* count,
+                   NvmlProcess* processes) {
+  if (count == nullptr) {
+    return Nvml::invalid_argument;
+  }
+  const Device* own = device_of(machine, card);
+  const unsigned room = std::exchange(*count, own != nullptr && own->primary != nullptr ? 1U : 0U);
+  if (*count > room) {
+    return Nvml::insufficient_size;
+  }
+  constexpr std::uint32_t none = 0xffffffff;
+  const NvmlProcess self{static_cast<std::uint32_t>(getpid()), own == nullptr ? 0 : used_memory(*own), none, none};
+  return *count == 0 ? Nvml::success : give(processes, self);
 }
-
-Nvml nvmlDeviceGetUtilizationRates(NvmlDevice device, NvmlUtilization*) { return not_modelled(device); }
-Nvml nvmlDeviceGetPowerUsage(NvmlDevice device, unsigned*) { return not_modelled(device); }
-Nvml nvmlDeviceGetTemperature(NvmlDevice device, int, unsigned*) { return not_modelled(device); }
 
 }  // namespace gctx::sim
-}  // extern "C"

@@ -8,24 +8,26 @@ namespace gctx::sim {
 
 namespace {
 
-// A place for memory: a device, the host, or wherever managed memory is.
+// A place of pools: a device, the host (-1), or wherever managed memory is.
 struct Place {
   int device = -1;
   bool managed = false;
 };
 
-Pools& pools_of(Machine& machine, const Place& place) {
-  Pools& pools = place.managed      ? machine.managed_pools
-                 : place.device < 0 ? machine.host_pools
-                                    : machine.devices[static_cast<std::size_t>(place.device)].pools;
+Pool& add_pool(Call& c, const Place& place) {
+  Pool& pool = c.add(c.machine.pools);
+  pool.device = place.device;
+  pool.managed = place.managed;
+  return pool;
+}
+
+Pools& pools_of(Call& c, const Place& place) {
+  Pools& pools = place.managed      ? c.machine.managed_pools
+                 : place.device < 0 ? c.machine.host_pools
+                                    : c.machine.device(place.device).pools;
   if (pools.standard == nullptr) {
-    auto pool = std::make_unique<Pool>();
-    machine.made(*pool);
-    pool->hidden = true;
-    pool->device = place.device;
-    pool->managed = place.managed;
-    pools.standard = &machine.pools.add(std::move(pool));
-    pools.current = pools.standard;
+    pools.standard = pools.current = &add_pool(c, place);
+    pools.standard->hidden = true;
   }
   return pools;
 }
@@ -34,15 +36,14 @@ Pools& pools_of(Machine& machine, const Place& place) {
 void capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
   refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   refuse_if(pool.device < 0 || pool.managed, CUDA_ERROR_NOT_SUPPORTED);
-  AllocNode made;
-  made.parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  made.parameters.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {pool.device}};
-  made.parameters.bytesize = size;
-  make_graph_memory(c, made);
-  *out = made.parameters.dptr;
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
-  node.parameters = std::move(made);
+  CUDA_MEM_ALLOC_NODE_PARAMS_v2& wanted = node.parameters.alloc;
+  wanted.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.poolProps.location = {CU_MEM_LOCATION_TYPE_DEVICE, {pool.device}};
+  wanted.bytesize = size;
+  make_graph_memory(c, node);
+  *out = wanted.dptr;
   return enqueue(c, stream, std::move(node));
 }
 
@@ -61,7 +62,7 @@ bool is_from_pool(const Allocation& allocation) {
   return allocation.type == CU_MEMORYTYPE_DEVICE || allocation.pool != nullptr;
 }
 
-void allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdeviceptr* out) {
+void allocate_from(Call& c, CUdeviceptr* out, std::size_t size, Pool& pool, Stream& stream) {
   // Recorded: an allocation of 0 bytes succeeds here, without an address.
   if (size == 0) {
     return give(out, CUdeviceptr{0});
@@ -69,14 +70,15 @@ void allocate_on(Call& c, Stream& stream, std::size_t size, Pool& pool, CUdevice
   if (stream.capture) {
     return capture_allocation(c, stream, size, pool, out);
   }
-  if (pool.managed) {
-    allocate_managed(c, stream.device, size, &pool, out);
-  } else if (pool.device < 0) {
-    allocate_host(c, stream.device, size, 0, &pool, out);
-  } else {
-    allocate(c, c.machine.devices[static_cast<std::size_t>(pool.device)], size, &pool, out);
-  }
+  const bool host = pool.device < 0 && !pool.managed;
+  give(out, allocate(c, {host || pool.managed ? stream.device : pool.device, host, pool.managed}, size, &pool));
   submit(c, stream, GraphNode{});
+}
+
+template <class T>
+void pass(T& own, void* value, bool set) {
+  auto& given = *static_cast<T*>(value);
+  (set ? own : given) = set ? given : own;
 }
 
 void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
@@ -84,38 +86,23 @@ void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
-      auto& number = *static_cast<int*>(value);
-      if (set) {
-        pool.values[which] = number != 0 ? 1 : 0;
-      } else {
-        const auto found = pool.values.find(which);
-        number = found == pool.values.end() ? 1 : static_cast<int>(found->second);
-      }
+      int& allowed = pool.reuses.emplace(which, 1).first->second;
+      pass(allowed, value, set);
+      allowed = allowed != 0 ? 1 : 0;
       return;
     }
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: {
-      auto& number = *static_cast<cuuint64_t*>(value);
-      if (set) {
-        pool.values[which] = number;
-      } else {
-        number = pool.values[which];
-      }
-      return;
-    }
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      return pass(pool.release_threshold, value, set);
     // The simulated pool keeps nothing in reserve: what is reserved is what is used.
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
       refuse_if(set, CUDA_ERROR_INVALID_VALUE);
-      *static_cast<cuuint64_t*>(value) = pool.used;
-      return;
+      return pass(pool.used, value, set);
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       refuse_if(set && *static_cast<cuuint64_t*>(value) != 0, CUDA_ERROR_INVALID_VALUE);
-      if (set) {
-        pool.used_high = pool.used;
-      } else {
-        *static_cast<cuuint64_t*>(value) = pool.used_high;
-      }
+      pass(pool.used_high, value, set);
+      pool.used_high = set ? pool.used : pool.used_high;
       return;
     default:
       refuse(CUDA_ERROR_NOT_SUPPORTED);
@@ -123,41 +110,27 @@ void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set
 }
 
 // Where a pool of this type at this location has its memory.
-void read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type, Place& place) {
-  place.managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
-  refuse_if(place.managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED);
+Place read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type = CU_MEM_ALLOCATION_TYPE_PINNED) {
+  const bool managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  refuse_if(managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED);
   switch (location->type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-      find_device(c, location->id);
-      place.device = location->id;
-      return;
+      return {find_device(c, location->id).ordinal, managed};
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return;
+      return {-1, managed};
     case CU_MEM_LOCATION_TYPE_NONE:
-      refuse_if(!place.managed, CUDA_ERROR_INVALID_VALUE);
-      return;
+      refuse_if(!managed, CUDA_ERROR_INVALID_VALUE);
+      return {-1, managed};
     default:
       refuse(CUDA_ERROR_NOT_SUPPORTED);
   }
 }
 
-void tell_pool(Call& c, const Place& place, bool current, CUmemoryPool* out) {
-  const Pools& pools = pools_of(c.machine, place);
-  give(out, as_handle<CUmemoryPool>(current ? *pools.current : *pools.standard));
-}
-
 void set_pool(Call& c, const Place& place, Pool& pool) {
   refuse_if(pool.managed != place.managed || (!place.managed && pool.device != place.device), CUDA_ERROR_INVALID_VALUE);
-  pools_of(c.machine, place).current = &pool;
-}
-
-template <class Body>
-void with_location(Call& c, const CUmemLocation* location, CUmemAllocationType type, Body&& body) {
-  Place place;
-  read_place(c, location, type, place);
-  return body(place);
+  pools_of(c, place).current = &pool;
 }
 
 }  // namespace
@@ -166,12 +139,10 @@ void with_location(Call& c, const CUmemLocation* location, CUmemAllocationType t
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuMemAllocAsync, Call& c, CUdeviceptr* out, std::size_t size, Stream& stream) {
-  return allocate_on(c, stream, size, *pools_of(c.machine, {stream.device, false}).current, out);
+  return allocate_from(c, out, size, *pools_of(c, {stream.device}).current, stream);
 }
 
-GCTX_SIM_CALL(cuMemAllocFromPoolAsync, Call& c, CUdeviceptr* out, std::size_t size, Pool& pool, Stream& stream) {
-  return allocate_on(c, stream, size, pool, out);
-}
+GCTX_SIM_ROW(cuMemAllocFromPoolAsync, allocate_from)
 
 GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
   if (address == 0) {
@@ -203,17 +174,11 @@ GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
 GCTX_SIM_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoolProps* props) {
   // Sharing between processes is not modelled.
   refuse_if(props->handleTypes != CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
-  Place place;
-  read_place(c, &props->location, props->allocType, place);
-  auto pool = std::make_unique<Pool>();
-  c.made(*pool);
-  pool->device = place.device;
-  pool->managed = place.managed;
-  give(out, as_handle<CUmemoryPool>(c.machine.pools.add(std::move(pool))));
+  give(out, add_pool(c, read_place(c, &props->location, props->allocType)));
 }
 
 GCTX_SIM_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
-  Pools& pools = pools_of(c.machine, {pool.device, pool.managed});
+  Pools& pools = pools_of(c, {pool.device, pool.managed});
   refuse_if(&pool == pools.standard, CUDA_ERROR_INVALID_VALUE);
   if (pools.current == &pool) {
     pools.current = pools.standard;
@@ -238,20 +203,15 @@ GCTX_SIM_CALL(cuMemPoolGetAttribute, Call&, Pool& pool, CUmemPool_attribute whic
 
 GCTX_SIM_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* access, std::size_t count) {
   refuse_if(access == nullptr && count > 0, CUDA_ERROR_INVALID_VALUE);
+  auto changed = pool.access;
   for (std::size_t i = 0; i < count; ++i) {
-    Place place;
-    read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+    changed[read_place(c, &access[i].location).device] = access[i].flags;
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    Place place;
-    read_place(c, &access[i].location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
-    pool.access[place.device] = access[i].flags;
-  }
+  pool.access = std::move(changed);
 }
 
 GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool, CUmemLocation* location) {
-  Place place;
-  read_place(c, location, CU_MEM_ALLOCATION_TYPE_PINNED, place);
+  const Place place = read_place(c, location);
   if (pool.managed || place.device == pool.device) {
     return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   }
@@ -260,25 +220,25 @@ GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool,
 }
 
 GCTX_SIM_CALL(cuDeviceGetDefaultMemPool, Call& c, CUmemoryPool* out, const Device& device) {
-  return tell_pool(c, {device.ordinal, false}, false, out);
+  give(out, *pools_of(c, {device.ordinal}).standard);
 }
 
 GCTX_SIM_CALL(cuDeviceGetMemPool, Call& c, CUmemoryPool* out, const Device& device) {
-  return tell_pool(c, {device.ordinal, false}, true, out);
+  give(out, *pools_of(c, {device.ordinal}).current);
 }
 
 GCTX_SIM_CALL(cuDeviceSetMemPool, Call& c, const Device& device, Pool& pool) {
-  return set_pool(c, {device.ordinal, false}, pool);
+  return set_pool(c, {device.ordinal}, pool);
 }
 
 GCTX_SIM_CALL(cuMemGetDefaultMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return with_location(c, location, type, [&](const Place& place) { return tell_pool(c, place, false, out); });
+  give(out, *pools_of(c, read_place(c, location, type)).standard);
 }
 
 GCTX_SIM_CALL(cuMemGetMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
-  return with_location(c, location, type, [&](const Place& place) { return tell_pool(c, place, true, out); });
+  give(out, *pools_of(c, read_place(c, location, type)).current);
 }
 
 GCTX_SIM_CALL(cuMemSetMemPool, Call& c, CUmemLocation* location, CUmemAllocationType type, Pool& pool) {
-  return with_location(c, location, type, [&](const Place& place) { return set_pool(c, place, pool); });
+  return set_pool(c, read_place(c, location, type), pool);
 }

@@ -5,7 +5,6 @@
 #include "calls/contexts.hpp"
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
-#include "calls/streams.hpp"
 
 namespace gctx::sim {
 namespace {
@@ -20,15 +19,9 @@ void destroy_primary(Call& c, Device& device) {
     machine.contexts.remove_reserving(*device.primary);
     device.primary = nullptr;
   }
-  std::vector<std::uint64_t> addresses;
-  for (const auto& [address, allocation] : machine.allocations) {
-    if (allocation.device == device.ordinal && allocation.owner == 0 && allocation.module == nullptr) {
-      addresses.push_back(address);
-    }
-  }
-  for (const std::uint64_t address : addresses) {
-    release(machine, address);
-  }
+  release_if(machine, [&](const Allocation& allocation) {
+    return allocation.device == device.ordinal && allocation.owner == 0 && allocation.module == nullptr;
+  });
   machine.modules.each([&](Module& module) {
     if (module.device == device.ordinal && module.library != nullptr) {
       free_variables(machine, module);
@@ -38,10 +31,8 @@ void destroy_primary(Call& c, Device& device) {
 
 // Whoever has retained the context still has to release it; the next retain makes another one at the same address (seen
 // on an H100).
-void reset(Call& c, Device& device) {
-  if (device.green_contexts > 0) {
-    refuse(CUDA_ERROR_NOT_PERMITTED);  // seen on an H100
-  }
+void reset_primary(Call& c, Device& device) {
+  refuse_if(device.green_contexts > 0, CUDA_ERROR_NOT_PERMITTED);  // seen on an H100
   wait_for_device(c, device.ordinal);
   // Other threads may have made some meanwhile.
   refuse_if(device.green_contexts > 0, CUDA_ERROR_NOT_PERMITTED);
@@ -63,21 +54,11 @@ Context& activate_primary(Call& c, Device& device) {
   if (device.primary != nullptr) {
     return *device.primary;
   }
-  auto context = std::make_unique<Context>();
-  c.made(*context);
-  context->kind = ContextKind::primary;
-  context->device = device.ordinal;
-  context->root_id = context->id;
-  context->sms = device.chip->all();
-  context->sm_count = device.chip->sm_count();
-  context->queues = device.queues;
-  context->workqueue.limit = static_cast<unsigned>(c.machine.spec.connections);
-  context->flags = device.primary_flags;
+  auto context = make_context(c, ContextKind::primary, whole_device(c, device), device.primary_flags);
   auto& contexts = c.machine.contexts;
   device.primary = device.primary_handle == 0 ? &contexts.add(std::move(context))
                                               : &contexts.add_at(device.primary_handle, std::move(context));
   device.primary_handle = device.primary->handle;
-  add_default_streams(c.machine, *device.primary);
   return *device.primary;
 }
 
@@ -96,9 +77,8 @@ void deactivate_primary_if_unused(Call& c, Device& device) {
 using namespace gctx::sim;
 
 GCTX_SIM_CALL(cuDevicePrimaryCtxRetain, Call& c, CUcontext* out, Device& device) {
-  Context& context = activate_primary(c, device);
+  give(out, activate_primary(c, device));
   ++device.retains;
-  give(out, as_handle<CUcontext>(context));
 }
 
 GCTX_SIM_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
@@ -115,8 +95,8 @@ GCTX_SIM_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
   return deactivate_primary_if_unused(c, device);
 }
 GCTX_SIM_SAME(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease)
-GCTX_SIM_CALL(cuDevicePrimaryCtxReset, Call& c, Device& device) { return reset(c, device); }
-GCTX_SIM_SAME(cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxReset)
+GCTX_SIM_ROW(cuDevicePrimaryCtxReset, reset_primary)
+GCTX_SIM_ROW(cuDevicePrimaryCtxReset_v2, reset_primary)
 GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags, Call&, Device& device, unsigned flags) {
   refuse_if(device.primary != nullptr, CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
   device.primary_flags = flags;

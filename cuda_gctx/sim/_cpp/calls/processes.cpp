@@ -43,27 +43,26 @@ void give_token(Call& c, Handle* out, Token token, const File& file) {
   std::memcpy(out, &token, sizeof token);
 }
 
-// The file that a handle of another process names.
-void open_token(Call& c, const void* handle, bool is_event, Token& token, std::shared_ptr<File>& file) {
-  std::memcpy(&token, handle, sizeof token);
+// What a handle of another process says, and the file that it names.
+template <class Handle>
+std::pair<Token, std::shared_ptr<File>> open_token(Call& c, const Handle& handle, bool is_event) {
+  Token token;
+  std::memcpy(static_cast<void*>(&token), &handle, sizeof token);
   refuse_if(token.magic != Token{}.magic || token.is_event != is_event, CUDA_ERROR_INVALID_VALUE);
   // Known of cards: a handle is for other processes.
   refuse_if(token.process == getpid(), CUDA_ERROR_INVALID_CONTEXT);
   refuse_if(token.device < 0 || token.device >= static_cast<int>(c.machine.devices.size()), CUDA_ERROR_INVALID_DEVICE);
   const std::string path = "/proc/" + std::to_string(token.process) + "/fd/" + std::to_string(token.descriptor);
   const int found = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (found < 0) {
-    refuse(CUDA_ERROR_MAP_FAILED);  // its process has ended, or belongs to somebody else
-  }
-  file = std::make_shared<File>(found);
+  refuse_if(found < 0, CUDA_ERROR_MAP_FAILED);  // its process has ended, or belongs to somebody else
+  auto file = std::make_shared<File>(found);
   refuse_if(inode_of(found) != token.inode, CUDA_ERROR_MAP_FAILED);
   c.machine.clock.share();
+  return {token, std::move(file)};
 }
 
-void open_memory(Call& c, const CUipcMemHandle& handle, CUdeviceptr* out) {
-  Token token;
-  std::shared_ptr<File> file;
-  open_token(c, &handle, false, token, file);
+void open_memory(Call& c, CUdeviceptr* out, CUipcMemHandle handle) {
+  auto [token, file] = open_token(c, handle, false);
   const std::string key(reinterpret_cast<const char*>(&token), sizeof token);
   for (auto& [address, allocation] : c.machine.allocations) {
     if (allocation.opened_as == key && allocation.context_id == c.current->id) {
@@ -75,19 +74,15 @@ void open_memory(Call& c, const CUipcMemHandle& handle, CUdeviceptr* out) {
   const std::uint64_t size = (before + token.size + page_bytes - 1) / page_bytes * page_bytes;
   auto range = std::make_shared<Reservation>(size, granularity);
   range->map(range->address(), *file, token.offset - before, size);
+  const std::uint64_t at = range->address() + before;
   Allocation made;
-  c.made(made);
-  made.handle = range->address() + before;
   made.size = token.size;
   made.device = token.device;
   made.context_id = c.current->id;
   made.opened = 1;
   made.opened_as = key;
-  made.storage = {made.handle, range->host(made.handle), std::move(file), token.offset, std::move(range)};
-  const CUdeviceptr address = made.handle;
-  c.machine.freed.erase(address);
-  c.machine.allocations.emplace(address, std::move(made));
-  give(out, address);
+  made.storage = {at, range->host(at), std::move(file), token.offset, std::move(range)};
+  give(out, add_allocation(c, std::move(made)));
 }
 
 }  // namespace
@@ -107,24 +102,18 @@ GCTX_SIM_CALL(cuIpcGetMemHandle, Call& c, CUipcMemHandle* out, CUdeviceptr addre
   return give_token(c, out, token, *memory.storage.file);
 }
 
-GCTX_SIM_CALL(cuIpcOpenMemHandle, Call& c, CUdeviceptr* out, CUipcMemHandle handle, unsigned) {
-  return open_memory(c, handle, out);
-}
-
-GCTX_SIM_SAME(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle)
+GCTX_SIM_ROW(cuIpcOpenMemHandle, open_memory)
+GCTX_SIM_ROW(cuIpcOpenMemHandle_v2, open_memory)
 
 GCTX_SIM_CALL(cuIpcCloseMemHandle, Call& c, CUdeviceptr address) {
-  const auto find_opened = [&] {
+  const auto find_opened = [&]() -> Allocation& {
     const auto found = c.machine.allocations.find(address);
-    return found == c.machine.allocations.end() || found->second.opened == 0 ? nullptr : &found->second;
+    refuse_if(found == c.machine.allocations.end() || found->second.opened == 0, CUDA_ERROR_INVALID_VALUE);
+    return found->second;
   };
-  Allocation* memory = find_opened();
-  refuse_if(memory == nullptr, CUDA_ERROR_INVALID_VALUE);
-  wait_for_device(c, memory->device);
+  wait_for_device(c, find_opened().device);
   // Looked up again: another thread may have closed it meanwhile.
-  memory = find_opened();
-  refuse_if(memory == nullptr, CUDA_ERROR_INVALID_VALUE);
-  if (--memory->opened == 0) {
+  if (--find_opened().opened == 0) {
     c.machine.freed.insert(address);
     c.machine.allocations.erase(address);
   }
@@ -140,10 +129,8 @@ GCTX_SIM_CALL(cuIpcGetEventHandle, Call& c, CUipcEventHandle* out, Event& event)
 }
 
 GCTX_SIM_CALL(cuIpcOpenEventHandle, Call& c, CUevent* out, CUipcEventHandle handle) {
-  Token token;
-  std::shared_ptr<File> file;
-  open_token(c, &handle, true, token, file);
+  const auto file = open_token(c, handle, true).second;
   Event& event = add_event(c, CU_EVENT_DISABLE_TIMING);
-  event.shared = std::make_shared<SharedRecord>(std::move(file));
-  give(out, as_handle<CUevent>(event));
+  event.shared = std::make_shared<SharedRecord>(file);
+  give(out, event);
 }

@@ -35,14 +35,7 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   if (context != nullptr) {
     work->owner = {context->id, context->root_id, false};
   }
-  work->duration = node.duration;
-  work->engine = node.engine;
-  work->bytes = node.bytes;
-  work->effect = node.effect;
-  work->marks = node.marks;
-  work->until = node.until;
-  work->shows = node.shows;
-  work->host = node.host;
+  static_cast<Task&>(*work) = node;
   if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) {
     work->grid = make_grid(c.machine, *context, node.launch);
     work->marks = marks_of(c.machine, *context, node.launch);
@@ -88,7 +81,7 @@ void enqueue(Call& c, Stream& stream, GraphNode node) {
     node.context_handle = stream.context->handle;
     node.context_id = stream.context->id;
     node.after = stream.capture_tail;
-    node.capture = stream.capture->id();
+    node.capture = stream.capture->id;
     stream.capture_tail = {{&add_node(c.machine, stream.capture->graph(), std::move(node)), {}}};
     return;
   }

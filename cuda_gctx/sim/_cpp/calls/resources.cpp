@@ -50,13 +50,13 @@ void tell_context(Call& c, const Context& context, CUdevResource* out, CUdevReso
 }
 
 // A resource that may be split, or why it may not.
-void read_input(Call& c, const CUdevResource* input, SmMeaning& meaning) {
+SmMeaning read_input(Call& c, const CUdevResource* input) {
   refuse_if(input->type != CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   const auto read = read_sm(c.machine, *input);
   refuse_if(!read, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   refuse_if(read->origin == Origin::group || read->origin == Origin::remainder,
             CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-  meaning = *read;
+  return *read;
 }
 
 void write_group(const Call& c, const SmMeaning& meaning, CUdevResource& out) {
@@ -79,8 +79,7 @@ void write_remainder(const Call& c, const SplitAnswer& answer, const SmMeaning& 
     return;
   }
   if (answer.remainder.none()) {
-    write_invalid(*out);
-    return;
+    return write_invalid(*out);
   }
   SmMeaning made{group.device, Origin::remainder, 0, 0, {}, group.split, group.source, answer.remainder};
   made.traits = {answer.remainder_coscheduled, answer.remainder_bond};
@@ -110,14 +109,13 @@ bool fit_together(const Descriptor& made, const SmMeaning& next) {
 }
 
 void read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& made) {
+  const auto demand = [](bool holds) { refuse_if(!holds, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION); };
   refuse_if(!is_known_type(c, resource.type), CUDA_ERROR_INVALID_RESOURCE_TYPE);
   if (resource.type == CU_DEV_RESOURCE_TYPE_SM) {
     const auto meaning = read_sm(c.machine, resource);
-    refuse_if(!meaning, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    refuse_if(!fits_device(made, meaning->device), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    refuse_if(made.has_sms && meaning->source != made.source, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    refuse_if(made.has_sms && c.version() >= 13010 && !fit_together(made, *meaning),
-              CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    demand(meaning && fits_device(made, meaning->device));
+    demand(!made.has_sms || meaning->source == made.source);
+    demand(!made.has_sms || c.version() < 13010 || fit_together(made, *meaning));
     made.source = meaning->source;
     made.split = meaning->split;
     made.locality_domain = meaning->locality_domain;
@@ -126,23 +124,20 @@ void read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& mad
     made.sm_count = std::min(made.sm_count + static_cast<unsigned>(meaning->sms.count()), c.machine.chip->sm_count());
     made.traits = made.has_sms ? combined(made.traits, meaning->traits) : meaning->traits;
     made.has_sms = true;
-    made.flags |= meaning->flags;
+    made.resource_flags |= meaning->flags;
     return;
   }
-  refuse_if(made.has_workqueue, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  demand(!made.has_workqueue);
   made.has_workqueue = true;
   if (resource.type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
     made.queues = read_workqueue(c.machine, resource);
-    const bool fits = made.queues && fits_device(made, made.queues->device);
-    return refuse_if(!fits, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    return demand(made.queues && fits_device(made, made.queues->device));
   }
   const CUdevWorkqueueConfigResource& config = resource.wqConfig;
-  const bool is_there = config.device >= 0 && config.device < static_cast<int>(c.machine.devices.size());
-  refuse_if(!is_there, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-  refuse_if(!fits_device(made, config.device), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-  const bool scope_known = config.sharingScope == CU_WORKQUEUE_SCOPE_DEVICE_CTX ||
-                           config.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED;
-  refuse_if(config.wqConcurrencyLimit == 0 || !scope_known, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  demand(config.device >= 0 && config.device < static_cast<int>(c.machine.devices.size()));
+  demand(fits_device(made, config.device) && config.wqConcurrencyLimit != 0);
+  demand(config.sharingScope == CU_WORKQUEUE_SCOPE_DEVICE_CTX ||
+         config.sharingScope == CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED);
   made.workqueue = {config.wqConcurrencyLimit, config.sharingScope};
 }
 
@@ -155,23 +150,17 @@ GCTX_SIM_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResour
   // An existing workqueue belongs to a context, so a device has none to show.
   refuse_if(!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
-    write_workqueue_config(device.ordinal,
-                           {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
-    return;
+    return write_workqueue_config(
+        device.ordinal, {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
   }
   const Profile& card = device.chip->profile();
   write_sm(c.machine, {device.ordinal, Origin::device, 0, 0, {}, 0, 0, device.chip->all()},
            {device.chip->sm_count(), card.min_partition, card.alignment, 0, 0}, *out);
 }
 
-GCTX_SIM_CALL(cuCtxGetDevResource, Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
-  // Recorded: null does not mean the current context here.
-  return tell_context(c, context, out, type);
-}
-
-GCTX_SIM_CALL(cuGreenCtxGetDevResource, Call& c, const Context& context, CUdevResource* out, CUdevResourceType type) {
-  return tell_context(c, context, out, type);
-}
+// Recorded: null does not mean the current context here.
+GCTX_SIM_ROW(cuCtxGetDevResource, tell_context)
+GCTX_SIM_ROW(cuGreenCtxGetDevResource, tell_context)
 
 GCTX_SIM_CALL(cuStreamGetDevResource, Call& c, const Stream& stream, CUdevResource* out, CUdevResourceType type) {
   refuse_if(type != CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
@@ -180,9 +169,8 @@ GCTX_SIM_CALL(cuStreamGetDevResource, Call& c, const Stream& stream, CUdevResour
 
 GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsigned* group_count,
               const CUdevResource* input, CUdevResource* remainder, unsigned flags, unsigned min_count) {
-  SmMeaning meaning;
-  read_input(c, input, meaning);
-  const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
+  const SmMeaning meaning = read_input(c, input);
+  const Chip& chip = *c.machine.device(meaning.device).chip;
   const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
   refuse_if(groups != nullptr && wanted == 0, CUDA_ERROR_INVALID_VALUE);
   const SplitAnswer answer =
@@ -204,9 +192,8 @@ GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsig
 GCTX_SIM_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned group_count, const CUdevResource* input,
               CUdevResource* remainder, unsigned flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
   refuse_if(group_count == 0, CUDA_ERROR_INVALID_VALUE);
-  SmMeaning meaning;
-  read_input(c, input, meaning);
-  const Chip& chip = *c.machine.devices[static_cast<std::size_t>(meaning.device)].chip;
+  const SmMeaning meaning = read_input(c, input);
+  const Chip& chip = *c.machine.device(meaning.device).chip;
   const SplitAnswer answer =
       chip.split_structured(meaning.sms, {params, group_count}, flags, c.version(), groups == nullptr);
   refuse_if(answer.result != CUDA_SUCCESS, answer.result);
@@ -238,10 +225,10 @@ GCTX_SIM_CALL(cuDevResourceGenerateDesc, Call& c, CUdevResourceDesc* out, CUdevR
   }
   if (!made->has_sms) {
     // A descriptor of a workqueue alone leaves the SMs as they are: all of the device. Assumed.
-    const Chip& chip = *c.machine.devices[static_cast<std::size_t>(made->device)].chip;
+    const Chip& chip = *c.machine.device(made->device).chip;
     made->sms = chip.all();
     made->sm_count = chip.sm_count();
   }
   c.made(*made);
-  give(out, as_handle<CUdevResourceDesc>(c.machine.descriptors.add(std::move(made))));
+  give(out, c.machine.descriptors.add(std::move(made)));
 }

@@ -26,32 +26,17 @@ struct Description {
 };
 
 std::size_t bits(CUtensorMapDataType type) {
-  switch (type) {
-    case CU_TENSOR_MAP_DATA_TYPE_UINT8:
-      return 8;
-    case CU_TENSOR_MAP_DATA_TYPE_UINT16:
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
-    case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
-      return 16;
-    case CU_TENSOR_MAP_DATA_TYPE_UINT32:
-    case CU_TENSOR_MAP_DATA_TYPE_INT32:
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ:
-    case CU_TENSOR_MAP_DATA_TYPE_TFLOAT32:
-    case CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ:
-      return 32;
-    case CU_TENSOR_MAP_DATA_TYPE_UINT64:
-    case CU_TENSOR_MAP_DATA_TYPE_INT64:
-    case CU_TENSOR_MAP_DATA_TYPE_FLOAT64:
-      return 64;
-    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B:
-    case CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B:
-      return 4;
-    case CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B:
-      return 6;
-    default:
-      return 0;
-  }
+  constexpr std::pair<CUtensorMapDataType, std::size_t> sizes[] = {
+      {CU_TENSOR_MAP_DATA_TYPE_UINT8, 8},         {CU_TENSOR_MAP_DATA_TYPE_UINT16, 16},
+      {CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 16},      {CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 16},
+      {CU_TENSOR_MAP_DATA_TYPE_UINT32, 32},       {CU_TENSOR_MAP_DATA_TYPE_INT32, 32},
+      {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 32},      {CU_TENSOR_MAP_DATA_TYPE_FLOAT32_FTZ, 32},
+      {CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, 32},     {CU_TENSOR_MAP_DATA_TYPE_TFLOAT32_FTZ, 32},
+      {CU_TENSOR_MAP_DATA_TYPE_UINT64, 64},       {CU_TENSOR_MAP_DATA_TYPE_INT64, 64},
+      {CU_TENSOR_MAP_DATA_TYPE_FLOAT64, 64},      {CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B, 4},
+      {CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B, 4}, {CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B, 6}};
+  const std::size_t* size = value_of(sizes, type);
+  return size == nullptr ? 0 : *size;
 }
 
 bool is_float(CUtensorMapDataType type) {
@@ -59,64 +44,40 @@ bool is_float(CUtensorMapDataType type) {
 }
 
 std::size_t swizzle_bytes(CUtensorMapSwizzle swizzle) {
-  switch (swizzle) {
-    case CU_TENSOR_MAP_SWIZZLE_32B:
-      return 32;
-    case CU_TENSOR_MAP_SWIZZLE_64B:
-      return 64;
-    default:
-      return 128;
-  }
+  return swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
 }
 
-bool is_valid(const Description& wanted) {
+void check(const Description& wanted) {
+  const auto demand = [](bool holds) { refuse_if(!holds, CUDA_ERROR_INVALID_VALUE); };
   const bool interleaved = wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
   const bool wide =
       wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U6_ALIGN16B || wanted.type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B;
   const unsigned lowest = interleaved ? std::max(wanted.lowest_rank, 3U) : wanted.lowest_rank;
-  if (bits(wanted.type) == 0 || wanted.rank < lowest || wanted.rank > max_rank) {
-    return false;
-  }
-  if (wanted.rank > 1 && wanted.strides == nullptr) {
-    return false;
-  }
+  demand(bits(wanted.type) != 0 && wanted.rank >= lowest && wanted.rank <= max_rank);
+  demand(wanted.rank == 1 || wanted.strides != nullptr);
   const std::size_t alignment = wide || wanted.interleave == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
-  if (reinterpret_cast<std::uint64_t>(wanted.address) % alignment != 0) {
-    return false;
-  }
+  demand(reinterpret_cast<std::uint64_t>(wanted.address) % alignment == 0);
   for (unsigned i = 0; i < wanted.rank; ++i) {
-    if (wanted.dimensions[i] == 0 || wanted.dimensions[i] > (std::uint64_t{1} << 32)) {
-      return false;
-    }
-    if (wanted.element_strides[i] == 0 || wanted.element_strides[i] > 8) {
-      return false;
-    }
+    demand(wanted.dimensions[i] != 0 && wanted.dimensions[i] <= (std::uint64_t{1} << 32));
+    demand(wanted.element_strides[i] != 0 && wanted.element_strides[i] <= 8);
   }
   for (unsigned i = 0; i + 1 < wanted.rank; ++i) {
-    if (wanted.strides[i] % alignment != 0 || wanted.strides[i] >= (std::uint64_t{1} << 40)) {
-      return false;
-    }
+    demand(wanted.strides[i] % alignment == 0 && wanted.strides[i] < (std::uint64_t{1} << 40));
   }
-  if (wanted.interleave > CU_TENSOR_MAP_INTERLEAVE_32B || wanted.swizzle > CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B ||
-      wanted.promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
-      wanted.fill > CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA) {
-    return false;
-  }
-  if (wanted.interleave == CU_TENSOR_MAP_INTERLEAVE_32B && wanted.swizzle != CU_TENSOR_MAP_SWIZZLE_32B) {
-    return false;
-  }
+  demand(wanted.interleave <= CU_TENSOR_MAP_INTERLEAVE_32B && wanted.swizzle <= CU_TENSOR_MAP_SWIZZLE_128B_ATOM_64B &&
+         wanted.promotion <= CU_TENSOR_MAP_L2_PROMOTION_L2_256B &&
+         wanted.fill <= CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA);
+  demand(wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_32B || wanted.swizzle == CU_TENSOR_MAP_SWIZZLE_32B);
   const std::size_t inner = wanted.inner_elements * bits(wanted.type) / 8;
-  if (!interleaved && wanted.swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && inner > swizzle_bytes(wanted.swizzle)) {
-    return false;
-  }
-  return wanted.fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || is_float(wanted.type);
+  demand(interleaved || wanted.swizzle == CU_TENSOR_MAP_SWIZZLE_NONE || inner <= swizzle_bytes(wanted.swizzle));
+  demand(wanted.fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE || is_float(wanted.type));
 }
 
 // The bytes are opaque to programs. Here the address is the first of them. Recorded: they may lie at any address,
 // although cuda.h asks for a multiple of 64.
 void encode(Call& c, const Description& wanted) {
   refuse_if(c.machine.chip->profile().cc_major < 9, CUDA_ERROR_NOT_SUPPORTED);
-  refuse_if(!is_valid(wanted), CUDA_ERROR_INVALID_VALUE);
+  check(wanted);
   CUtensorMap made{};
   made.opaque[0] = reinterpret_cast<std::uint64_t>(wanted.address);
   made.opaque[1] = wanted.rank | static_cast<std::uint64_t>(wanted.type) << 8 |

@@ -3,13 +3,12 @@
 
 using namespace gctx::sim;
 
-GCTX_SIM_CALL(cuUserObjectCreate, Call& c, CUuserObject* out, void* user, CUhostFn destroy, unsigned count, unsigned) {
-  auto object = std::make_unique<UserObject>();
-  c.made(*object);
-  object->destroy = destroy;
-  object->user = user;
-  object->owned = count;
-  give(out, as_handle<CUuserObject>(c.machine.user_objects.add(std::move(object))));
+GCTX_SIM_CALL(cuUserObjectCreate, Call& c, CUuserObject* out, void* user, CUhostFn destroy, unsigned count) {
+  UserObject& object = c.add(c.machine.user_objects);
+  object.destroy = destroy;
+  object.user = user;
+  object.owned = count;
+  give(out, object);
 }
 
 GCTX_SIM_CALL(cuUserObjectRetain, Call&, UserObject& object, unsigned count) { object.owned += count; }

@@ -37,33 +37,12 @@ void check(Call& c, const CUmemAllocationProp* properties) {
 }
 
 void add_handle(Call& c, const Label& label, Storage storage, bool imported, CUmemGenericAllocationHandle* out) {
-  auto made = std::make_unique<MemoryHandle>();
-  c.made(*made);
-  made->properties = label.properties;
-  made->size = label.size;
-  made->storage = std::move(storage);
-  made->imported = imported;
-  give(out, CUmemGenericAllocationHandle{c.machine.memory_handles.add(std::move(made)).handle});
-}
-
-void create(Call& c, std::size_t size, const CUmemAllocationProp& properties, CUmemGenericAllocationHandle* out) {
-  Device& device = c.machine.devices[static_cast<std::size_t>(properties.location.id)];
-  refuse_if(!has_room(device, size), CUDA_ERROR_OUT_OF_MEMORY);
-  Label label;
-  label.size = size;
-  label.properties = properties;
-  label.properties.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;  // a hint, as documented
-  Storage storage;
-  if (properties.requestedHandleTypes == 0) {
-    storage = device.take(size);
-  } else {
-    storage.file = std::make_shared<File>(size + page_bytes);
-    storage.file->write(size, &label, sizeof label);
-    std::erase_if(device.shareable, [](const auto& file) { return file.expired(); });
-    device.shareable.push_back(storage.file);
-  }
-  device.allocated += size;
-  return add_handle(c, label, std::move(storage), false, out);
+  MemoryHandle& made = c.add(c.machine.memory_handles);
+  made.properties = label.properties;
+  made.size = label.size;
+  made.storage = std::move(storage);
+  made.imported = imported;
+  give(out, made);
 }
 
 // The memory goes when nothing refers to it and it is mapped nowhere.
@@ -72,29 +51,9 @@ void drop_if_unused(Machine& machine, const MemoryHandle& handle) {
     return;
   }
   if (!handle.imported) {
-    machine.devices[static_cast<std::size_t>(handle.properties.location.id)].allocated -= handle.size;
+    machine.device(handle.properties.location.id).allocated -= handle.size;
   }
   machine.memory_handles.remove(handle);
-}
-
-void import(Call& c, int descriptor, CUmemGenericAllocationHandle* out) {
-  const int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-  refuse_if(own < 0, CUDA_ERROR_INVALID_VALUE);
-  Storage storage;
-  storage.file = std::make_shared<File>(own);
-  struct stat status{};
-  Label label;
-  label.magic = 0;
-  if (fstat(own, &status) == 0 && status.st_size > static_cast<off_t>(page_bytes)) {
-    storage.file->read(static_cast<std::uint64_t>(status.st_size) - page_bytes, &label, sizeof label);
-  }
-  refuse_if(label.magic != Label{}.magic || label.size + page_bytes != static_cast<std::uint64_t>(status.st_size),
-            CUDA_ERROR_INVALID_VALUE);
-  if (label.properties.location.id >= static_cast<int>(c.machine.devices.size())) {
-    refuse(CUDA_ERROR_NOT_SUPPORTED);  // this machine has no such device
-  }
-  c.machine.clock.share();
-  return add_handle(c, label, std::move(storage), true, out);
 }
 
 // The reservation that holds all of the range.
@@ -105,25 +64,6 @@ const Reservation* find_reservation(const Machine& machine, std::uint64_t addres
   }
   const Reservation& range = std::prev(next)->second->range;
   return range.contains(address) && size <= range.address() + range.size() - address ? &range : nullptr;
-}
-
-void map(Call& c, std::uint64_t address, std::size_t size, MemoryHandle& handle) {
-  const Reservation* range = find_reservation(c.machine, address, size);
-  const auto next = c.machine.allocations.lower_bound(address);
-  const bool taken = find_allocation(c.machine, address, 1) != nullptr ||
-                     (next != c.machine.allocations.end() && next->first < address + size);
-  refuse_if(range == nullptr || size > handle.size || taken, CUDA_ERROR_INVALID_VALUE);
-  range->map(address, *handle.storage.file, handle.storage.offset, size);
-  Allocation made;
-  c.made(made);
-  made.handle = address;
-  made.size = size;
-  made.device = handle.properties.location.id;
-  made.mapped = &handle;
-  made.storage = {address, range->host(address), handle.storage.file, handle.storage.offset, handle.storage.owner};
-  ++handle.mappings;
-  c.machine.freed.erase(address);
-  c.machine.allocations.emplace(address, std::move(made));
 }
 
 // The mappings that make up the range, without a gap and without a part of one; none where it is not so.
@@ -141,37 +81,23 @@ std::vector<Allocation*> mappings_of(Machine& machine, std::uint64_t address, st
   return found;
 }
 
-void unmap(Call& c, std::uint64_t address, std::size_t size) {
-  const auto mappings = mappings_of(c.machine, address, size);
-  refuse_if(mappings.empty(), CUDA_ERROR_INVALID_VALUE);
-  wait_for_device(c, mappings.front()->device);
-  // Looked up again: another thread may have unmapped them meanwhile.
-  for (const Allocation* mapping : mappings_of(c.machine, address, size)) {
-    MemoryHandle& handle = *mapping->mapped;
-    find_reservation(c.machine, mapping->handle, mapping->size)->unmap(mapping->handle, mapping->size);
-    c.machine.freed.insert(mapping->handle);
-    c.machine.allocations.erase(mapping->handle);
-    --handle.mappings;
-    drop_if_unused(c.machine, handle);
-  }
+std::vector<Allocation*> need_mappings_of(Call& c, std::uint64_t address, std::uint64_t size) {
+  std::vector<Allocation*> found = mappings_of(c.machine, address, size);
+  refuse_if(found.empty(), CUDA_ERROR_INVALID_VALUE);
+  return found;
 }
 
-void set_access(Call& c, std::uint64_t address, std::size_t size, const CUmemAccessDesc* wanted, std::size_t count) {
-  const auto mappings = mappings_of(c.machine, address, size);
-  refuse_if(mappings.empty(), CUDA_ERROR_INVALID_VALUE);
-  for (std::size_t i = 0; i < count; ++i) {
-    const unsigned flags = wanted[i].flags;
-    refuse_if(wanted[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-                  (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
-                   flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
-              CUDA_ERROR_INVALID_VALUE);
-    find_device(c, wanted[i].location.id);
-  }
-  for (Allocation* mapping : mappings) {
-    for (std::size_t i = 0; i < count; ++i) {
-      mapping->access[wanted[i].location.id] = wanted[i].flags;
-    }
-  }
+const Allocation& need_mapping_at(Call& c, std::uint64_t address) {
+  const Allocation* found = find_allocation(c.machine, address, 1);
+  refuse_if(found == nullptr || found->mapped == nullptr, CUDA_ERROR_INVALID_VALUE);
+  return *found;
+}
+
+// Whether something is mapped to a part of a range.
+bool is_mapped(Machine& machine, std::uint64_t address, std::uint64_t size) {
+  const auto next = machine.allocations.lower_bound(address);
+  return find_allocation(machine, address, 1) != nullptr ||
+         (next != machine.allocations.end() && next->first < address + size);
 }
 
 }  // namespace
@@ -200,10 +126,26 @@ GCTX_SIM_CALL(cuMemGetAllocationGranularity, Call& c, std::size_t* out, const CU
 }
 
 GCTX_SIM_CALL(cuMemCreate, Call& c, CUmemGenericAllocationHandle* out, std::size_t size,
-              const CUmemAllocationProp* properties, unsigned long long) {
+              const CUmemAllocationProp* properties) {
   refuse_if(!is_multiple(size), CUDA_ERROR_INVALID_VALUE);
   check(c, properties);
-  return create(c, size, *properties, out);
+  Device& device = c.machine.device(properties->location.id);
+  refuse_if(!has_room(device, size), CUDA_ERROR_OUT_OF_MEMORY);
+  Label label;
+  label.size = size;
+  label.properties = *properties;
+  label.properties.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;  // a hint, as documented
+  Storage storage;
+  if (properties->requestedHandleTypes == 0) {
+    storage = device.take(size);
+  } else {
+    storage.file = std::make_shared<File>(size + page_bytes);
+    storage.file->write(size, &label, sizeof label);
+    std::erase_if(device.shareable, [](const auto& file) { return file.expired(); });
+    device.shareable.push_back(storage.file);
+  }
+  device.allocated += size;
+  return add_handle(c, label, std::move(storage), false, out);
 }
 
 GCTX_SIM_CALL(cuMemRelease, Call& c, MemoryHandle& memory) {
@@ -227,36 +169,67 @@ GCTX_SIM_CALL(cuMemAddressReserve, Call& c, CUdeviceptr* out, std::size_t size, 
 
 GCTX_SIM_CALL(cuMemAddressFree, Call& c, CUdeviceptr address, std::size_t size) {
   const auto found = c.machine.reservations.find(address);
-  const auto next = c.machine.allocations.lower_bound(address);
-  const bool mapped = next != c.machine.allocations.end() && next->first < address + size;
-  refuse_if(found == c.machine.reservations.end() || found->second->range.size() != size || mapped,
+  refuse_if(found == c.machine.reservations.end() || found->second->range.size() != size ||
+                is_mapped(c.machine, address, size),
             CUDA_ERROR_INVALID_VALUE);
   c.machine.reservations.erase(found);
 }
 
-GCTX_SIM_CALL(cuMemMap, Call& c, CUdeviceptr address, std::size_t size, std::size_t, MemoryHandle& memory,
-              unsigned long long) {
-  return is_multiple(size) && is_multiple(address) ? map(c, address, size, memory) : refuse(CUDA_ERROR_INVALID_VALUE);
+GCTX_SIM_CALL(cuMemMap, Call& c, CUdeviceptr address, std::size_t size, std::size_t, MemoryHandle& memory) {
+  const Reservation* range = find_reservation(c.machine, address, size);
+  refuse_if(!is_multiple(size) || !is_multiple(address) || range == nullptr || size > memory.size ||
+                is_mapped(c.machine, address, size),
+            CUDA_ERROR_INVALID_VALUE);
+  range->map(address, *memory.storage.file, memory.storage.offset, size);
+  Allocation made;
+  made.size = size;
+  made.device = memory.properties.location.id;
+  made.mapped = &memory;
+  made.storage = {address, range->host(address), memory.storage.file, memory.storage.offset, memory.storage.owner};
+  ++memory.mappings;
+  add_allocation(c, std::move(made));
 }
 
-GCTX_SIM_CALL(cuMemUnmap, Call& c, CUdeviceptr address, std::size_t size) { return unmap(c, address, size); }
+GCTX_SIM_CALL(cuMemUnmap, Call& c, CUdeviceptr address, std::size_t size) {
+  wait_for_device(c, need_mappings_of(c, address, size).front()->device);
+  // Looked up again: another thread may have unmapped them meanwhile.
+  for (const Allocation* mapping : mappings_of(c.machine, address, size)) {
+    MemoryHandle& handle = *mapping->mapped;
+    find_reservation(c.machine, mapping->handle, mapping->size)->unmap(mapping->handle, mapping->size);
+    c.machine.freed.insert(mapping->handle);
+    c.machine.allocations.erase(mapping->handle);
+    --handle.mappings;
+    drop_if_unused(c.machine, handle);
+  }
+}
 
 GCTX_SIM_CALL(cuMemSetAccess, Call& c, CUdeviceptr address, std::size_t size, const CUmemAccessDesc* wanted,
               std::size_t count) {
-  return set_access(c, address, size, wanted, count);
+  const std::vector<Allocation*> mappings = need_mappings_of(c, address, size);
+  std::map<int, CUmemAccess_flags> access;
+  for (std::size_t i = 0; i < count; ++i) {
+    const CUmemAccess_flags flags = wanted[i].flags;
+    refuse_if(wanted[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+                  (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+                   flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
+              CUDA_ERROR_INVALID_VALUE);
+    access[find_device(c, wanted[i].location.id).ordinal] = flags;
+  }
+  for (Allocation* mapping : mappings) {
+    for (const auto& [device, flags] : access) {
+      mapping->access[device] = flags;
+    }
+  }
 }
 
 GCTX_SIM_CALL(cuMemGetAccess, Call& c, unsigned long long* out, const CUmemLocation* location, CUdeviceptr address) {
-  const Allocation* found = find_allocation(c.machine, address, 1);
-  refuse_if(location->type != CU_MEM_LOCATION_TYPE_DEVICE || found == nullptr || found->mapped == nullptr,
-            CUDA_ERROR_INVALID_VALUE);
-  find_device(c, location->id);
-  const auto access = found->access.find(location->id);
-  give(out, static_cast<unsigned long long>(access == found->access.end() ? 0 : access->second));
+  refuse_if(location->type != CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
+  const Allocation& mapping = need_mapping_at(c, address);
+  const auto access = mapping.access.find(find_device(c, location->id).ordinal);
+  give(out, static_cast<unsigned long long>(access == mapping.access.end() ? 0 : access->second));
 }
 
-GCTX_SIM_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& memory, CUmemAllocationHandleType type,
-              unsigned long long) {
+GCTX_SIM_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& memory, CUmemAllocationHandleType type) {
   refuse_if(type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (memory.properties.requestedHandleTypes & type) == 0,
             CUDA_ERROR_INVALID_VALUE);
   const int descriptor = fcntl(memory.storage.file->descriptor(), F_DUPFD_CLOEXEC, 0);
@@ -267,18 +240,29 @@ GCTX_SIM_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& me
 
 GCTX_SIM_CALL(cuMemImportFromShareableHandle, Call& c, CUmemGenericAllocationHandle* out, void* handle,
               CUmemAllocationHandleType type) {
-  return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-             ? import(c, static_cast<int>(reinterpret_cast<std::intptr_t>(handle)), out)
-             : refuse(CUDA_ERROR_NOT_SUPPORTED);
-}
-
-GCTX_SIM_CALL(cuMemGetAllocationPropertiesFromHandle, Call&, CUmemAllocationProp* out, MemoryHandle& memory) {
-  give(out, memory.properties);
+  refuse_if(type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
+  const int own = fcntl(static_cast<int>(reinterpret_cast<std::intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
+  refuse_if(own < 0, CUDA_ERROR_INVALID_VALUE);
+  Storage storage;
+  storage.file = std::make_shared<File>(own);
+  struct stat status{};
+  Label label;
+  label.magic = 0;
+  if (fstat(own, &status) == 0 && status.st_size > static_cast<off_t>(page_bytes)) {
+    storage.file->read(static_cast<std::uint64_t>(status.st_size) - page_bytes, &label, sizeof label);
+  }
+  refuse_if(label.magic != Label{}.magic || label.size + page_bytes != static_cast<std::uint64_t>(status.st_size),
+            CUDA_ERROR_INVALID_VALUE);
+  // This machine may have no such device.
+  refuse_if(label.properties.location.id >= static_cast<int>(c.machine.devices.size()), CUDA_ERROR_NOT_SUPPORTED);
+  c.machine.clock.share();
+  return add_handle(c, label, std::move(storage), true, out);
 }
 
 GCTX_SIM_CALL(cuMemRetainAllocationHandle, Call& c, CUmemGenericAllocationHandle* out, void* address) {
-  const Allocation* found = find_allocation(c.machine, reinterpret_cast<std::uint64_t>(address), 1);
-  refuse_if(found == nullptr || found->mapped == nullptr, CUDA_ERROR_INVALID_VALUE);
-  ++found->mapped->references;
-  give(out, CUmemGenericAllocationHandle{found->mapped->handle});
+  MemoryHandle& memory = *need_mapping_at(c, reinterpret_cast<std::uint64_t>(address)).mapped;
+  ++memory.references;
+  give(out, memory);
 }
+
+GCTX_SIM_GET(cuMemGetAllocationPropertiesFromHandle, &MemoryHandle::properties)

@@ -78,30 +78,13 @@ Chip::Chip(const Profile& profile) : profile_(profile), gpc_sms_(profile.sms_per
   }
 }
 
-SmSet Chip::take(const SmSet& from, std::size_t gpc, unsigned count) const {
-  SmSet taken;
-  for (const int sm : gpc_sms_[gpc]) {
-    if (count == 0) {
-      break;
-    }
-    const auto bit = static_cast<std::size_t>(sm);
-    if (!from[bit]) {
-      continue;
-    }
-    taken.set(bit);
-    --count;
-  }
-  return taken;
-}
+SmSet Chip::take(const SmSet& from, std::size_t gpc, unsigned count) const { return take(from & gpcs_[gpc], count); }
 
 SmSet Chip::take(const SmSet& from, unsigned count) const {
   SmSet taken;
   for (std::size_t sm = 0; sm < sm_count_ && count != 0; ++sm) {
-    if (!from[sm]) {
-      continue;
-    }
-    taken.set(sm);
-    --count;
+    taken[sm] = from[sm];
+    count -= from[sm] ? 1 : 0;
   }
   return taken;
 }

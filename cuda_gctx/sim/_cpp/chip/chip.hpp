@@ -19,11 +19,12 @@ using SmSet = std::bitset<max_sms>;
 
 // Where a behaviour is known from; printed by `explain`.
 enum class Known { recorded, timed, documented, assumed };
+inline constexpr const char* known_words[] = {"recorded", "timed", "documented", "assumed"};
 
-// One thing that the model does as the driver does, and where that is known from: a section of the recordings of
-// answers or of times, words of the driver's header, or nothing.
+// One thing that is done as the driver does it, and where that is known from: a section of the recordings of answers or
+// of times, words of the driver's header, or nothing. The chip's own have names for subjects.
 struct Behaviour {
-  std::string_view id;
+  std::string_view subject;
   std::string_view drivers;
   std::string_view text;
   Known known;

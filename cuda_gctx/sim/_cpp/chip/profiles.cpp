@@ -1,183 +1,95 @@
 // The cards that the software driver knows.
+#include <algorithm>
+
 #include "chip/chip.hpp"
 
 namespace gctx::sim {
 namespace {
 
-constexpr std::uint64_t mebibytes(std::uint64_t count) { return count << 20; }
-constexpr std::size_t kibibytes(std::size_t count) { return count << 10; }
-// The part of the specified bandwidth (GB/s) that kernels get, and the bytes that one SM moves in a clock cycle: fitted
-// to the decode step of tests/hardware/times/h200-driver-13.0.json, and assumed for the other cards.
-constexpr double usable(double specified) { return 0.7 * specified; }
+// The part of the specified bandwidth that kernels get, and the bytes that one SM moves in a clock cycle: fitted to the
+// decode step of tests/hardware/times/h200-driver-13.0.json, and assumed for the other cards.
+constexpr double usable = 0.7;
 constexpr double bytes_per_clock = 28.8;
+
+// What the cards of an architecture have in common.
+Profile architecture(int cc_major, int cc_minor, int threads, int blocks, std::size_t shared_kibibytes) {
+  const bool hopper = cc_major >= 9;
+  return {.key = "",
+          .name = "",
+          .cc_major = cc_major,
+          .cc_minor = cc_minor,
+          .sms_per_gpc = {},
+          .min_partition = hopper ? 8U : 4U,
+          .alignment = hopper ? 8U : 2U,
+          .max_threads_per_sm = threads,
+          .max_blocks_per_sm = blocks,
+          .shared_bytes_per_sm = shared_kibibytes << 10,
+          .copy_engines = 3,
+          .max_cluster = cc_major >= 11 ? 8U
+                         : hopper       ? 16U
+                                        : 1U};
+}
+
+// Sizes in MiB, clocks in kHz, the bus in bits, the bandwidth of the specification in GB/s.
+struct Memory {
+  std::uint64_t size;
+  int clock;
+  int bus;
+  int bandwidth;
+  int l2;
+};
+
+Profile card(Profile profile, const char* key, const char* name, std::vector<int> sms_per_gpc, int clock,
+             const Memory& memory) {
+  profile.key = key;
+  profile.name = std::string("NVIDIA ") + name + " (simulated)";
+  profile.sms_per_gpc = std::move(sms_per_gpc);
+  profile.clock_khz = clock;
+  profile.memory_bytes = memory.size << 20;
+  profile.memory_clock_khz = memory.clock;
+  profile.memory_bus_bits = memory.bus;
+  profile.l2_bytes = memory.l2 << 20;
+  profile.memory_bytes_per_ns = usable * memory.bandwidth;
+  profile.sm_bytes_per_ns = bytes_per_clock * clock / 1e6;
+  return profile;
+}
 
 // Counts of SMs, memory sizes and limits per SM are those of the public specifications. Where the layout is `assumed`,
 // the counts per cluster are one plausible way to switch off SMs: real cards of one model differ from each other.
 std::vector<Profile> make_profiles() {
-  std::vector<Profile> list;
-  list.push_back({.key = "h200",
-                  .name = "NVIDIA H200 (simulated)",
-                  .cc_major = 9,
-                  .cc_minor = 0,
-                  .sms_per_gpc = {8, 16, 16, 16, 16, 16, 18, 18, 2, 2, 2, 2},
-                  .layout = Known::recorded,
-                  .min_partition = 8,
-                  .alignment = 8,
-                  .memory_bytes = mebibytes(143771),
-                  .max_threads_per_sm = 2048,
-                  .max_blocks_per_sm = 32,
-                  .shared_bytes_per_sm = kibibytes(228),
-                  .clock_khz = 1980000,
-                  .memory_clock_khz = 3201000,
-                  .memory_bus_bits = 6016,  // recorded; 6144 by the specification
-                  .l2_bytes = 60 << 20,
-                  .copy_engines = 3,
-                  .memory_bytes_per_ns = usable(4800),
-                  .sm_bytes_per_ns = bytes_per_clock * 1980000 / 1e6,
-                  .max_cluster = 16});
-  list.push_back({.key = "h100",
-                  .name = "NVIDIA H100 80GB HBM3 (simulated)",
-                  .cc_major = 9,
-                  .cc_minor = 0,
-                  .sms_per_gpc = {8, 16, 16, 16, 16, 16, 18, 18, 2, 2, 2, 2},
-                  .layout = Known::recorded,
-                  .min_partition = 8,
-                  .alignment = 8,
-                  .memory_bytes = mebibytes(81559),
-                  .max_threads_per_sm = 2048,
-                  .max_blocks_per_sm = 32,
-                  .shared_bytes_per_sm = kibibytes(228),
-                  .clock_khz = 1980000,
-                  .memory_clock_khz = 2619000,
-                  .memory_bus_bits = 5120,
-                  .l2_bytes = 50 << 20,
-                  .copy_engines = 3,
-                  .memory_bytes_per_ns = usable(3350),
-                  .sm_bytes_per_ns = bytes_per_clock * 1980000 / 1e6,
-                  .max_cluster = 16});
-  list.push_back({.key = "a100",
-                  .name = "NVIDIA A100-SXM4-80GB (simulated)",
-                  .cc_major = 8,
-                  .cc_minor = 0,
-                  .sms_per_gpc = {14, 14, 16, 16, 16, 16, 16},
-                  .layout = Known::assumed,
-                  .min_partition = 4,
-                  .alignment = 2,
-                  .memory_bytes = mebibytes(81920),
-                  .max_threads_per_sm = 2048,
-                  .max_blocks_per_sm = 32,
-                  .shared_bytes_per_sm = kibibytes(164),
-                  .clock_khz = 1410000,
-                  .memory_clock_khz = 1593000,
-                  .memory_bus_bits = 5120,
-                  .l2_bytes = 40 << 20,
-                  .copy_engines = 3,
-                  .memory_bytes_per_ns = usable(2039),
-                  .sm_bytes_per_ns = bytes_per_clock * 1410000 / 1e6});
-  list.push_back({.key = "l40s",
-                  .name = "NVIDIA L40S (simulated)",
-                  .cc_major = 8,
-                  .cc_minor = 9,
-                  .sms_per_gpc = {10, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12},
-                  .layout = Known::assumed,
-                  .min_partition = 4,
-                  .alignment = 2,
-                  .memory_bytes = mebibytes(46068),
-                  .max_threads_per_sm = 1536,
-                  .max_blocks_per_sm = 24,
-                  .shared_bytes_per_sm = kibibytes(100),
-                  .clock_khz = 2520000,
-                  .memory_clock_khz = 9001000,
-                  .memory_bus_bits = 384,
-                  .l2_bytes = 96 << 20,
-                  .copy_engines = 3,
-                  .memory_bytes_per_ns = usable(864),
-                  .sm_bytes_per_ns = bytes_per_clock * 2520000 / 1e6});
-  list.push_back({.key = "rtx4090",
-                  .name = "NVIDIA GeForce RTX 4090 (simulated)",
-                  .cc_major = 8,
-                  .cc_minor = 9,
-                  .sms_per_gpc = {10, 10, 12, 12, 12, 12, 12, 12, 12, 12, 12},
-                  .layout = Known::assumed,
-                  .min_partition = 4,
-                  .alignment = 2,
-                  .memory_bytes = mebibytes(24564),
-                  .max_threads_per_sm = 1536,
-                  .max_blocks_per_sm = 24,
-                  .shared_bytes_per_sm = kibibytes(100),
-                  .clock_khz = 2520000,
-                  .memory_clock_khz = 10501000,
-                  .memory_bus_bits = 384,
-                  .l2_bytes = 72 << 20,
-                  .copy_engines = 2,
-                  .memory_bytes_per_ns = usable(1008),
-                  .sm_bytes_per_ns = bytes_per_clock * 2520000 / 1e6});
+  const Profile ampere = architecture(8, 0, 2048, 32, 164);
+  Profile hopper = architecture(9, 0, 2048, 32, 228);
+  hopper.layout = Known::recorded;
+  Profile ada = architecture(8, 9, 1536, 24, 100);
   // Two dies, modelled as two locality domains of 74 SMs.
-  list.push_back({.key = "b200",
-                  .name = "NVIDIA B200 (simulated)",
-                  .cc_major = 10,
-                  .cc_minor = 0,
-                  .sms_per_gpc = {18, 18, 18, 20, 18, 18, 18, 20},
-                  .layout = Known::assumed,
-                  .min_partition = 8,
-                  .alignment = 8,
-                  .memory_bytes = mebibytes(183359),
-                  .max_threads_per_sm = 2048,
-                  .max_blocks_per_sm = 32,
-                  .shared_bytes_per_sm = kibibytes(228),
-                  .clock_khz = 1965000,
-                  .memory_clock_khz = 3996000,
-                  .memory_bus_bits = 8192,
-                  .l2_bytes = 126 << 20,
-                  .copy_engines = 3,
-                  .memory_bytes_per_ns = usable(8000),
-                  .sm_bytes_per_ns = bytes_per_clock * 1965000 / 1e6,
-                  .max_cluster = 16,
-                  .locality_domains = 2});
+  Profile blackwell = architecture(10, 0, 2048, 32, 228);
+  blackwell.locality_domains = 2;
+  Profile consumer_blackwell = architecture(12, 0, 1536, 24, 100);
+  consumer_blackwell.copy_engines = 2;
+  // A Tegra SoC: the alignment is 2 whatever the compute capability (cuda.h).
+  Profile tegra = architecture(11, 0, 1536, 24, 228);
+  tegra.min_partition = tegra.alignment = 2;
+  tegra.copy_engines = 2;
+  tegra.integrated = true;
+  std::vector<Profile> list;
+  const std::vector<int> of_hopper{8, 16, 16, 16, 16, 16, 18, 18, 2, 2, 2, 2};
+  // The bus is recorded; 6144 by the specification.
+  list.push_back(card(hopper, "h200", "H200", of_hopper, 1980000, {143771, 3201000, 6016, 4800, 60}));
+  list.push_back(card(hopper, "h100", "H100 80GB HBM3", of_hopper, 1980000, {81559, 2619000, 5120, 3350, 50}));
+  list.push_back(
+      card(ampere, "a100", "A100-SXM4-80GB", {14, 14, 16, 16, 16, 16, 16}, 1410000, {81920, 1593000, 5120, 2039, 40}));
+  list.push_back(card(ada, "l40s", "L40S", {10, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12, 12}, 2520000,
+                      {46068, 9001000, 384, 864, 96}));
+  ada.copy_engines = 2;
+  list.push_back(card(ada, "rtx4090", "GeForce RTX 4090", {10, 10, 12, 12, 12, 12, 12, 12, 12, 12, 12}, 2520000,
+                      {24564, 10501000, 384, 1008, 72}));
+  list.push_back(
+      card(blackwell, "b200", "B200", {18, 18, 18, 20, 18, 18, 18, 20}, 1965000, {183359, 3996000, 8192, 8000, 126}));
   // GPCs whose size is not a multiple of the alignment: few aligned counts fit, as reported for such cards
   // (docs/drivers.md).
-  list.push_back({.key = "rtx5080",
-                  .name = "NVIDIA GeForce RTX 5080 (simulated)",
-                  .cc_major = 12,
-                  .cc_minor = 0,
-                  .sms_per_gpc = {12, 12, 12, 12, 12, 12, 12},
-                  .layout = Known::assumed,
-                  .min_partition = 8,
-                  .alignment = 8,
-                  .memory_bytes = mebibytes(16303),
-                  .max_threads_per_sm = 1536,
-                  .max_blocks_per_sm = 24,
-                  .shared_bytes_per_sm = kibibytes(100),
-                  .clock_khz = 2617000,
-                  .memory_clock_khz = 15001000,
-                  .memory_bus_bits = 256,
-                  .l2_bytes = 64 << 20,
-                  .copy_engines = 2,
-                  .memory_bytes_per_ns = usable(960),
-                  .sm_bytes_per_ns = bytes_per_clock * 2617000 / 1e6,
-                  .max_cluster = 8});
-  // A Tegra SoC: the alignment is 2 whatever the compute capability (cuda.h).
-  list.push_back({.key = "thor",
-                  .name = "NVIDIA Thor (simulated)",
-                  .cc_major = 11,
-                  .cc_minor = 0,
-                  .sms_per_gpc = {6, 6, 8},
-                  .layout = Known::assumed,
-                  .min_partition = 2,
-                  .alignment = 2,
-                  .memory_bytes = mebibytes(125772),
-                  .max_threads_per_sm = 1536,
-                  .max_blocks_per_sm = 24,
-                  .shared_bytes_per_sm = kibibytes(228),
-                  .clock_khz = 1575000,
-                  .memory_clock_khz = 4266000,
-                  .memory_bus_bits = 256,
-                  .l2_bytes = 32 << 20,
-                  .copy_engines = 2,
-                  .memory_bytes_per_ns = usable(273),
-                  .sm_bytes_per_ns = bytes_per_clock * 1575000 / 1e6,
-                  .max_cluster = 8,
-                  .integrated = true});
+  list.push_back(card(consumer_blackwell, "rtx5080", "GeForce RTX 5080", {12, 12, 12, 12, 12, 12, 12}, 2617000,
+                      {16303, 15001000, 256, 960, 64}));
+  list.push_back(card(tegra, "thor", "Thor", {6, 6, 8}, 1575000, {125772, 4266000, 256, 273, 32}));
   return list;
 }
 
@@ -189,12 +101,8 @@ const std::vector<Profile>& profiles() {
 }
 
 const Profile* find_profile(std::string_view key) {
-  for (const Profile& profile : profiles()) {
-    if (profile.key == key) {
-      return &profile;
-    }
-  }
-  return nullptr;
+  const auto found = std::ranges::find(profiles(), key, &Profile::key);
+  return found == profiles().end() ? nullptr : &*found;
 }
 
 }  // namespace gctx::sim

@@ -35,62 +35,34 @@ unsigned allowed_flags(int driver_version) {
   return flags;
 }
 
-// Words and flags that this driver does not know, or that contradict each other. The code is assumed; the rules are
-// documented ("must be zero-initialized", "only valid when").
-CUresult check_words(const Params& params, int driver_version) {
+// Words and flags that this driver knows, and that do not contradict each other. The code for others is assumed; the
+// rules are documented ("must be zero-initialized", "only valid when").
+bool words_are_known(const Params& params, int driver_version) {
   const bool local = (params.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID) != 0;
   const bool supplemental = (params.flags & CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_SUPPLEMENTAL_SMS) != 0;
-  if ((params.flags & ~allowed_flags(driver_version)) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (supplemental && !local) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (!local && params.localityDomainId != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  for (const unsigned word : params.reserved) {
-    if (word != 0) {
-      return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  return CUDA_SUCCESS;
+  return (params.flags & ~allowed_flags(driver_version)) == 0 && (local || !supplemental) &&
+         (local || params.localityDomainId == 0) &&
+         std::ranges::all_of(params.reserved, [](unsigned word) { return word == 0; });
 }
 
-// Counts that no layout could serve. Documented, all but the code (assumed after the split by count, which answers
-// 915).
+// Counts that a layout could serve. Documented, all but the code (assumed after the split by count, which answers 915).
 bool counts_are_legal(const Params& params, const Profile& profile, unsigned input_count) {
   const unsigned largest = profile.cc_major >= 9 && !profile.integrated ? 32 : 2;
   const unsigned coscheduled = params.coscheduledSmCount != 0 ? params.coscheduledSmCount : profile.alignment;
   const bool backfill = (params.flags & CU_DEV_SM_RESOURCE_GROUP_BACKFILL) != 0;
-  if (params.coscheduledSmCount % 2 != 0 || params.coscheduledSmCount > largest) {
-    return false;
-  }
-  if (params.preferredCoscheduledSmCount % coscheduled != 0) {
-    return false;
-  }
-  if (params.smCount == 0) {
-    return true;
-  }
-  if (params.smCount < 2 || params.smCount % 2 != 0 || params.smCount > input_count) {
-    return false;
-  }
-  if (params.smCount < params.coscheduledSmCount) {
-    return false;
-  }
-  return backfill || params.coscheduledSmCount == 0 || params.smCount % params.coscheduledSmCount == 0;
+  const bool sets_are_legal = params.coscheduledSmCount % 2 == 0 && params.coscheduledSmCount <= largest &&
+                              params.preferredCoscheduledSmCount % coscheduled == 0;
+  const bool in_sets = backfill || params.coscheduledSmCount == 0 || params.smCount % params.coscheduledSmCount == 0;
+  const bool count_is_legal = params.smCount >= 2 && params.smCount % 2 == 0 && params.smCount <= input_count &&
+                              params.smCount >= params.coscheduledSmCount && in_sets;
+  return sets_are_legal && (params.smCount == 0 || count_is_legal);
 }
 
 // Up to 13.3 a co-scheduling of 0 means the alignment, which the count must then obey (documented in those headers).
 bool default_is_obeyed(const Params& params, const Profile& profile) {
   const bool backfill = (params.flags & CU_DEV_SM_RESOURCE_GROUP_BACKFILL) != 0;
-  if (params.coscheduledSmCount != 0) {
-    return true;
-  }
-  if (backfill) {
-    return params.smCount == 0 || params.smCount >= profile.alignment;
-  }
-  return params.smCount % profile.alignment == 0;
+  return params.coscheduledSmCount != 0 || params.smCount % profile.alignment == 0 ||
+         (backfill && params.smCount >= profile.alignment);
 }
 
 }  // namespace
@@ -143,17 +115,12 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
   const bool free_default = driver_version >= version_of_free_default;
   const auto input_count = static_cast<unsigned>(input.count());
   for (const Params& entry : params) {
-    if (const CUresult result = check_words(entry, driver_version); result != CUDA_SUCCESS) {
-      return refuse(result);
+    if (!words_are_known(entry, driver_version)) {
+      return refuse(CUDA_ERROR_INVALID_VALUE);
     }
-    if (!counts_are_legal(entry, profile_, input_count)) {
-      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    }
-    if (!free_default && !default_is_obeyed(entry, profile_)) {
-      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    }
-    // Reported of an H100 with 13.3 (docs/drivers.md).
-    if (dry && !free_default && entry.smCount != 0) {
+    // That a dry run names no count is reported of an H100 with 13.3 (docs/drivers.md).
+    const bool fits = free_default || (default_is_obeyed(entry, profile_) && (!dry || entry.smCount == 0));
+    if (!counts_are_legal(entry, profile_, input_count) || !fits) {
       return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     }
   }
@@ -203,10 +170,7 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
     }
 
     const auto size = static_cast<unsigned>(group.count());
-    if (want.count != 0 && size != want.count) {
-      return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
-    }
-    if (size == 0 && !dry) {
+    if ((want.count != 0 && size != want.count) || (size == 0 && !dry)) {
       return refuse(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     }
     left &= ~group;

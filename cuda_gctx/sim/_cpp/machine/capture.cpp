@@ -11,8 +11,8 @@ void release(Stream& stream) {
 
 }  // namespace
 
-Capture::Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread)
-    : id_(next_id()), graph_(&graph), into_(into), origin_(&origin), mode_(mode), thread_(thread) {
+Capture::Capture(Graph& graph, Into where, Stream& origin, CUstreamCaptureMode of_mode, std::uint64_t of_thread)
+    : into(where), mode(of_mode), thread(of_thread), graph_(&graph), origin_(&origin) {
   graph.capture = this;
 }
 

@@ -20,12 +20,12 @@ class Capture {
 
   Capture(Graph& graph, Into into, Stream& origin, CUstreamCaptureMode mode, std::uint64_t thread);
 
+  const std::uint64_t id = next_id();
+  const Into into;
+  const CUstreamCaptureMode mode;
+  const std::uint64_t thread;
   State state() const noexcept { return state_; }
   bool is_active() const noexcept { return state_ == State::active; }
-  std::uint64_t id() const noexcept { return id_; }
-  CUstreamCaptureMode mode() const noexcept { return mode_; }
-  std::uint64_t thread() const noexcept { return thread_; }
-  Into into() const noexcept { return into_; }
   // Until it is over.
   Graph& graph() const noexcept { return *graph_; }
   Stream& origin() const noexcept { return *origin_; }
@@ -39,13 +39,9 @@ class Capture {
   Graph& end();
 
  private:
-  std::uint64_t id_;
   State state_ = State::active;
   Graph* graph_;
-  Into into_;
   Stream* origin_;
-  CUstreamCaptureMode mode_;
-  std::uint64_t thread_;
   std::set<Stream*> streams_;
 };
 

@@ -23,6 +23,14 @@ bool is_ready(const Work& work, std::uint64_t time) {
          std::all_of(work.after.begin(), work.after.end(), [](const WorkPtr& before) { return before->done; });
 }
 
+// Those of a list that are meant, which are in it no more.
+template <class Is>
+std::vector<WorkPtr> taken_out(std::vector<WorkPtr>& list, Is&& is_meant) {
+  std::vector<WorkPtr> found;
+  std::erase_if(list, [&](const WorkPtr& work) { return is_meant(*work) && (found.push_back(work), true); });
+  return found;
+}
+
 // How many blocks (of a cluster: clusters) follow each other in one place without being looked at in between. The more
 // are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
 // dealt block by block.
@@ -244,30 +252,14 @@ bool Clock::start_heads() {
 
 bool Clock::start_ready() {
   bool any = start_heads();
-  std::vector<WorkPtr> reached;
-  std::erase_if(waits_, [&](const WorkPtr& work) {
-    const bool holds = work->until();
-    if (holds) {
-      reached.push_back(work);
-    }
-    return holds;
-  });
-  for (const WorkPtr& work : reached) {
+  for (const WorkPtr& work : taken_out(waits_, [](const Work& waiting) { return waiting.until(); })) {
     complete(work);
+    any = true;
   }
-  any = any || !reached.empty();
-  std::vector<WorkPtr> ready;
-  std::erase_if(unbound_, [&](const WorkPtr& work) {
-    if (!is_ready(*work, time_)) {
-      return false;
-    }
-    ready.push_back(work);
-    return true;
-  });
-  for (const WorkPtr& work : ready) {
+  for (const WorkPtr& work : taken_out(unbound_, [&](const Work& waiting) { return is_ready(waiting, time_); })) {
     begin(work);
+    any = true;
   }
-  any = any || !ready.empty();
   for (DeviceLoad& device : devices_) {
     any = start_copies(device) || any;
   }
@@ -541,30 +533,24 @@ bool Clock::finish(Lock& lock, WorkPtr target) {
   return true;
 }
 
-void Clock::reach_host_function(Lock& lock) {
-  if (advancing_ || outstanding_.empty()) {
-    return;
+template <class Reached>
+void Clock::pass_until(Lock& lock, Reached&& reached) {
+  if (!advancing_ && !outstanding_.empty() && !HostThreads::is_inside_function()) {
+    advance(lock, never, reached);
+    now_ = std::max(now_, time_);
   }
-  const std::uint64_t made = host_calls_made_;
-  advance(lock, never, [&] { return host_calls_made_ != made; });
-  now_ = std::max(now_, time_);
+}
+
+void Clock::reach_host_function(Lock& lock) {
+  pass_until(lock, [&, made = host_calls_made_] { return host_calls_made_ != made; });
 }
 
 void Clock::reach_effects(Lock& lock) {
-  if (advancing_) {
-    return;
-  }
-  const std::uint64_t made = host_calls_made_;
-  advance(lock, never, [&] { return to_show_ == 0 || host_calls_made_ != made; });
-  now_ = std::max(now_, time_);
+  pass_until(lock, [&, made = host_calls_made_] { return to_show_ == 0 || host_calls_made_ != made; });
 }
 
 void Clock::relieve(Lock& lock) {
-  if (advancing_ || HostThreads::is_inside_function()) {
-    return;
-  }
-  advance(lock, never, [&] { return !is_full(); });
-  now_ = std::max(now_, time_);
+  pass_until(lock, [&] { return !is_full(); });
 }
 
 }  // namespace gctx::sim

@@ -111,6 +111,8 @@ class Clock {
 
   template <class Reached>
   void advance(Lock& lock, std::uint64_t limit, Reached&& reached);
+  template <class Reached>
+  void pass_until(Lock& lock, Reached&& reached);
   void expect_effect(Work& work);
   bool start_ready();
   bool start_heads();

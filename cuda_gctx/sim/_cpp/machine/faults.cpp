@@ -15,23 +15,13 @@ std::optional<CUresult> Faults::next(Fn function) {
     if (!matches(rule.function, function)) {
       continue;
     }
-    bool fires = false;
-    switch (rule.when) {
-      case FaultRule::When::nth:
-        fires = rule.remaining > 0 && --rule.remaining == 0;
-        break;
-      case FaultRule::When::every:
-        fires = true;
-        break;
-      case FaultRule::When::by_chance:
-        fires = std::generate_canonical<double, 53>(rule.random) < rule.probability;
-        break;
-    }
-    if (fires) {
-      ++rule.fired;
-      if (!code) {
-        code = rule.code;
-      }
+    const bool fires = rule.when == FaultRule::When::nth ? rule.remaining > 0 && --rule.remaining == 0
+                       : rule.when == FaultRule::When::by_chance
+                           ? std::generate_canonical<double, 53>(rule.random) < rule.probability
+                           : true;
+    rule.fired += fires ? 1 : 0;
+    if (fires && !code) {
+      code = rule.code;
     }
   }
   return code;
@@ -39,24 +29,13 @@ std::optional<CUresult> Faults::next(Fn function) {
 
 std::string faults_json(const Faults& faults) {
   JsonWriter json;
-  json.begin_object();
-  json.key("simulated").value(true);
-  json.key("context_limit").value(std::uint64_t{faults.context_limit});
-  json.key("rules").begin_array();
-  for (const FaultRule& rule : faults.rules) {
-    json.begin_object();
-    json.key("function").value(rule.function);
-    json.key("code").value(static_cast<std::uint64_t>(rule.code));
-    json.key("when").value(rule.when == FaultRule::When::nth     ? "nth"
-                           : rule.when == FaultRule::When::every ? "every"
-                                                                 : "by chance");
-    json.key("remaining").value(rule.remaining);
-    json.key("fired").value(rule.fired);
-    json.end_object();
-  }
-  json.end_array();
-  json.end_object();
-  return json.text();
+  json.begin_object().members("simulated", true, "context_limit", faults.context_limit);
+  json.key("rules").array(faults.rules, [&](const FaultRule& rule) {
+    constexpr const char* when[] = {"nth", "every", "by chance"};
+    json.object("function", rule.function, "code", static_cast<int>(rule.code), "when",
+                when[static_cast<std::size_t>(rule.when)], "remaining", rule.remaining, "fired", rule.fired);
+  });
+  return json.end_object().text();
 }
 
 }  // namespace gctx::sim

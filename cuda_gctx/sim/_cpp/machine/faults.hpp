@@ -14,13 +14,13 @@
 namespace gctx::sim {
 
 struct FaultRule {
-  std::string function;
+  std::string function{};
   CUresult code = CUDA_SUCCESS;
   enum class When { nth, every, by_chance } when = When::every;
   std::uint64_t remaining = 0;  // calls until the n-th
   double probability = 0;
   std::uint64_t fired = 0;
-  std::mt19937_64 random;
+  std::mt19937_64 random{};
 };
 
 struct Faults {

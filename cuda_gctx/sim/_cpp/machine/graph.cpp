@@ -11,9 +11,8 @@ bool any_graph(const Graph& graph, Test&& test) {
   if (test(graph)) {
     return true;
   }
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNode* node) {
-    return std::any_of(node->bodies.begin(), node->bodies.end(),
-                       [&](const Graph* body) { return any_graph(*body, test); });
+  return std::ranges::any_of(graph.nodes, [&](const GraphNode* node) {
+    return std::ranges::any_of(node->bodies, [&](const Graph* body) { return any_graph(*body, test); });
   });
 }
 
@@ -39,6 +38,14 @@ std::size_t count_nodes(const Graph& graph) {
 
 bool has_conditions(const Graph& graph) {
   return any_graph(graph, [](const Graph& one) { return !one.conditions.empty(); });
+}
+
+void extend(std::vector<Edge>& edges, const std::vector<Edge>& more) {
+  for (const Edge& edge : more) {
+    if (std::ranges::find(edges, edge) == edges.end()) {
+      edges.push_back(edge);
+    }
+  }
 }
 
 void keep(KeptObjects& kept, UserObject& object, unsigned count) {

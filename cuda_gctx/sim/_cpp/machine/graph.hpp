@@ -8,7 +8,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "abi/abi.hpp"
@@ -21,6 +20,10 @@ class Capture;
 struct Graph;
 struct GraphNode;
 struct KernelCode;
+
+inline std::uint64_t product(const std::array<unsigned, 3>& sizes) {
+  return std::uint64_t{sizes[0]} * sizes[1] * sizes[2];
+}
 
 struct LaunchPlan {
   std::shared_ptr<KernelCode> code;
@@ -56,25 +59,6 @@ struct Condition : Object {
   bool used = false;  // by a node
 };
 
-// The parameters of a node, as the calls that ask for them return them. A kernel's are its LaunchPlan.
-struct EventNode {
-  CUevent event = nullptr;
-};
-struct AllocNode {
-  CUDA_MEM_ALLOC_NODE_PARAMS_v2 parameters{};
-  std::vector<CUmemAccessDesc> access;
-};
-struct FreeNode {
-  CUdeviceptr address = 0;
-};
-struct ConditionalNode {
-  CUgraphConditionalHandle condition = 0;
-  CUgraphConditionalNodeType type = CU_GRAPH_COND_TYPE_IF;
-  std::vector<CUgraph> bodies;  // as the call that made it returned them
-};
-using NodeParameters = std::variant<std::monostate, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS, CUDA_HOST_NODE_PARAMS_v2,
-                                    EventNode, AllocNode, FreeNode, ConditionalNode>;
-
 struct Edge {
   GraphNode* from = nullptr;
   CUgraphEdgeData data{};
@@ -85,29 +69,29 @@ struct Edge {
   }
 };
 
-// One step: what it does, and the context that it does it in. Also what streams are given, whether or not they capture.
-struct GraphNode : Object {
+// Those that are not there yet.
+void extend(std::vector<Edge>& edges, const std::vector<Edge>& more);
+
+// What a node does, and the context that it does it in.
+struct Step : Task {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   std::uint64_t context_handle = 0;
   std::uint64_t context_id = 0;  // 0: wherever it is launched
   LaunchPlan launch;
-  std::vector<void*> argument_pointers;  // for the calls that ask for the parameters of kernels
-  NodeParameters parameters;
-  Effect effect;
-  std::function<void()> marks;
-  std::function<bool()> until;
-  bool shows = false;  // in memory that the host reads
-  std::function<void()> host;
-  std::uint64_t duration = 0;
-  Engine engine = Engine::none;
-  double bytes = 0;
+  CUgraphNodeParams parameters{};       // as the calls that ask for them return them; a kernel's are its LaunchPlan
+  std::vector<CUmemAccessDesc> access;  // of what it allocates
+};
 
+// One step of a graph. Also what streams are given, whether or not they capture.
+struct GraphNode : Object, Step {
+  std::vector<void*> argument_pointers;  // for the calls that ask for the parameters of kernels
   Graph* graph = nullptr;
   unsigned number = 0;            // in its graph, in the order of their making
   std::uint64_t copied_from = 0;  // the id of a node
   std::uint64_t capture = 0;      // that made it, and that must not leave it unjoined
   std::vector<Edge> after;
-  std::vector<Graph*> bodies;  // of a child graph, or of a condition
+  std::vector<Graph*> bodies;         // of a child graph, or of a condition
+  std::vector<CUgraph> body_handles;  // of a condition, as the call that made it returned them
 };
 
 struct Graph : Object {
@@ -130,6 +114,17 @@ struct ExecNode {
   std::vector<std::vector<ExecNode>> bodies;
 };
 using ExecNodes = std::vector<ExecNode>;
+
+// Those of bodies too.
+template <class Nodes, class Visit>
+void each_node(Nodes& nodes, Visit&& visit) {
+  for (auto& one : nodes) {
+    visit(one);
+    for (auto& body : one.bodies) {
+      each_node(body, visit);
+    }
+  }
+}
 
 struct GraphExec : Object {
   ExecNodes nodes;

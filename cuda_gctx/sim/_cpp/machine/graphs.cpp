@@ -8,11 +8,8 @@ namespace {
 
 // Memory that a graph allocates is there, at one address, as long as the graph or an executable copy of it is.
 void count_memory(Machine& machine, const GraphNode& node, int change) {
-  const auto* parameters = std::get_if<AllocNode>(&node.parameters);
-  if (parameters == nullptr) {
-    return;
-  }
-  const auto found = machine.allocations.find(parameters->parameters.dptr);
+  const bool allocates = node.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+  const auto found = machine.allocations.find(allocates ? node.parameters.alloc.dptr : 0);
   if (found == machine.allocations.end()) {
     return;
   }
@@ -24,12 +21,7 @@ void count_memory(Machine& machine, const GraphNode& node, int change) {
 }
 
 void count_memory(Machine& machine, const ExecNodes& nodes, int change) {
-  for (const ExecNode& one : nodes) {
-    count_memory(machine, one.node, change);
-    for (const ExecNodes& body : one.bodies) {
-      count_memory(machine, body, change);
-    }
-  }
+  each_node(nodes, [&](const ExecNode& one) { count_memory(machine, one.node, change); });
 }
 
 }  // namespace
@@ -59,12 +51,7 @@ GraphNode& add_node(Machine& machine, Graph& graph, GraphNode node) {
   return kept;
 }
 
-void remove_node(Machine& machine, GraphNode& node) {
-  Graph& graph = *node.graph;
-  std::erase(graph.nodes, &node);
-  for (GraphNode* other : graph.nodes) {
-    std::erase_if(other->after, [&](const Edge& edge) { return edge.from == &node; });
-  }
+static void drop(Machine& machine, const GraphNode& node) {
   for (Graph* body : node.bodies) {
     drop(machine, *body);
   }
@@ -72,17 +59,22 @@ void remove_node(Machine& machine, GraphNode& node) {
   machine.graph_nodes.remove(node);
 }
 
+void remove_node(Machine& machine, GraphNode& node) {
+  Graph& graph = *node.graph;
+  std::erase(graph.nodes, &node);
+  for (GraphNode* other : graph.nodes) {
+    std::erase_if(other->after, [&](const Edge& edge) { return edge.from == &node; });
+  }
+  drop(machine, node);
+}
+
 void drop(Machine& machine, Graph& graph) {
   // A graph may go together with the one that it is inside of, while something is captured into it.
   if (graph.capture != nullptr) {
     end_capture(machine, *graph.capture, false);
   }
-  for (GraphNode* node : std::exchange(graph.nodes, {})) {
-    for (Graph* body : node->bodies) {
-      drop(machine, *body);
-    }
-    count_memory(machine, *node, -1);
-    machine.graph_nodes.remove(*node);
+  for (const GraphNode* node : std::exchange(graph.nodes, {})) {
+    drop(machine, *node);
   }
   for (const Condition* condition : graph.conditions) {
     machine.conditions.remove(*condition);
@@ -154,11 +146,10 @@ bool freeze(Machine& machine, const Graph& graph, ExecNodes& out) {
       for (const Edge& edge : node->after) {
         one.after.push_back(places[edge.from]);
       }
-      if (const auto* conditional = std::get_if<ConditionalNode>(&node->parameters)) {
-        if (const Condition* condition = machine.conditions.find(conditional->condition)) {
-          one.initial = condition->initial;
-          one.assigned_at_launch = condition->assigned_at_launch;
-        }
+      const bool conditional = node->type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+      if (const Condition* condition = machine.conditions.find(conditional ? node->parameters.conditional.handle : 0)) {
+        one.initial = condition->initial;
+        one.assigned_at_launch = condition->assigned_at_launch;
       }
       return true;
     });
@@ -181,12 +172,10 @@ bool freeze(Machine& machine, const Graph& graph, ExecNodes& out) {
 void hold_memory(Machine& machine, const GraphExec& exec) { count_memory(machine, exec.nodes, 1); }
 
 Graph* end_capture(Machine& machine, Capture& capture, bool keep_graph) {
-  const bool is_own = capture.into() == Capture::Into::own_graph;
+  const bool is_own = capture.into == Capture::Into::own_graph;
   Graph& graph = capture.end();
   if (keep_graph) {
-    if (is_own) {
-      graph.hidden = false;
-    }
+    graph.hidden = graph.hidden && !is_own;
     return &graph;
   }
   // A graph of the program keeps what was captured into it.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <set>
@@ -10,28 +11,6 @@
 #include <vector>
 
 namespace gctx::sim {
-
-enum class Kind : std::uint8_t {
-  context = 1,
-  stream,
-  event,
-  descriptor,
-  module,
-  function,
-  library,
-  kernel,
-  graph,
-  graph_node,
-  graph_exec,
-  pool,
-  condition,
-  user_object,
-  array,
-  mipmapped_array,
-  texture,
-  surface,
-  memory_handle
-};
 
 // Unique in the process, never used again.
 inline std::uint64_t next_id() {
@@ -52,8 +31,8 @@ struct Object {
 template <class T>
 class HandleTable {
  public:
-  HandleTable(Kind kind, unsigned epoch)
-      : base_((std::uint64_t{1} << 46) | (static_cast<std::uint64_t>(kind) << 41) |
+  HandleTable(unsigned table, unsigned epoch)
+      : base_((std::uint64_t{1} << 46) | (std::uint64_t{table} << 41) |
               (static_cast<std::uint64_t>(epoch & 0x3fff) << 27)) {}
 
   T& add(std::unique_ptr<T> object) {
@@ -121,12 +100,7 @@ class HandleTable {
  private:
   template <class Handle>
   std::size_t slot_of(Handle handle) const noexcept {
-    std::uint64_t value = 0;
-    if constexpr (std::is_pointer_v<Handle>) {
-      value = reinterpret_cast<std::uint64_t>(handle);
-    } else {
-      value = handle;
-    }
+    const auto value = std::bit_cast<std::uint64_t>(handle);
     constexpr std::uint64_t slot_mask = ((std::uint64_t{1} << 21) - 1) << 6;
     if ((value & ~slot_mask) != base_) {
       return static_cast<std::size_t>(-1);
@@ -143,7 +117,11 @@ class HandleTable {
 
 template <class Handle>
 Handle as_handle(const Object& object) {
-  return reinterpret_cast<Handle>(object.handle);
+  if constexpr (std::is_pointer_v<Handle>) {
+    return reinterpret_cast<Handle>(object.handle);
+  } else {
+    return static_cast<Handle>(object.handle);
+  }
 }
 
 }  // namespace gctx::sim

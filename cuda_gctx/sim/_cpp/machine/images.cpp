@@ -17,37 +17,26 @@ namespace {
 constexpr std::uint32_t fatbin_magic = 0xba55ed50;
 constexpr std::uint32_t fatbin_wrapper_magic = 0x466243b1;
 
-bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%'; }
-
 std::size_t type_size(std::string_view type) {
   const auto digits = type.find_first_of("0123456789");
   if (type == ".pred" || digits == std::string_view::npos) {
     return 0;
   }
-  std::size_t bits = 0;
-  for (const char c : type.substr(digits)) {
-    if (c < '0' || c > '9') {
-      break;
-    }
-    bits = bits * 10 + static_cast<std::size_t>(c - '0');
-  }
-  return bits / 8;
+  return static_cast<std::size_t>(std::strtoull(std::string(type.substr(digits)).c_str(), nullptr, 10)) / 8;
+}
+
+constexpr std::string_view blanks = " \t\n\v\f\r";
+
+// What is left of a text behind the blanks that it begins with.
+std::string_view without_blanks(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(blanks), text.size()));
 }
 
 std::vector<std::string_view> words_of(std::string_view text) {
   std::vector<std::string_view> words;
-  std::size_t i = 0;
-  while (i < text.size()) {
-    while (i < text.size() && std::isspace(static_cast<unsigned char>(text[i])) != 0) {
-      ++i;
-    }
-    const std::size_t start = i;
-    while (i < text.size() && std::isspace(static_cast<unsigned char>(text[i])) == 0) {
-      ++i;
-    }
-    if (i > start) {
-      words.push_back(text.substr(start, i - start));
-    }
+  for (text = without_blanks(text); !text.empty(); text = without_blanks(text)) {
+    words.push_back(text.substr(0, text.find_first_of(blanks)));
+    text.remove_prefix(words.back().size());
   }
   return words;
 }
@@ -101,7 +90,6 @@ void add_parameters(std::string_view list, KernelCode& code) {
     }
     list = comma == std::string_view::npos ? std::string_view{} : list.substr(comma + 1);
   }
-  code.arguments_known = true;
 }
 
 std::string without_comments(std::string_view text) {
@@ -125,11 +113,10 @@ void each_declaration(std::string_view text, std::string_view space, Visit&& vis
   for (std::size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at + space.size())) {
     const std::size_t end = at + space.size();
     // Not a part of an instruction, as in "ld.shared.u32".
-    const bool begins = at == 0 || std::isspace(static_cast<unsigned char>(text[at - 1])) != 0;
-    if (!begins || end >= text.size() || std::isspace(static_cast<unsigned char>(text[end])) == 0) {
-      continue;
+    const bool begins = at == 0 || blanks.find(text[at - 1]) != std::string_view::npos;
+    if (begins && end < text.size() && blanks.find(text[end]) != std::string_view::npos) {
+      visit(at, text.substr(end, text.find(';', end) - end));
     }
-    visit(at, text.substr(end, text.find(';', end) - end));
   }
 }
 
@@ -256,22 +243,16 @@ int newest_ptx(int driver_version) {
 }
 
 bool is_opcode(std::string_view word) {
-  static constexpr std::string_view all =
-      " abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx call "
-      "clz "
-      "clusterlaunchcontrol cnot copysign cos cp createpolicy cvt cvta discard div dp2a dp4a elect ex2 exit fence fma "
-      "fns "
-      "getctarank griddepcontrol isspacep istypep ld ldmatrix ldu lg2 lop3 mad mad24 madc mapa match max mbarrier "
-      "membar "
-      "min mma mov movmatrix mul mul24 multimem nanosleep neg not or pmevent popc prefetch prefetchu prmt rcp red "
-      "redux "
-      "rem ret rsqrt sad selp set setmaxnreg setp shf shfl shl shr sin slct sqrt st stackrestore stacksave stmatrix "
-      "sub "
-      "subc suld suq sured sust szext tanh tcgen05 tensormap testp tex tld4 trap txq vabsdiff vabsdiff2 vabsdiff4 vadd "
-      "vadd2 vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 "
-      "vsub4 "
-      "wgmma wmma xor ";
-  return all.find(" " + std::string(word) + " ") != std::string_view::npos;
+  static const std::vector<std::string_view> all = words_of(
+      "abs activemask add addc alloca and applypriority atom bar barrier bfe bfi bfind bmsk bra brev brkpt brx "
+      "call clz clusterlaunchcontrol cnot copysign cos cp createpolicy cvt cvta discard div dp2a dp4a elect "
+      "ex2 exit fence fma fns getctarank griddepcontrol isspacep istypep ld ldmatrix ldu lg2 lop3 mad mad24 "
+      "madc mapa match max mbarrier membar min mma mov movmatrix mul mul24 multimem nanosleep neg not or "
+      "pmevent popc prefetch prefetchu prmt rcp red redux rem ret rsqrt sad selp set setmaxnreg setp shf shfl "
+      "shl shr sin slct sqrt st stackrestore stacksave stmatrix sub subc suld suq sured sust szext tanh "
+      "tcgen05 tensormap testp tex tld4 trap txq vabsdiff vabsdiff2 vabsdiff4 vadd vadd2 vadd4 vavrg2 vavrg4 "
+      "vmad vmax vmax2 vmax4 vmin vmin2 vmin4 vote vset vset2 vset4 vshl vshr vsub vsub2 vsub4 wgmma wmma xor ");
+  return std::ranges::find(all, word) != all.end();
 }
 
 // Whether the statements in the bodies of a program, whose strings and comments are gone, begin with an instruction or
@@ -285,13 +266,11 @@ bool has_known_statements(std::string_view text) {
     if (c != '{' && c != '}' && c != ';' && !is_label) {
       continue;
     }
-    std::string_view statement = text.substr(begin, i - begin);
-    statement.remove_prefix(std::min(statement.find_first_not_of(" \t\r\n"), statement.size()));
+    std::string_view statement = without_blanks(text.substr(begin, i - begin));
     if (statement.starts_with('@')) {
-      statement.remove_prefix(std::min(statement.find_first_of(" \t"), statement.size()));
-      statement.remove_prefix(std::min(statement.find_first_not_of(" \t"), statement.size()));
+      statement = without_blanks(statement.substr(std::min(statement.find_first_of(blanks), statement.size())));
     }
-    const std::string_view word = statement.substr(0, statement.find_first_of(". \t\r\n"));
+    const std::string_view word = statement.substr(0, std::min(statement.find('.'), statement.find_first_of(blanks)));
     if (depth > 0 && c == ';' && !word.empty() && !is_opcode(word)) {
       return false;
     }
@@ -324,24 +303,11 @@ int number_behind(std::string_view text, std::string_view word) {
 
 // The version of PTX that brought a target, times 10, as NVIDIA lists them.
 int first_ptx(int target, bool is_specific) {
-  constexpr std::array<std::pair<int, int>, 15> brought{{{70, 60},
-                                                         {72, 61},
-                                                         {75, 63},
-                                                         {80, 70},
-                                                         {86, 71},
-                                                         {87, 74},
-                                                         {88, 90},
-                                                         {89, 78},
-                                                         {90, 78},
-                                                         {100, 86},
-                                                         {101, 86},
-                                                         {103, 88},
-                                                         {110, 90},
-                                                         {120, 87},
-                                                         {121, 88}}};
-  const auto* found =
-      std::find_if(brought.begin(), brought.end(), [&](const auto& one) { return one.first == target; });
-  return found == brought.end() ? 0 : std::max(found->second, target == 90 && is_specific ? 80 : 0);
+  constexpr std::pair<int, int> brought[] = {{70, 60},  {72, 61},  {75, 63},  {80, 70},  {86, 71},
+                                             {87, 74},  {88, 90},  {89, 78},  {90, 78},  {100, 86},
+                                             {101, 86}, {103, 88}, {110, 90}, {120, 87}, {121, 88}};
+  const auto* found = std::ranges::find(brought, target, &std::pair<int, int>::first);
+  return found == std::end(brought) ? 0 : std::max(found->second, target == 90 && is_specific ? 80 : 0);
 }
 
 CUresult check_ptx(std::string_view text, const Compiler& compiler) {
@@ -362,29 +328,22 @@ Image read_ptx(const std::string& text) {
   constexpr std::string_view directive = ".entry";
   for (std::size_t at = text.find(directive); at != std::string::npos; at = text.find(directive, at)) {
     at += directive.size();
-    std::size_t start = at;
-    while (start < text.size() && std::isspace(static_cast<unsigned char>(text[start])) != 0) {
-      ++start;
-    }
-    std::size_t end = start;
-    while (end < text.size() && is_word(text[end])) {
-      ++end;
-    }
-    if (end == start) {
+    std::string_view rest = without_blanks(std::string_view(text).substr(at));
+    const auto is_of_name = [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%';
+    };
+    const auto length = static_cast<std::size_t>(std::ranges::find_if_not(rest, is_of_name) - rest.begin());
+    if (length == 0) {
       continue;
     }
     auto code = std::make_shared<KernelCode>();
-    code->name = text.substr(start, end - start);
-    while (end < text.size() && std::isspace(static_cast<unsigned char>(text[end])) != 0) {
-      ++end;
+    code->name = rest.substr(0, length);
+    rest = without_blanks(rest.substr(length));
+    code->arguments_known = true;
+    if (rest.starts_with('(')) {
+      add_parameters(rest.substr(1, std::min(rest.find(')'), rest.size()) - 1), *code);
     }
-    if (end < text.size() && text[end] == '(') {
-      const std::size_t close = std::min(text.find(')', end), text.size());
-      add_parameters(std::string_view(text).substr(end + 1, close - end - 1), *code);
-    } else {
-      code->arguments_known = true;
-    }
-    read_declarations(std::string_view(text).substr(std::min(end, text.size())), *code);
+    read_declarations(rest, *code);
     if (constants > 0) {
       code->attributes[CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES] = static_cast<int>(constants);
     }
@@ -507,8 +466,7 @@ void read_symbols(const std::vector<Section>& sections, std::string_view symbols
       continue;
     }
     const std::size_t place = read_at<std::uint16_t>(data, at + 6);
-    const auto home =
-        std::find_if(sections.begin(), sections.end(), [&](const Section& section) { return section.index == place; });
+    const auto home = std::ranges::find(sections, place, &Section::index);
     const auto offset = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 8));
     const auto size = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 16));
     if (home == sections.end() || size == 0 || offset > home->size || size > home->size - offset) {
@@ -530,8 +488,7 @@ void read_elf(std::string_view elf, Image& image) {
   constexpr std::string_view prefix = ".text.";
   const std::vector<Section> sections = sections_of(elf);
   const auto named = [&](const std::string& name) {
-    const auto found =
-        std::find_if(sections.begin(), sections.end(), [&](const Section& section) { return section.name == name; });
+    const auto found = std::ranges::find(sections, name, &Section::name);
     return found == sections.end() ? nullptr : &*found;
   };
   constexpr unsigned char kind_frame = 0x11;
@@ -549,8 +506,7 @@ void read_elf(std::string_view elf, Image& image) {
     const std::string name(section.name.substr(prefix.size()));
     const Section* information = named(".nv.info." + name);
     // Functions that kernels call have no parameters of their own there.
-    const bool known = std::any_of(image.kernels.begin(), image.kernels.end(),
-                                   [&](const auto& kernel) { return kernel->name == name; });
+    const bool known = std::ranges::any_of(image.kernels, [&](const auto& kernel) { return kernel->name == name; });
     if (name.empty() || known) {
       continue;
     }

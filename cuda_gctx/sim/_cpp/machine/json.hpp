@@ -1,7 +1,7 @@
 // Writes JSON text: the few shapes that the control interface answers with.
 #pragma once
 
-#include <cstdint>
+#include <concepts>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -29,12 +29,8 @@ class JsonWriter {
     return *this;
   }
   JsonWriter& value(const char* text) { return value(std::string_view(text)); }
-  JsonWriter& value(std::uint64_t number) {
-    separate();
-    text_ += std::to_string(number);
-    return *this;
-  }
-  JsonWriter& value(int number) {
+  template <std::integral Number>
+  JsonWriter& value(Number number) {
     separate();
     text_ += std::to_string(number);
     return *this;
@@ -43,6 +39,29 @@ class JsonWriter {
     separate();
     text_ += truth ? "true" : "false";
     return *this;
+  }
+
+  // Members of an object: a name and a value, in turn.
+  template <class Value, class... More>
+  JsonWriter& members(std::string_view name, const Value& of_it, const More&... more) {
+    key(name).value(of_it);
+    if constexpr (sizeof...(More) > 0) {
+      members(more...);
+    }
+    return *this;
+  }
+  template <class... Members>
+  JsonWriter& object(const Members&... all) {
+    return begin_object().members(all...).end_object();
+  }
+  // `write` writes one element.
+  template <class List, class Write>
+  JsonWriter& array(const List& list, Write&& write) {
+    begin_array();
+    for (const auto& one : list) {
+      write(one);
+    }
+    return end_array();
   }
 
   const std::string& text() const noexcept { return text_; }

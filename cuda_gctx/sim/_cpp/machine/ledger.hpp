@@ -8,6 +8,8 @@
 namespace gctx::sim {
 
 enum class Misuse { use_after_destroy, double_destroy, wrong_order, wrong_thread, unknown_handle };
+inline constexpr const char* misuse_names[] = {"use after destroy", "double destroy", "wrong order", "wrong thread",
+                                               "unknown handle"};
 
 struct MisuseNote {
   Misuse kind;
@@ -32,7 +34,5 @@ struct Ledger {
     }
   }
 };
-
-const char* name(Misuse kind);
 
 }  // namespace gctx::sim

@@ -7,7 +7,6 @@
 #include <cinttypes>
 #include <cstdio>
 #include <memory>
-#include <stdexcept>
 
 #include "machine/cards.hpp"
 #include "machine/threads.hpp"
@@ -40,37 +39,12 @@ std::uint64_t host_memory() {
 }  // namespace
 
 Machine::Machine(const Spec& wanted, unsigned number)
-    : spec(wanted),
-      epoch(number),
-      clock(host_threads),
-      contexts(Kind::context, number),
-      streams(Kind::stream, number),
-      events(Kind::event, number),
-      descriptors(Kind::descriptor, number),
-      modules(Kind::module, number),
-      functions(Kind::function, number),
-      libraries(Kind::library, number),
-      kernels(Kind::kernel, number),
-      graphs(Kind::graph, number),
-      graph_nodes(Kind::graph_node, number),
-      graph_execs(Kind::graph_exec, number),
-      conditions(Kind::condition, number),
-      user_objects(Kind::user_object, number),
-      pools(Kind::pool, number),
-      arrays(Kind::array, number),
-      mipmapped_arrays(Kind::mipmapped_array, number),
-      textures(Kind::texture, number),
-      surfaces(Kind::surface, number),
-      memory_handles(Kind::memory_handle, number),
-      resident_limit(spec.resident_bytes != 0 ? spec.resident_bytes : host_memory() / 2) {
-  const Profile* profile = find_profile(spec.profile);
-  if (profile == nullptr) {
-    throw std::invalid_argument("unknown profile");
-  }
-  chip = chip_of(*profile);
+    : spec(wanted), epoch(number), resident_limit(spec.resident_bytes != 0 ? spec.resident_bytes : host_memory() / 2) {
+  const Profile& profile = *find_profile(spec.profile);
+  chip = chip_of(profile);
   faults.context_limit = spec.max_contexts;
-  spec.memory_bytes = spec.memory_bytes != 0 ? spec.memory_bytes : profile->memory_bytes;
-  for (const int card : visible_cards(*profile, spec.devices, spec.visible)) {
+  spec.memory_bytes = spec.memory_bytes != 0 ? spec.memory_bytes : profile.memory_bytes;
+  for (const int card : visible_cards(profile, spec.devices, spec.visible)) {
     Device device;
     device.chip = chip.get();
     device.ordinal = static_cast<int>(devices.size());
@@ -113,16 +87,10 @@ std::uint64_t Device::resident() const {
 }
 
 ThreadState& Machine::thread() {
-  const ThreadName name = this_thread();
-  if (threads.size() <= name.index) {
-    threads.resize(name.index + 1);
-  }
-  auto& state = threads[name.index];
-  if (!state) {
-    state = std::make_unique<ThreadState>();
-    state->serial = name.serial;
-  }
-  return *state;
+  const std::uint64_t number = this_thread();
+  ThreadState& state = threads[number];
+  state.serial = number;
+  return state;
 }
 
 bool Machine::counts_guess(const Guesses& before, const Guesses& after) {
@@ -136,7 +104,7 @@ bool Machine::counts_guess(const Guesses& before, const Guesses& after) {
 void Machine::made(Object& object) {
   object.id = next_id();
   object.order = ++created;
-  object.thread = this_thread().serial;
+  object.thread = this_thread();
   if (tracer.schedule != nullptr && tracer.thread == object.thread) {
     tracer.schedule(tracer.record, reinterpret_cast<void*>(object.id));
   }

@@ -30,11 +30,11 @@ struct RegisteredKernel {
   gctxSimKernelFunction function = nullptr;
   void* user = nullptr;
   gctxSimKernelCost cost{};
-  std::vector<std::size_t> argument_sizes;
+  std::vector<std::size_t> argument_sizes{};
   bool arguments_known = false;
   // The arguments through which it reads and writes memory, by number; without a list: every one.
-  std::optional<std::set<std::size_t>> reads;
-  std::optional<std::set<std::size_t>> writes;
+  std::optional<std::set<std::size_t>> reads{};
+  std::optional<std::set<std::size_t>> writes{};
 };
 
 // Who wants to know where objects are made, and of which thread.
@@ -56,7 +56,7 @@ struct Machine {
   std::shared_ptr<const Chip> chip;
   std::vector<Device> devices;
   HostThreads host_threads;
-  Clock clock;
+  Clock clock{host_threads};
   Ledger ledger;
   Unknown unknown;
   std::optional<Guesses> stamped;  // when the last stamp was written
@@ -66,39 +66,41 @@ struct Machine {
   std::uint64_t calls_made = 0;
   std::array<std::uint64_t, absent_count> absent_calls{};
 
-  HandleTable<Context> contexts;
+  unsigned tables = 0;  // numbers them
+  HandleTable<Context> contexts{++tables, epoch};
   std::size_t green_contexts = 0;  // alive
-  HandleTable<Stream> streams;
-  HandleTable<Event> events;
-  HandleTable<Descriptor> descriptors;
-  HandleTable<Module> modules;
-  HandleTable<Function> functions;
-  HandleTable<Library> libraries;
-  HandleTable<Kernel> kernels;
-  HandleTable<Graph> graphs;
-  HandleTable<GraphNode> graph_nodes;
-  HandleTable<GraphExec> graph_execs;
-  HandleTable<Condition> conditions;
-  HandleTable<UserObject> user_objects;
-  HandleTable<Pool> pools;
+  HandleTable<Stream> streams{++tables, epoch};
+  HandleTable<Event> events{++tables, epoch};
+  HandleTable<Descriptor> descriptors{++tables, epoch};
+  HandleTable<Module> modules{++tables, epoch};
+  HandleTable<Function> functions{++tables, epoch};
+  HandleTable<Library> libraries{++tables, epoch};
+  HandleTable<Kernel> kernels{++tables, epoch};
+  HandleTable<Graph> graphs{++tables, epoch};
+  HandleTable<GraphNode> graph_nodes{++tables, epoch};
+  HandleTable<GraphExec> graph_execs{++tables, epoch};
+  HandleTable<Condition> conditions{++tables, epoch};
+  HandleTable<UserObject> user_objects{++tables, epoch};
+  HandleTable<Pool> pools{++tables, epoch};
   Pools host_pools;
   Pools managed_pools;
-  HandleTable<Array> arrays;
-  HandleTable<MipmappedArray> mipmapped_arrays;
-  HandleTable<Texture> textures;
-  HandleTable<Surface> surfaces;
+  HandleTable<Array> arrays{++tables, epoch};
+  HandleTable<MipmappedArray> mipmapped_arrays{++tables, epoch};
+  HandleTable<Texture> textures{++tables, epoch};
+  HandleTable<Surface> surfaces{++tables, epoch};
   std::map<std::uint64_t, Allocation> allocations;  // by address
-  HandleTable<MemoryHandle> memory_handles;
+  HandleTable<MemoryHandle> memory_handles{++tables, epoch};
   std::map<std::uint64_t, std::unique_ptr<AddressRange>> reservations;  // by address
   std::uint64_t resident_limit;  // bytes of the host's memory for that of devices
   std::shared_ptr<std::atomic<std::uint64_t>> promised = std::make_shared<std::atomic<std::uint64_t>>(0);  // to work
   std::set<std::uint64_t> freed;  // addresses that were allocations
   std::unordered_map<std::string, RegisteredKernel> kernels_by_name;
   std::unordered_map<std::uint64_t, std::weak_ptr<QueueSet>> queue_sets;
-  std::vector<std::unique_ptr<ThreadState>> threads;
+  std::unordered_map<std::uint64_t, ThreadState> threads;  // by their numbers
   std::uint64_t created = 0;
 
   int version() const noexcept { return spec.driver_version; }
+  Device& device(int ordinal) { return devices[static_cast<std::size_t>(ordinal)]; }
   ThreadState& thread();
   void made(Object& object);  // stamps a new object
   // The program gets to know the time between two moments: whether a guess is in it.

@@ -26,14 +26,16 @@ bool is_zero(const char* bytes, std::size_t size) {
 
 off_t as_offset(std::uint64_t at) { return static_cast<off_t>(at); }
 
-char* map_nothing(std::uint64_t size, std::uint64_t hint) {
-  void* found =
-      mmap(reinterpret_cast<void*>(hint), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+char* map_pages(void* hint, std::uint64_t size, int protection, int flags, int descriptor = -1, off_t offset = 0) {
+  void* found = mmap(hint, size, protection, flags, descriptor, offset);
   if (found == MAP_FAILED) {
     throw std::bad_alloc();
   }
   return static_cast<char*>(found);
 }
+
+constexpr int usable = PROT_READ | PROT_WRITE;
+constexpr int of_nothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 }  // namespace
 
@@ -110,7 +112,7 @@ std::uint64_t File::missing(std::uint64_t at, std::uint64_t size) const {
 
 Reservation::Reservation(std::uint64_t size, std::uint64_t alignment, std::uint64_t hint) : size_(size) {
   const std::uint64_t spare = alignment > page_bytes ? alignment : 0;
-  char* found = map_nothing(size + spare, hint);
+  char* found = map_pages(reinterpret_cast<void*>(hint), size + spare, PROT_NONE, of_nothing);
   // What is too much at both ends goes back.
   const auto begin = reinterpret_cast<std::uint64_t>(found);
   address_ = round_up(begin, std::max<std::uint64_t>(alignment, 1));
@@ -121,7 +123,7 @@ Reservation::Reservation(std::uint64_t size, std::uint64_t alignment, std::uint6
     munmap(reinterpret_cast<void*>(address_ + size), begin + spare - address_);
   }
   try {
-    host_ = map_nothing(size, 0);
+    host_ = map_pages(nullptr, size, PROT_NONE, of_nothing);
   } catch (...) {
     munmap(reinterpret_cast<void*>(address_), size);
     throw;
@@ -134,11 +136,7 @@ Reservation::~Reservation() {
 }
 
 void Reservation::map(std::uint64_t address, const File& file, std::uint64_t offset, std::uint64_t size) const {
-  void* made = mmap(host(address), size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-                    file.descriptor(), as_offset(offset));
-  if (made == MAP_FAILED) {
-    throw std::bad_alloc();
-  }
+  map_pages(host(address), size, usable, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file.descriptor(), as_offset(offset));
 }
 
 void Reservation::unmap(std::uint64_t address, std::uint64_t size) const {
@@ -146,11 +144,7 @@ void Reservation::unmap(std::uint64_t address, std::uint64_t size) const {
 }
 
 SharedRecord::SharedRecord(std::shared_ptr<File> opened) : file(std::move(opened)) {
-  void* found = mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file->descriptor(), 0);
-  if (found == MAP_FAILED) {
-    throw std::bad_alloc();
-  }
-  counts = static_cast<Counts*>(found);
+  counts = reinterpret_cast<Counts*>(map_pages(nullptr, page_bytes, usable, MAP_SHARED, file->descriptor()));
 }
 
 SharedRecord::~SharedRecord() { munmap(counts, page_bytes); }
@@ -165,11 +159,8 @@ Storage take_from_host(std::size_t size) {
     }
     std::memset(made.owner.get(), 0xa5, rounded);
   } else {
-    void* found = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (found == MAP_FAILED) {
-      throw std::bad_alloc();
-    }
-    made.owner.reset(found, [rounded](void* mapped) { munmap(mapped, rounded); });
+    made.owner.reset(map_pages(nullptr, rounded, usable, of_nothing),
+                     [rounded](void* mapped) { munmap(mapped, rounded); });
   }
   made.host = static_cast<char*>(made.owner.get());
   made.address = reinterpret_cast<std::uint64_t>(made.host);
@@ -264,12 +255,10 @@ char* Bytes::pointer(std::uint64_t at) const noexcept {
 }
 
 void Bytes::read(std::uint64_t at, void* to, std::uint64_t size) const {
-  each(at, size, [next = static_cast<char*>(to)](const Piece& piece, std::uint64_t from, std::uint64_t part) mutable {
-    if (piece.file) {
-      piece.file->read(piece.offset + from, next, part);
-    } else {
-      std::memmove(next, piece.host + from, part);
-    }
+  auto* next = static_cast<char*>(to);
+  each(at, size, [&](const Piece& piece, std::uint64_t from, std::uint64_t part) {
+    piece.file ? piece.file->read(piece.offset + from, next, part)
+               : static_cast<void>(std::memmove(next, piece.host + from, part));
     next += part;
   });
 }
@@ -277,22 +266,16 @@ void Bytes::read(std::uint64_t at, void* to, std::uint64_t size) const {
 void Bytes::write(std::uint64_t at, const void* from, std::uint64_t size) const {
   const auto* next = static_cast<const char*>(from);
   each(at, size, [&](const Piece& piece, std::uint64_t to, std::uint64_t part) {
-    if (piece.file) {
-      piece.file->write(piece.offset + to, next, part);
-    } else {
-      std::memmove(piece.host + to, next, part);
-    }
+    piece.file ? piece.file->write(piece.offset + to, next, part)
+               : static_cast<void>(std::memmove(piece.host + to, next, part));
     next += part;
   });
 }
 
 void Bytes::clear(std::uint64_t at, std::uint64_t size) const {
   each(at, size, [](const Piece& piece, std::uint64_t from, std::uint64_t part) {
-    if (piece.file) {
-      piece.file->clear(piece.offset + from, part);
-    } else {
-      std::memset(piece.host + from, 0, part);
-    }
+    piece.file ? piece.file->clear(piece.offset + from, part)
+               : static_cast<void>(std::memset(piece.host + from, 0, part));
   });
 }
 

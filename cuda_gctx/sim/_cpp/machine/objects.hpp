@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -59,19 +60,23 @@ struct Workqueue {
   CUdevWorkqueueConfigScope scope = CU_WORKQUEUE_SCOPE_DEVICE_CTX;
 };
 
-// A CUcontext: a device's primary, one made by cuCtxCreate, or a green context, whose CUgreenCtx and CUcontext are the
-// same address (recorded).
-struct Context : Object {
-  ContextKind kind = ContextKind::primary;
+// The part of a device that a context has, or that a descriptor describes.
+struct Holding {
   int device = 0;
-  std::uint64_t root_id = 0;
   SmSet sms;
   unsigned sm_count = 0;  // as reported: counts a group that is listed twice twice, as the hardware's driver does
   Traits traits;
   unsigned resource_flags = 0;  // of the structured split that made it
   unsigned locality_domain = 0;
   Workqueue workqueue;
-  std::shared_ptr<QueueSet> queues;
+  std::shared_ptr<QueueSet> queues;  // of a descriptor: those of an existing workqueue that is to be shared
+};
+
+// A CUcontext: a device's primary, one made by cuCtxCreate, or a green context, whose CUgreenCtx and CUcontext are the
+// same address (recorded).
+struct Context : Object, Holding {
+  ContextKind kind = ContextKind::primary;
+  std::uint64_t root_id = 0;
   unsigned flags = 0;
   unsigned api_version = 3020;
   std::map<CUlimit, std::size_t> limits;
@@ -86,26 +91,19 @@ struct Context : Object {
   bool is_green() const noexcept { return kind == ContextKind::green; }
 };
 
-struct Descriptor : Object {
-  int device = 0;
-  SmSet sms;
-  unsigned sm_count = 0;
-  Traits traits;  // of its pieces together
+struct Descriptor : Object, Holding {
   bool has_device = false;
   bool has_sms = false;
   std::uint32_t source = 0;  // the query that its SMs go back to
   std::uint32_t split = 0;   // the call that made them
-  unsigned flags = 0;
-  unsigned locality_domain = 0;
-  Workqueue workqueue;
   bool has_workqueue = false;
-  std::shared_ptr<QueueSet> queues;  // of an existing workqueue that is to be shared
 };
 
 struct Pool : Object {
   int device = 0;  // -1: of the host
   bool managed = false;
-  std::map<CUmemPool_attribute, std::uint64_t> values;
+  std::map<CUmemPool_attribute, int> reuses;  // that are allowed or not; at first all are
+  std::uint64_t release_threshold = 0;
   std::uint64_t used = 0;
   std::uint64_t used_high = 0;
   std::map<int, CUmemAccess_flags> access;  // of other devices
@@ -138,8 +136,7 @@ struct MipmappedArray : Object {
 struct Texture : Object {
   CUDA_RESOURCE_DESC resource{};
   CUDA_TEXTURE_DESC texture{};
-  CUDA_RESOURCE_VIEW_DESC view{};
-  bool has_view = false;
+  std::optional<CUDA_RESOURCE_VIEW_DESC> view;
 };
 
 struct Surface : Object {

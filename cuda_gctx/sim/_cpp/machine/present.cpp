@@ -21,17 +21,14 @@ unsigned epoch_count = 0;
 constexpr unsigned idle_looks = 5;
 
 // What is kept for the thread goes.
-void forget(Machine& machine, const ThreadName& name) {
-  if (name.index < machine.threads.size()) {
-    machine.threads[name.index].reset();
-  }
+void forget(Machine& machine, std::uint64_t thread) {
+  machine.threads.erase(thread);
   machine.contexts.each([&](Context& context) {
-    const auto found = context.thread_streams.find(name.serial);
-    if (found == context.thread_streams.end()) {
-      return;
+    const auto found = context.thread_streams.find(thread);
+    if (found != context.thread_streams.end()) {
+      leave_capture(machine, *found->second);
+      context.thread_streams.erase(found);
     }
-    leave_capture(machine, *found->second);
-    context.thread_streams.erase(found);
   });
 }
 
@@ -63,21 +60,24 @@ HostThreads::Program program_of(const std::weak_ptr<Machine>& served) {
               }};
 }
 
-bool forget_everywhere(const ThreadName& name) {
-  Present& here = present();
-  if (here.forked || here.over) {
-    return false;
-  }
-  const std::scoped_lock lock(here.mutex);
+template <class Visit>
+void each_machine(Present& here, Visit&& visit) {
   if (here.machine) {
-    forget(*here.machine, name);
+    visit(*here.machine);
   }
   for (const auto& machine : here.aside) {
     if (machine) {
-      forget(*machine, name);
+      visit(*machine);
     }
   }
-  return true;
+}
+
+void forget_everywhere(std::uint64_t thread) {
+  Present& here = present();
+  if (!here.forked && !here.over) {
+    const std::scoped_lock lock(here.mutex);
+    each_machine(here, [&](Machine& machine) { forget(machine, thread); });
+  }
 }
 
 void before_fork() { present().mutex.lock(); }
@@ -85,14 +85,7 @@ void after_fork_in_parent() { present().mutex.unlock(); }
 void after_fork_in_child() {
   Present& here = present();
   here.forked = here.machine != nullptr && here.machine->initialized;
-  if (here.machine) {
-    here.machine->host_threads.abandon();
-  }
-  for (const auto& machine : here.aside) {
-    if (machine) {
-      machine->host_threads.abandon();
-    }
-  }
+  each_machine(here, [](Machine& machine) { machine.host_threads.abandon(); });
   here.mutex.unlock();
 }
 

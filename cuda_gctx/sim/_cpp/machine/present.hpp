@@ -19,6 +19,13 @@ struct Present {
   bool over = false;    // the process is ending
 };
 Present& present();
+// Runs a body with the machine, behind the lock; without one, the answer is another.
+template <class Answer, class Body>
+Answer with_machine(Answer otherwise, Body&& body) {
+  Present& here = present();
+  const std::scoped_lock lock(here.mutex);
+  return here.machine ? body(*here.machine) : otherwise;
+}
 // With the lock held: replaces the machine. Throws std::invalid_argument.
 void configure(Present& present, std::string_view spec);
 // With the lock held: there is a machine afterwards, that of CUDA_GCTX_SIM if there was none; or it says why not.

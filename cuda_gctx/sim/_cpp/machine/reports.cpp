@@ -18,12 +18,9 @@ std::string hex(std::uint64_t value) {
 
 struct Entry {
   const char* kind;
-  std::uint64_t handle;
-  std::uint64_t id;
-  std::uint64_t order;
-  std::uint64_t thread;
-  std::uint64_t amount;
+  const Object* object;
   int device;
+  std::uint64_t amount;
 };
 
 }  // namespace
@@ -32,13 +29,12 @@ std::string ledger_json(const Machine& machine) {
   std::vector<Entry> entries;
   const auto add = [&](const char* kind, const Object& object, int device, std::uint64_t amount) {
     if (!object.hidden) {
-      entries.push_back({kind, object.handle, object.id, object.order, object.thread, amount, device});
+      entries.push_back({kind, &object, device, amount});
     }
   };
   for (const Device& device : machine.devices) {
     if (device.retains > 0 && device.primary != nullptr) {
-      entries.push_back({"primary context retain", device.primary->handle, device.primary->id, device.primary->order,
-                         device.primary->thread, device.retains, device.ordinal});
+      add("primary context retain", *device.primary, device.ordinal, device.retains);
     }
   }
   machine.contexts.each([&](const Context& context) {
@@ -79,47 +75,30 @@ std::string ledger_json(const Machine& machine) {
                                                   : "host memory",
         allocation, allocation.device, allocation.size);
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.order < b.order; });
+  std::ranges::sort(entries, {}, [](const Entry& entry) { return entry.object->order; });
 
   JsonWriter json;
-  json.begin_object();
-  json.key("simulated").value(true);
-  json.key("live").begin_array();
-  for (const Entry& entry : entries) {
-    json.begin_object();
-    json.key("kind").value(entry.kind);
-    json.key("handle").value(hex(entry.handle));
-    json.key("id").value(entry.id);
-    json.key("order").value(entry.order);
-    json.key("thread").value(entry.thread);
-    json.key("device").value(entry.device);
-    json.key("amount").value(entry.amount);
-    json.end_object();
-  }
-  json.end_array();
-  json.key("misuse").begin_array();
-  for (const MisuseNote& note : machine.ledger.notes) {
-    json.begin_object();
-    json.key("kind").value(name(note.kind));
-    json.key("function").value(note.function);
-    json.key("handle").value(hex(note.handle));
-    json.key("thread").value(note.thread);
-    json.key("order").value(note.order);
-    json.key("detail").value(note.detail);
-    json.end_object();
-  }
-  json.end_array();
+  json.begin_object().members("simulated", true);
+  json.key("live").array(entries, [&](const Entry& entry) {
+    const Object& object = *entry.object;
+    json.object("kind", entry.kind, "handle", hex(object.handle), "id", object.id, "order", object.order, "thread",
+                object.thread, "device", entry.device, "amount", entry.amount);
+  });
+  json.key("misuse").array(machine.ledger.notes, [&](const MisuseNote& note) {
+    json.object("kind", misuse_names[static_cast<std::size_t>(note.kind)], "function", note.function, "handle",
+                hex(note.handle), "thread", note.thread, "order", note.order, "detail", note.detail);
+  });
   json.key("absent").begin_object();
   for (std::size_t i = 0; i < absent_count; ++i) {
     if (machine.absent_calls[i] != 0) {
-      json.key(absent_info(i).symbol).value(machine.absent_calls[i]);
+      json.members(absent_info(i).symbol, machine.absent_calls[i]);
     }
   }
   json.end_object();
   const auto add_counts = [&](const char* key, const Unknown::Counts& counts) {
     json.key(key).begin_object();
     for (const auto& [kernel, count] : counts) {
-      json.key(kernel).value(count);
+      json.members(kernel, count);
     }
     json.end_object();
   };
@@ -129,33 +108,20 @@ std::string ledger_json(const Machine& machine) {
   for (const Device& device : machine.devices) {
     lost += device.lost;
   }
-  json.key("misuse_not_listed").value(machine.ledger.dropped);
-  json.key("green_contexts_made").value(machine.ledger.contexts_made);
-  json.key("green_contexts_destroyed").value(machine.ledger.contexts_destroyed);
-  json.key("lost_bytes").value(lost);
-  json.end_object();
-  return json.text();
+  json.members("misuse_not_listed", machine.ledger.dropped, "green_contexts_made", machine.ledger.contexts_made,
+               "green_contexts_destroyed", machine.ledger.contexts_destroyed, "lost_bytes", lost);
+  return json.end_object().text();
 }
 
 std::string memory_json(const Machine& machine) {
   JsonWriter json;
-  json.begin_object();
-  json.key("simulated").value(true);
-  json.key("devices").begin_array();
-  for (const Device& device : machine.devices) {
-    json.begin_object();
-    json.key("device").value(device.ordinal);
-    json.key("total").value(device.memory);
-    json.key("free").value(device.memory - used_memory(device));
-    json.key("allocated").value(device.allocated);
-    json.key("contexts").value(device.green_contexts * live_context_bytes);
-    json.key("lost").value(device.lost);
-    json.key("resident").value(device.resident());
-    json.end_object();
-  }
-  json.end_array();
-  json.end_object();
-  return json.text();
+  json.begin_object().members("simulated", true);
+  json.key("devices").array(machine.devices, [&](const Device& device) {
+    json.object("device", device.ordinal, "total", device.memory, "free", device.memory - used_memory(device),
+                "allocated", device.allocated, "contexts", device.green_contexts * live_context_bytes, "lost",
+                device.lost, "resident", device.resident());
+  });
+  return json.end_object().text();
 }
 
 }  // namespace gctx::sim

@@ -18,7 +18,7 @@ struct Hidden {
   std::uint8_t flags;
   std::uint32_t split;
   std::uint32_t source;
-  std::array<std::uint8_t, max_sms / 8> sms;
+  SmSet sms;
   std::uint64_t checksum;
 };
 static_assert(sizeof(Hidden) <= sizeof(CUdevResource::_internal_padding));
@@ -57,11 +57,7 @@ void write_sm(const Machine& machine, const SmMeaning& meaning, const SmFields& 
   hidden.flags = static_cast<std::uint8_t>(meaning.flags);
   hidden.split = meaning.split;
   hidden.source = meaning.source;
-  for (std::size_t sm = 0; sm < max_sms; ++sm) {
-    if (meaning.sms.test(sm)) {
-      hidden.sms[sm / 8] |= static_cast<std::uint8_t>(1u << (sm % 8));
-    }
-  }
+  hidden.sms = meaning.sms;
   hidden.checksum = checksum(machine, hidden, fields.count);
   out.type = CU_DEV_RESOURCE_TYPE_SM;
   std::memset(out._internal_padding, 0, sizeof out._internal_padding);
@@ -86,7 +82,7 @@ void write_invalid(CUdevResource& out) {
 
 std::optional<SmMeaning> read_sm(const Machine& machine, const CUdevResource& resource) {
   Hidden hidden{};
-  std::memcpy(&hidden, resource._internal_padding, sizeof hidden);
+  std::memcpy(static_cast<void*>(&hidden), resource._internal_padding, sizeof hidden);
   if (hidden.magic != magic || hidden.checksum != checksum(machine, hidden, resource.sm.smCount)) {
     return std::nullopt;
   }
@@ -98,11 +94,7 @@ std::optional<SmMeaning> read_sm(const Machine& machine, const CUdevResource& re
   meaning.traits = {hidden.alignment, static_cast<Bond>(hidden.bond)};
   meaning.split = hidden.split;
   meaning.source = hidden.source;
-  for (std::size_t sm = 0; sm < max_sms; ++sm) {
-    if ((hidden.sms[sm / 8] >> (sm % 8) & 1) != 0) {
-      meaning.sms.set(sm);
-    }
-  }
+  meaning.sms = hidden.sms;
   return meaning;
 }
 

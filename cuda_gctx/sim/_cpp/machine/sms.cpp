@@ -115,10 +115,8 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
         break;
       }
       Sm& sm = trial[*next];
-      load = std::max(load, ++sm.blocks);
-      sm.threads += needs.threads;
-      sm.registers += needs.registers;
-      sm.shared_bytes += needs.shared_bytes;
+      sm.take(needs);
+      load = std::max(load, sm.blocks);
       chosen.push_back(places[*next]);
     }
     if (chosen.size() < count || (!best.empty() && load >= best_load)) {
@@ -138,10 +136,7 @@ void Sms::place(std::span<const std::size_t> places, Resident run, std::uint64_t
   run.go_on(*this, run.cost, run.count);
   for (const std::size_t i : places) {
     Sm& sm = sms_[i];
-    ++sm.blocks;
-    sm.threads += run.needs.threads;
-    sm.registers += run.needs.registers;
-    sm.shared_bytes += run.needs.shared_bytes;
+    sm.take(run.needs);
     sm.residents.push_back(run);
     run.index += run.count;
     busy_.set(i);
@@ -155,20 +150,22 @@ void Sms::add_flow(const WorkPtr& work, double bytes, std::uint64_t now) {
   stale_ = true;
 }
 
+template <class Visit>
+void Sms::each_resident(Visit&& visit) {
+  for (std::size_t i = 0; i < sms_.size(); ++i) {
+    if (busy_.test(i)) {
+      std::ranges::for_each(sms_[i].residents, [&](Resident& resident) { visit(i, resident); });
+    }
+  }
+}
+
 void Sms::progress(std::uint64_t now) {
   if (now == updated_) {
     return;
   }
   const auto passed = static_cast<double>(now - updated_);
   updated_ = now;
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) {
-      continue;
-    }
-    for (Resident& resident : sms_[i].residents) {
-      resident.left_ns -= passed * resident.rate;
-    }
-  }
+  each_resident([&](std::size_t, Resident& resident) { resident.left_ns -= passed * resident.rate; });
   for (Flow& flow : flows_) {
     flow.left_bytes -= passed * flow.rate;
   }
@@ -212,16 +209,11 @@ void Sms::set_rates() {
     return;
   }
   const double pace = delivered(asked, card.memory_bytes_per_ns) / asked;
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i) || sms_[i].demand <= 0) {
-      continue;
+  each_resident([&](std::size_t, Resident& resident) {
+    if (resident.cost.bytes > 0) {
+      resident.rate *= pace;
     }
-    for (Resident& resident : sms_[i].residents) {
-      if (resident.cost.bytes > 0) {
-        resident.rate *= pace;
-      }
-    }
-  }
+  });
   for (Flow& flow : flows_) {
     flow.rate = card.memory_bytes_per_ns * pace;
   }
@@ -233,14 +225,9 @@ std::uint64_t Sms::next_end(std::uint64_t now) {
     set_rates();
   }
   double soonest = std::numeric_limits<double>::infinity();
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) {
-      continue;
-    }
-    for (const Resident& resident : sms_[i].residents) {
-      soonest = std::min(soonest, (resident.left_ns - rounding_ns) / resident.rate);
-    }
-  }
+  each_resident([&](std::size_t, const Resident& resident) {
+    soonest = std::min(soonest, (resident.left_ns - rounding_ns) / resident.rate);
+  });
   for (const Flow& flow : flows_) {
     soonest = std::min(soonest, (flow.left_bytes - rounding_ns) / flow.rate);
   }
@@ -257,15 +244,13 @@ void Sms::collect(std::uint64_t now, const std::function<void(Resident&)>& give_
                   const std::function<void(const WorkPtr&)>& flow_ended) {
   progress(now);
   std::vector<Resident*> over;
-  for (Sm& sm : sms_) {
-    for (Resident& resident : sm.residents) {
-      if (resident.left_ns <= rounding_ns * 2) {
-        over.push_back(&resident);
-      }
+  each_resident([&](std::size_t, Resident& resident) {
+    if (resident.left_ns <= rounding_ns * 2) {
+      over.push_back(&resident);
     }
-  }
+  });
   stale_ = stale_ || !over.empty();
-  std::sort(over.begin(), over.end(), [](const Resident* a, const Resident* b) { return a->run < b->run; });
+  std::ranges::sort(over, {}, &Resident::run);
   for (Resident* resident : over) {
     give_more(*resident);
   }
@@ -327,23 +312,18 @@ void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<b
     bool is_among = false;
   };
   std::map<std::uint64_t, Cluster> clusters;
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) {
-      continue;
+  each_resident([&](std::size_t i, Resident& resident) {
+    if (resident.count == 1 || !gives_way(*resident.work)) {
+      return;
     }
-    for (Resident& resident : sms_[i].residents) {
-      if (resident.count == 1 || !gives_way(*resident.work)) {
-        continue;
-      }
-      if (resident.places > 1) {
-        Cluster& cluster = clusters[resident.run];
-        cluster.runs.push_back(&resident);
-        cluster.is_among = cluster.is_among || among.test(i);
-      } else if (among.test(i)) {
-        cut(std::array{&resident});
-      }
+    if (resident.places > 1) {
+      Cluster& cluster = clusters[resident.run];
+      cluster.runs.push_back(&resident);
+      cluster.is_among = cluster.is_among || among.test(i);
+    } else if (among.test(i)) {
+      cut(std::array{&resident});
     }
-  }
+  });
   for (const auto& [number, cluster] : clusters) {
     if (cluster.is_among && cluster.runs.size() == cluster.runs.front()->places) {
       cut(cluster.runs);

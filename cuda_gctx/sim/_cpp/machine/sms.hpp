@@ -95,6 +95,13 @@ class Sms {
     std::size_t shared_bytes = 0;
     double demand = 0;  // bytes per ns that it would move if memory had no limit but the SM's own
     std::vector<Resident> residents;
+
+    void take(const BlockNeeds& needs) {
+      ++blocks;
+      threads += needs.threads;
+      registers += needs.registers;
+      shared_bytes += needs.shared_bytes;
+    }
   };
   struct Flow {
     WorkPtr work;
@@ -102,6 +109,8 @@ class Sms {
     double rate = 0;
   };
   bool fits(const Sm& sm, const BlockNeeds& needs) const;
+  template <class Visit>
+  void each_resident(Visit&& visit);
   void progress(std::uint64_t now);
   void set_rates();
 

@@ -108,25 +108,29 @@ enum class Seen { by_all, by_waits, by_none };
 using Rest = std::function<void()>;
 using Effect = std::function<Rest()>;
 
-struct Work {
-  std::vector<WorkPtr> after;
-  std::uint64_t submitted = 0;
-  std::uint64_t duration = 0;  // of work other than grids
-  std::uint64_t sequence = 0;
-  int device = 0;
-  Owner owner;
+// What a piece of work takes and does, if it is no grid.
+struct Task {
+  std::uint64_t duration = 0;
   Engine engine = Engine::none;
-  double bytes = 0;                  // that a copy or a fill moves inside device memory, after its duration
-  std::shared_ptr<QueueSet> queues;  // keeps the connection alive
-  Connection* connection = nullptr;  // null: bound by its dependencies alone
-  std::unique_ptr<Grid> grid;
+  double bytes = 0;             // that a copy or a fill moves inside device memory, after its duration
   Effect effect;                // at completion, with the machine locked
   std::function<void()> marks;  // likewise: what is known of the memory that it touches
-  bool gathers = false;         // it waits for all that its context has to do
-  Seen seen = Seen::by_all;     // of work of a green context
   bool shows = false;           // a program that makes no calls sees its effect
   std::function<bool()> until;  // it waits for this, which others bring about
   std::function<void()> host;   // instead of a duration: called on a thread of the machine, done when it returns
+};
+
+struct Work : Task {
+  std::vector<WorkPtr> after;
+  std::uint64_t submitted = 0;
+  std::uint64_t sequence = 0;
+  int device = 0;
+  Owner owner;
+  std::shared_ptr<QueueSet> queues;  // keeps the connection alive
+  Connection* connection = nullptr;  // null: bound by its dependencies alone
+  std::unique_ptr<Grid> grid;
+  bool gathers = false;      // it waits for all that its context has to do
+  Seen seen = Seen::by_all;  // of work of a green context
   bool done = false;
   std::uint64_t ended = 0;
   Guesses guesses;  // when it ended

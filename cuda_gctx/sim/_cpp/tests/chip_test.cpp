@@ -476,7 +476,7 @@ void test_profiles_are_plausible() {
   CHECK_EQUAL(chip_of("a100").max_cluster_size(chip_of("a100").all()), 1);
   std::set<std::string_view> ids;
   for (const auto& behaviour : gctx::sim::chip_behaviours()) {
-    CHECK(ids.insert(behaviour.id).second);
+    CHECK(ids.insert(behaviour.subject).second);
   }
   CHECK(!ids.empty());
 }
