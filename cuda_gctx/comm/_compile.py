@@ -70,7 +70,7 @@ class Compiled:
             self.log,
         )
         if part is None:
-            raise RuntimeError(f"the compiler's report has nothing about {kernel}:\n{self.log}")
+            raise RuntimeError(f"the compiler's report does not mention {kernel}:\n{self.log}")
         stack, stores, loads, registers = map(int, part.groups())
         return Report(registers, stores + loads, stack)
 
@@ -132,7 +132,7 @@ def _nvshmem() -> tuple[tuple[str, ...], str]:
         )
     library = Path(folders["nvshmem"]).parent / "lib" / DEVICE_LIBRARY
     if not library.exists():
-        raise RuntimeError(f"NVSHMEM's device calls need {library}, which is not there")
+        raise RuntimeError(f"NVSHMEM's device calls need {library}, which is missing")
     return tuple(folders.values()), str(library)
 
 

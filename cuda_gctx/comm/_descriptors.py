@@ -90,7 +90,7 @@ def exchange_descriptors(
                         socket.send_fds(connection, [secret + struct.pack("i", rank)], [descriptor])
                 except (ConnectionError, FileNotFoundError) as error:
                     raise ConnectionError(
-                        f"rank {peer} does not take the descriptor of rank {rank}: {error} (ranks in containers with "
+                        f"rank {peer} did not accept the descriptor of rank {rank}: {error} (ranks in containers with "
                         f"networks of their own need a folder that they share, in the environment variable {FOLDER})"
                     ) from error
             while len(received) < len(peers):
@@ -103,14 +103,14 @@ def exchange_descriptors(
                 sender, theirs = found
                 if sender not in peers or sender in received:
                     os.close(theirs)
-                    raise ConnectionError(f"a descriptor came from rank {sender}, from which none was expected")
+                    raise ConnectionError(f"received an unexpected descriptor from rank {sender}")
                 received[sender] = theirs
     except BaseException as error:
         for theirs in received.values():
             os.close(theirs)
         if isinstance(error, TimeoutError):
             missing = sorted(peers - set(received))
-            raise TimeoutError(f"no descriptor came from ranks {missing} in {timeout_s} s") from None
+            raise TimeoutError(f"no descriptor arrived from ranks {missing} within {timeout_s} s") from None
         raise
     finally:
         if not own.startswith("\0"):

@@ -79,7 +79,7 @@ class Messages:
             if not (x_out.device == device and x_out.dtype is dtype and x_out.is_contiguous()):
                 self.demand_tensor("x_out", x_out)
             if x_out.shape != sizes.out_shape:
-                raise ValueError(f"x_out must have the shape {list(sizes.out_shape)}, not {list(x_out.shape)}")
+                raise ValueError(f"x_out must have shape {list(sizes.out_shape)}, not {list(x_out.shape)}")
         in_address, out_address = x_in.data_ptr(), x_out.data_ptr()
         seen = None
         if self._mapped:
@@ -107,6 +107,6 @@ class Messages:
         if tensor.device != self._device:
             raise ValueError(f"{name} must be on {self._device}, not on {tensor.device}")
         if tensor.dtype is not self._dtype:
-            raise ValueError(f"{name} must be of {self._dtype}, not of {tensor.dtype}")
+            raise ValueError(f"{name} must have dtype {self._dtype}, not {tensor.dtype}")
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous: call {name}.contiguous()")

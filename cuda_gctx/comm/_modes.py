@@ -195,7 +195,7 @@ class _WithKernels:
             raise ValueError(f"mode {self.name.name} does not compute ALLTOALL, in which nothing is summed")
         if (x_in | x_out) % ALIGNMENT:
             name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
-            raise ValueError(f"{name} begins at {address:#x}: the kernels need an address that {ALIGNMENT} divides")
+            raise ValueError(f"{name} starts at {address:#x}: the kernels need an address aligned to {ALIGNMENT} bytes")
         overlap = x_in < x_out + sizes.out_bytes and x_out < x_in + sizes.in_bytes
         if overlap and not is_in_place and not (sizes.op is MixedCommOp.ALLREDUCE and x_in == x_out):
             raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
@@ -398,9 +398,7 @@ class CopyEngines(_WithKernels):
     def run(self, message: Message, sms: int) -> Launched | None:
         sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
         if sizes.op.scatters:
-            raise ValueError(
-                f"mode {self.name.name} sums nothing, as {sizes.op.name} does: it computes ALLGATHER and ALLTOALL"
-            )
+            raise ValueError(f"mode {self.name.name} cannot sum for {sizes.op.name}: use it for ALLGATHER and ALLTOALL")
         if not sizes.in_bytes:
             return None
         # The input may be the rank's block of the output.

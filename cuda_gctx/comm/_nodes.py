@@ -267,7 +267,7 @@ class NvshmemTransport(_ByKernel):
                 # On all ranks the same size and at the same time: so it is the same place of the symmetric heap.
                 self._region = int(self._library.align(4096, self._size))
             if not self._region:
-                raise RuntimeError(f"NVSHMEM has no {self._size} bytes: set NVSHMEM_SYMMETRIC_SIZE")
+                raise RuntimeError(f"NVSHMEM cannot allocate {self._size} bytes: increase NVSHMEM_SYMMETRIC_SIZE")
             self._set_zero()
 
         # Nobody counts up before everybody has begun at zero.

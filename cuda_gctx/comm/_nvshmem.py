@@ -33,7 +33,7 @@ def demand_initialised(backend: CommBackend) -> None:
         library: Any = import_module("nvshmem.bindings")
         if library.init_status() < IS_INITIALISED:
             raise RuntimeError(
-                "NVSHMEM is not initialised: should_init_nvshmem=False is for programs that have done so themselves"
+                "NVSHMEM is not initialised: with should_init_nvshmem=False, the program must initialise it first"
             )
         found, wanted = (library.my_pe(), library.n_pes()), (backend.Get_rank(), backend.Get_size())
         if found != wanted:
@@ -91,7 +91,7 @@ def _load(backend: CommBackend) -> Any:
         )
     if _initialised and _initialised != [place]:
         raise RuntimeError(
-            f"this process is rank {_initialised[0][0]} of {_initialised[0][1]} already, not {place[0]} of {place[1]}"
+            f"this process is already rank {_initialised[0][0]} of {_initialised[0][1]}, not {place[0]} of {place[1]}"
         )
     try:
         return import_module("nvshmem.core")

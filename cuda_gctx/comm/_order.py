@@ -43,7 +43,7 @@ class Order(Turns):
                 raise RuntimeError(
                     f"the handler belongs to {self._context!r}, and torch's current stream to {stream.context!r}: call "
                     "it inside 'with partition.torch():' of that partition. Two partitions that share a communicator "
-                    "would wait for each other forever"
+                    "would deadlock"
                 )
             self._streams[handle] = stream
         if self.previous is not None:

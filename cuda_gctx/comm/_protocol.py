@@ -321,7 +321,7 @@ def _words(numbers: dict[str, int]) -> dict[str, str]:
 def demand_ranks(world: int) -> None:
     """ValueError unless so many ranks can meet in a kernel."""
     if world > MOST_RANKS:
-        raise ValueError(f"the kernels connect up to {MOST_RANKS} ranks, and there are {world}")
+        raise ValueError(f"the kernels connect at most {MOST_RANKS} ranks, not {world}")
 
 
 def _common(world: int, geometry: Geometry, element: Element) -> dict[str, int]:

@@ -56,7 +56,7 @@ def expected(
     """
     exchanges, by_nodes = as_int("exchanges", exchanges, 1, 2), as_bool("by_nodes", by_nodes)
     if len(inputs) != info.world_size:
-        raise ValueError(f"the world has {info.world_size} ranks, and {len(inputs)} inputs were passed")
+        raise ValueError(f"expected {info.world_size} inputs, one for each rank, not {len(inputs)}")
     demand_same_shape([tuple(tensor.shape) for tensor in inputs])
     info.output_shape(op, inputs[0].shape)
     if op is MixedCommOp.REDUCESCATTER_ALLREDUCE and exchanges == 2:
@@ -91,7 +91,7 @@ def demand_same_shape(shapes: Sequence[Sequence[int]]) -> None:
     other = [rank for rank, shape in enumerate(shapes) if tuple(shape) != tuple(shapes[0])]
     if other:
         found = ", ".join(f"rank {rank}: {list(shapes[rank])}" for rank in (0, *other))
-        raise ValueError(f"all ranks must pass inputs of one shape; found {found}")
+        raise ValueError(f"all ranks must pass inputs of the same shape; found {found}")
 
 
 def _viewed(value: Any, dtype: Any) -> Any:
@@ -155,7 +155,7 @@ def _demand_same_call(
     calls = gather(world, (MixedCommOp(op).name, mode.name, str(x_in.dtype), tuple(x_in.shape)))
     if len({call[:3] for call in calls}) > 1:
         found = ", ".join(f"rank {rank}: {name} {mode} of {dtype}" for rank, (name, mode, dtype, _) in enumerate(calls))
-        raise ValueError(f"all ranks must call the same operation and mode with one type; found {found}")
+        raise ValueError(f"all ranks must call the same operation and mode with the same dtype; found {found}")
     demand_same_shape([call[3] for call in calls])
     info.output_shape(op, x_in.shape)
 

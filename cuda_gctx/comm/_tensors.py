@@ -139,8 +139,8 @@ class MappedTensors:
                 handle = call("cuIpcGetMemHandle", base)
             except CUDAError as error:
                 raise RuntimeError(
-                    f"{error}: only memory of cuMemAlloc can be mapped, which torch's allocator uses without "
-                    "expandable_segments"
+                    f"{error}: only memory from cuMemAlloc can be mapped: torch's allocator uses it unless "
+                    "expandable_segments is set"
                 ) from error
         return _Exported(address, int(base), ctypes.string_at(handle.getPtr(), HANDLE_BYTES))
 

@@ -390,7 +390,7 @@ class ParallelInfo:
         """
         self.demand_valid(op)
         if not shape:
-            raise ValueError("a tensor without dimensions has no rows: give one with at least one dimension")
+            raise ValueError("a 0-d tensor has no rows: pass a tensor with at least one dimension")
         rows, *rest = shape
         if op.gathers:
             return rows * self.dp_size, *rest
@@ -399,7 +399,7 @@ class ParallelInfo:
         if rows % self.dp_size:
             raise ValueError(
                 f"{op.name} gives each of {self.dp_size} dp ranks the same number of rows: {rows} rows cannot be "
-                f"shared; give a multiple of {self.dp_size}"
+                f"divided equally; pass a multiple of {self.dp_size}"
             )
         return rows // self.dp_size if op.scatters else rows, *rest
 
@@ -464,7 +464,7 @@ class ParallelInfo:
             of_node = self.node_plan(op)
             within = (len(of_node.sources) - 1) * len(of_node.chunks) + (len(of_node.targets) - 1) * len(of_node.sums)
             return (within + self.inter_size - 1) * block // of_node.shares
-        raise ValueError(f"{mode.name} is not a kernel of this package: its library decides how much it sends")
+        raise ValueError(f"{mode.name} has no kernel in this package: its library decides how much it sends")
 
 
 def on_hosts(
@@ -481,7 +481,7 @@ def on_hosts(
     nodes = [list(of_host) for _, of_host in groupby(hosts)]
     if len({one[0] for one in nodes}) < len(nodes) or len({len(one) for one in nodes}) > 1:
         raise ValueError(
-            f"the ranks of a host must follow each other, equally many on each host; found {', '.join(hosts)}"
+            f"the ranks of a host must be consecutive, with the same number on each host; found {', '.join(hosts)}"
         )
     world_size, local_size = len(hosts), len(nodes[0])
     tp, _ = _sizes("", world_size, tp_size, dp_size)

@@ -33,7 +33,7 @@ def _method(number: int) -> Any:
     found = _calls.get(number)
     run = None if found is None else found()
     if run is None:
-        raise RuntimeError("the handler with which this graph was compiled is gone")
+        raise RuntimeError("the handler that this graph was compiled with no longer exists")
     return run
 
 

@@ -125,7 +125,7 @@ class TuningTable:
         try:
             document: Any = json.loads(text)
             if document["schema"] != SCHEMA:
-                raise ValueError(f"schema {document['schema']} is not supported: {SCHEMA} is")
+                raise ValueError(f"schema {document['schema']} is not supported; expected {SCHEMA}")
             return cls(
                 tuple(document["made for"].items()),
                 tuple(
@@ -164,13 +164,13 @@ class TuningTable:
 
 def _at_least(least: int, what: str, value: Any) -> int:
     if type(value) is not int or value < least:
-        raise ValueError(f"not a tuning table: {what} is {value!r}, and not an int of at least {least}")
+        raise ValueError(f"not a tuning table: {what} must be an int of at least {least}, not {value!r}")
     return value
 
 
 def _positive(what: str, value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value < inf:
-        raise ValueError(f"not a tuning table: {what} is {value!r}, and not a positive number")
+        raise ValueError(f"not a tuning table: {what} must be a positive number, not {value!r}")
     return float(value)
 
 

@@ -96,7 +96,7 @@ class Curve(Document, Pictured):
         for point in self.points:
             if point.sm_count == sm_count:
                 return point
-        raise KeyError(f"{sm_count} SMs were not measured, but {', '.join(str(p.sm_count) for p in self.points)}")
+        raise KeyError(f"{sm_count} SMs were not measured; measured: {', '.join(str(p.sm_count) for p in self.points)}")
 
     def seconds(self, sm_count: float) -> float:
         """The time of a call in a number of SMs.

@@ -221,7 +221,7 @@ def measured(
     places, works = [place for place, _ in pieces], [work for _, work in pieces]
     streams = [_stream_of(place) for place in places]
     if streams[0].device != streams[1].device:
-        raise ValueError("the streams are on two devices, whose timers cannot be compared")
+        raise ValueError("the streams are on two devices, and timers of different devices cannot be compared")
     for stream in streams:
         if is_capturing(stream):
             raise RuntimeError(f"{stream!r} is capturing a graph: call explain before or after the capture")

@@ -71,7 +71,7 @@ def _only_tuning(device: Device) -> Iterator[None]:
     lock = _locks[device.device_id]
     if not lock.acquire(blocking=False):
         raise RuntimeError(
-            f"another tuning of {device.name} is in progress, and the two would disturb each other: wait for it"
+            f"another tuning of {device.name} is in progress and would disturb the measurement: wait until it ends"
         )
     try:
         yield

@@ -93,7 +93,7 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     if kind in (bool, int, float):
         return _number(kind, value, path)
     if not isinstance(value, str):
-        raise TypeError(f"{path} must be a text, not {type(value).__name__}")
+        raise TypeError(f"{path} must be a string, not {type(value).__name__}")
     return value
 
 

@@ -84,7 +84,7 @@ class TailLatency:
                 raise ValueError(f"rate must be a number of calls per second above 0, not {self.rate:g}")
         object.__setattr__(self, "closed_loop", as_bool("closed_loop", self.closed_loop))
         if self.closed_loop and self.rate is not None:
-            raise ValueError("closed_loop and rate exclude each other: in a closed loop the latency sets the rate")
+            raise ValueError("closed_loop and rate are mutually exclusive: in a closed loop the latency sets the rate")
 
     def __repr__(self) -> str:
         others = f", others={self.others:g}" if self.others else ""

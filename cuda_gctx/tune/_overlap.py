@@ -82,7 +82,7 @@ def overlap(
     if together is not None and not callable(together):
         raise TypeError(f"together must be a function of a stream and a share, not {type(together).__name__}")
     if together is not None and len(parts) != 2:
-        raise ValueError(f"together takes work of one part into another: pass two parts, not {len(parts)}")
+        raise ValueError(f"together moves work of one part into the other: pass two parts, not {len(parts)}")
     device = device_of(device)
     with sitting(device, progress) as held:
         limits = (sizes, library_sms, launch, budget_s, seed)

@@ -83,7 +83,7 @@ class Plan:
         if self.kind not in KINDS:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
-            raise ValueError(f"a plan needs parts with names of their own, not {self.parts}")
+            raise ValueError(f"the parts of a plan need different names, not {self.parts}")
         puts_first = self.kind in ("priority", "together", "overlay")
         if puts_first != (self.first is not None) or self.first not in (None, *self.parts):
             raise ValueError(
@@ -173,7 +173,7 @@ class Plan:
         PartitionPool.switch() for captures of graphs.
         """
         if not isinstance(pool, PartitionPool):
-            raise TypeError(f"a plan is switched to in a PartitionPool, not on {type(pool).__name__}")
+            raise TypeError(f"a plan switches a PartitionPool, not {type(pool).__name__}")
         return switch_to(pool, self)
 
     def verify(self, where: Device | PartitionPool, timeout: float = 10.0) -> VerifyReport:
@@ -287,7 +287,7 @@ class Plan:
 
 def _device_of(where: Device | PartitionPool) -> Device:
     if not isinstance(where, (Device, PartitionPool)):
-        raise TypeError(f"a plan is opened on a Device or with a PartitionPool, not with {type(where).__name__}")
+        raise TypeError(f"a plan opens on a Device or in a PartitionPool, not on {type(where).__name__}")
     return where.device if isinstance(where, PartitionPool) else where
 
 

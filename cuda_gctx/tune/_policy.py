@@ -124,7 +124,7 @@ class Policy(Document):
         for key, values in zip(self.keys, self.buckets, strict=True):
             texts = sum(isinstance(value, str) for value in values)
             if not values or texts not in (0, len(values)):
-                raise ValueError(f"the buckets of {key} must be numbers or texts, not {values}")
+                raise ValueError(f"the buckets of {key} must be numbers or strings, not {values}")
             numbers = [value for value in values if not isinstance(value, str)]
             if sorted(set(numbers)) != numbers or not all(0 <= value < math.inf for value in numbers):
                 raise ValueError(f"the buckets of {key} must be ascending numbers of 0 or more, not {values}")
@@ -164,9 +164,7 @@ class Policy(Document):
 
     def _demand_card(self) -> None:
         if not self.device:
-            raise ValueError(
-                "nobody knows on which card this policy was measured: make it by Policy.of(..., device=...)"
-            )
+            raise ValueError("this policy does not record its device: create it with Policy.of(..., device=...)")
 
     # ---- asking
 
@@ -240,7 +238,7 @@ class Policy(Document):
             for key, values in zip(self.keys, self.buckets, strict=True)
         )
         given = ", ".join(f"{key}={value!r}" for key, value in load.items())
-        raise ValueError(f"this policy knows loads of {wanted}, and not {given}") from None
+        raise ValueError(f"this policy expects a load with {wanted}, not {given}") from None
 
     def bucket(self, **load: Value) -> dict[str, Value]:
         """The buckets that a load falls into."""
@@ -257,7 +255,7 @@ class Policy(Document):
         place = self._place(load)
         found = self.predictions[place][self.plans.index(plan)] if plan in self.plans else None
         if found is None:
-            raise KeyError(f"this policy knows nothing about {plan} for {self.bucket(**load)}")
+            raise KeyError(f"this policy has no measurement of {plan} for {self.bucket(**load)}")
         return found
 
     def explain(self, limit_s: float, current: Plan | None = None, /, **load: Value) -> str:

@@ -216,7 +216,7 @@ def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> Part
         # The first call loads kernels and lets allocators grow; both may wait for the device.
         call()
         if is_capturing(stream):
-            raise RuntimeError(f"{part.name} leaves its stream capturing a graph: end the capture in the function")
+            raise RuntimeError(f"{part.name} leaves its stream capturing a graph: end the capture inside the function")
         stream.sync()
         demand_time()
         before = clock.now()
@@ -236,7 +236,7 @@ def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> Part
     last = calls[-1]
     if not waits and last.seconds[0] < nothing_s + LEAST_WORK_S:
         raise ValueError(
-            f"part {part.name!r} enqueued no work on the stream that it was called with: launch its work on that "
-            "stream, or, with torch and CuPy, on their current stream"
+            f"part {part.name!r} enqueued no work on the stream that it received: launch its work on that stream "
+            "or, with torch and CuPy, on their current stream"
         )
     return PartFacts(last.seconds[0], called_s if waits else min(called_s, last.host_s), waits)

@@ -248,7 +248,7 @@ class Timeline:
         """
         queue = stream if isinstance(stream, Stream) else Stream(stream)
         if queue.device != self._device:
-            raise ValueError(f"the stream is on {queue.device!r}, but the timeline on {self._device!r}")
+            raise ValueError(f"the stream is on {queue.device!r}, but the timeline is on {self._device!r}")
         with self._lock:
             place = 2 * len(self._spans)
             if place >= self._stamps.capacity:

@@ -247,7 +247,7 @@ def test_spills_are_seen_in_the_report() -> None:
     )
     report = Compiled(None, log).report("one_exchange")
     assert (report.registers, report.spill_bytes, report.stack_bytes) == (32, 44, 16)
-    with pytest.raises(RuntimeError, match="nothing about two_exchange"):
+    with pytest.raises(RuntimeError, match="does not mention two_exchange"):
         Compiled(None, log).report("two_exchange")
 
 

@@ -118,7 +118,7 @@ def test_ranks_with_networks_of_their_own_share_a_folder(tmp_path: Path, monkeyp
         pytest.skip("needs the right to make a network namespace (root)")
     for rank, error in enumerate(with_names):
         assert isinstance(error, ConnectionError), error
-        assert f"rank {1 - rank} does not take the descriptor of rank {rank}: " in str(error)
+        assert f"rank {1 - rank} did not accept the descriptor of rank {rank}: " in str(error)
         assert "need a folder that they share, in the environment variable CUDA_GCTX_SOCKETS" in str(error)
     monkeypatch.setenv("CUDA_GCTX_SOCKETS", str(tmp_path))
     assert exchange(2, leave, before=True) == [{1: "of rank 1"}, {0: "of rank 0"}]

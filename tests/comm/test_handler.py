@@ -502,7 +502,7 @@ def test_checks_of_tensors_can_be_left_out(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         x, out = (Tensor(handler.device, torch.bfloat16, *shape) for shape in ((16, 64), (8, 128)))
         how = MixedCommOp.ALLREDUCE, handler, x, out, MixedCommMode.ONE_EXCHANGE
-        with pytest.raises(ValueError, match="x_out must have the shape"):
+        with pytest.raises(ValueError, match="x_out must have shape"):
             run_mixed_comm(*how)
         assert run_mixed_comm(*how, skip_check=True) is out
         assert driver.done == ["one_exchange"]
@@ -529,7 +529,7 @@ def test_a_call_that_was_made_before_is_checked_like_the_first_one(driver: Drive
             return made
 
         wrong = {
-            "x_in must be of torch.bfloat16": (changed(x, "dtype", torch.float16), out),
+            "x_in must have dtype torch.bfloat16": (changed(x, "dtype", torch.float16), out),
             "x_out must be of torch.bfloat16": (x, changed(out, "dtype", torch.float16)),
             "x_in must be on": (changed(x, "device", torch.device("cuda", 1)), out),
             "x_in must be contiguous": (changed(x, "is_contiguous", lambda: False), out),
@@ -850,7 +850,7 @@ def test_a_handler_is_refused_in_another_partition(driver: Any) -> None:
         driver.use(own)
         all_reduce(handler)
         driver.use(partitions[1 - rank.rank].stream)
-        with pytest.raises(RuntimeError, match="would wait for each other forever"):
+        with pytest.raises(RuntimeError, match="would deadlock"):
             all_reduce(handler)
         # What was refused has launched nothing, and the handler works on.
         driver.use(own)
@@ -1340,7 +1340,7 @@ def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> N
             before = copies - 2 if how in ("staged", "in rounds") else 0
             round_ = ["copy"] * before + ["two_exchange"] + ["copy"] * (copies - before) + ["two_exchange"]
             assert driver.done == [*round_ * rounds, "spoil_after_fault"]
-            with pytest.raises(ValueError, match="COPY_ENGINES sums nothing"):
+            with pytest.raises(ValueError, match="COPY_ENGINES cannot sum"):
                 run_mixed_comm(MixedCommOp.REDUCESCATTER, handler, x_out, None, MixedCommMode.COPY_ENGINES)
             rank.partition.stream.sync()  # type: ignore[union-attr]
             found = ctypes.create_string_buffer(2 * block)

@@ -136,7 +136,7 @@ def test_it_is_initialised_once_and_for_one_world_only(library: Library) -> None
     assert on_all(1, twice) == [""]
     assert len(library.inits) == 1
     messages = on_all(2, lambda backend: nvshmem.initialise(backend, DEVICE, enable_ibgda=True))
-    assert all("this process is rank 0 of 1 already, not 1 of 2" in message for message in messages)
+    assert all("this process is already rank 0 of 1, not 1 of 2" in message for message in messages)
 
 
 def test_the_identifier_reaches_every_rank(library: Library) -> None:
@@ -223,7 +223,7 @@ def test_a_symmetric_heap_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
     info = ParallelInfo.of(0, 2, 0, 1, 0, 2)
     [backend] = LocalBackend.of(1, 60)
-    with pytest.raises(RuntimeError, match="set NVSHMEM_SYMMETRIC_SIZE"):
+    with pytest.raises(RuntimeError, match="increase NVSHMEM_SYMMETRIC_SIZE"):
         nodes.NvshmemTransport(backend, info, DEVICE, region_of(info, 1 << 20))
 
 
@@ -232,7 +232,7 @@ def test_a_program_that_has_initialised_it_is_believed_after_a_look(monkeypatch:
     monkeypatch.setitem(sys.modules, "nvshmem", ModuleType("nvshmem"))
     monkeypatch.setitem(sys.modules, "nvshmem.bindings", bindings)
     messages = on_all(2, nvshmem.demand_initialised)
-    assert all("rank 1: NVSHMEM is not initialised: should_init_nvshmem=False is for" in one for one in messages)
+    assert all("rank 1: NVSHMEM is not initialised: with should_init_nvshmem=False" in one for one in messages)
     bindings.status = nvshmem.IS_INITIALISED
     # Both are rank 0 there.
     assert (

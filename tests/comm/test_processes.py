@@ -389,7 +389,7 @@ def test_each_rank_reaches_the_tensors_of_the_others(ranks: list[Any]) -> None:
         found = rank["tensors"]
         expandable, unopened, unequal = found.pop("refused")
         assert "tensors cannot be mapped: rank 0: " in expandable
-        assert "only memory of cuMemAlloc can be mapped" in expandable
+        assert "only memory from cuMemAlloc can be mapped" in expandable
         assert "tensors cannot be mapped: rank 1: " in unopened
         assert "cuIpcOpenMemHandle failed: CUDA_ERROR_OUT_OF_MEMORY" in unopened
         assert "the number of tensors must be the same on all ranks" in unequal

@@ -179,14 +179,14 @@ def test_tiles_are_neither_tiny_nor_larger_than_a_stage(share: int, grid: int, s
 
 
 def test_more_ranks_than_a_warp_has_threads_are_refused() -> None:
-    with pytest.raises(ValueError, match="connect up to 32 ranks, and there are 33"):
+    with pytest.raises(ValueError, match="connect at most 32 ranks, not 33"):
         demand_ranks(MOST_RANKS + 1)
     # In the hierarchical form, those of a node meet.
     info, region = ParallelInfo.of(0, 256, 0, 32, 0, 8), Region(8, 32, 4096)
     op, geometry = info.valid_ops[0], Geometry(256, 4096, 4096)
     assert node_defines(info, op, NodeStep.COLLECT, geometry, region, element=Element.BFLOAT16)["WORLD"] == "32"
     info = ParallelInfo.of(0, 66, 0, 33, 0, 2)
-    with pytest.raises(ValueError, match="and there are 33"):
+    with pytest.raises(ValueError, match="not 33"):
         node_defines(info, op, NodeStep.COLLECT, geometry, region, element=Element.BFLOAT16)
 
 

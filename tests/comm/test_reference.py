@@ -85,13 +85,13 @@ def test_misuse_is_refused_by_name_on_every_rank(ranks: Ranks, tmp_path: Path) -
         "dtypes": "dtype must be the same on all ranks; found rank 0: torch.float16, rank 1: torch.bfloat16",
         "topology": "local_tp_size must be the same on all ranks; found rank 0: 2, rank 1: 1",
         "grid": "omit partition and grid_size",
-        "uneven": "all ranks must pass inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
-        "other dtype": "x_in must be of torch.float16, not of torch.float32",
+        "uneven": "all ranks must pass inputs of the same shape; found rank 0: [4, 8], rank 1: [5, 8]",
+        "other dtype": "x_in must have dtype torch.float16, not torch.float32",
         "not contiguous": "x_in must be contiguous",
-        "wrong output": "x_out must have the shape [4, 8], not [2, 8]",
+        "wrong output": "x_out must have shape [4, 8], not [2, 8]",
         "op": "ALLGATHER is not valid for tp_size=2 and dp_size=1; valid: ALLREDUCE",
         "mode": "mode ONE_EXCHANGE is not valid for this handler; valid: GLOO",
-        "uneven nodes": "all ranks must pass inputs of one shape; found rank 0: [4, 8], rank 1: [5, 8]",
+        "uneven nodes": "all ranks must pass inputs of the same shape; found rank 0: [4, 8], rank 1: [5, 8]",
         "different modes": "found rank 0: ALLREDUCE HIERARCHICAL of torch.float16, rank 1: ALLREDUCE GLOO of",
         "no nodes": "mode HIERARCHICAL is not valid for this handler; valid: GLOO",
         "nvshmem": "NVSHMEM cannot be initialised: the handler is on the CPU",
@@ -192,8 +192,8 @@ def test_descriptors_reach_every_other_rank_and_one_that_stays_away_is_an_error_
     assert away == "stayed away"
     # It has closed its socket before others connect, or after; on a busy machine the others may miss each other too.
     known = re.compile(
-        r"TimeoutError: no descriptor came from ranks \[(\d, )?\d\] in 0.5 s"
-        r"|ConnectionError: rank \d does not take the descriptor of rank \d: "
+        r"TimeoutError: no descriptor arrived from ranks \[(\d, )?\d\] within 0.5 s"
+        r"|ConnectionError: rank \d did not accept the descriptor of rank \d: "
         r"|ConnectionError: a rank closed its connection before it had sent its descriptor"
     )
     assert all(known.match(outcome) for outcome in others), others

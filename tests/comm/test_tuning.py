@@ -187,7 +187,7 @@ def test_a_table_for_something_else_is_refused_by_name() -> None:
 def test_a_table_with_numbers_that_cannot_be_is_refused(old: str, new: str) -> None:
     text = table_of((Case(REDUCE, 1024, False), [Choice(ONE, 8, 1.25)])).to_json()
     assert old in text
-    with pytest.raises(ValueError, match=f"not a tuning table: {old.split(chr(34))[1]} is"):
+    with pytest.raises(ValueError, match=f"not a tuning table: {old.split(chr(34))[1]} must be"):
         TuningTable.from_json(text.replace(old, new))
 
 

@@ -143,7 +143,7 @@ def test_a_plan_for_another_device_is_refused(dev: Device) -> None:
     plan = Plan("partitions", ("a", "b", "c"), Layout(a=whole, b=8), {"a": "a", "b": "b", "c": "background"})
     with pytest.raises(ValueError, match=r"leaves no SMs of .* for background"), plan.open(dev):
         pass
-    with pytest.raises(TypeError, match="not with int"), plan.open(0):  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not on int"), plan.open(0):  # type: ignore[arg-type]
         pass
 
 

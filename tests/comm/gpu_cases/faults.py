@@ -249,11 +249,11 @@ def misuse() -> dict[str, Any]:
             assert bool((out == 3.0).all()), out
             plain = torch.cuda.Stream()
             with torch.cuda.stream(plain):
-                refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
+                refused(RuntimeError, "would deadlock", lambda: call(op, handler, x, out))
             shared[rank.rank] = rank.partition
             rank.backend.barrier()
             with shared[1 - rank.rank].torch():
-                refused(RuntimeError, "would wait for each other forever", lambda: call(op, handler, x, out))
+                refused(RuntimeError, "would deadlock", lambda: call(op, handler, x, out))
             with use(other):
                 graph = capture(torch, lambda: call(op, handler, x, out))
                 out.zero_()
@@ -265,7 +265,7 @@ def misuse() -> dict[str, Any]:
                 assert bool((out == 3.0).all()), out
             refused(ValueError, "address", lambda: call(op, handler, x.view(-1)[4:-4], None))
             refused(ValueError, "contiguous", lambda: call(op, handler, x.t(), None))
-            refused(ValueError, "must be of torch.bfloat16", lambda: call(op, handler, x.half(), None))
+            refused(ValueError, "must have dtype torch.bfloat16", lambda: call(op, handler, x.half(), None))
             refused(ValueError, "must be on", lambda: call(op, handler, x.cpu(), None))
             refused(ValueError, "multiple of 16", lambda: call(op, handler, x.new_zeros(3, 3), None))
             refused(ValueError, "share memory", lambda: call(op, handler, x[:7], x[1:]))
