@@ -84,7 +84,7 @@ EXCEPTIONS: Rows = {
     "Work that is in flight goes on": (
         "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
     ),
-    "The driver does not make the primary context wait": (
+    "The driver need not make the primary context wait": (
         "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
         "core/test_ending.py::test_waits_for_the_device_cover_work_of_what_was_dropped",
         "core/test_ending.py::test_waits_for_the_device_cover_work_of_what_frameworks_had_seen",

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent
 # What says when and with what was recorded, and not what the driver answers.
 ASIDE = {"_what", "format", "recorded", "absent"}
 # Sections of several items, each of which is a process of its own.
-GROUPS = {"misuse", "graph_contexts"}
+GROUPS = {"misuse", "graph_contexts", "ends"}
 # Features that the software driver says it lacks, by why: who asks is told so, and who does not is refused.
 LACKS = {
     "nothing outside of the simulated machine reaches its memory": (
@@ -55,6 +55,11 @@ KNOWN_DIFFERENCES = {
         f"graph_contexts.cooperative/{what}": "a card takes a cooperative grid that is too large, and never ends it; "
         "the software driver refuses it"
         for what in ("instantiated/0", "launched", "waited for", "!ended", "!output")
+    },
+    **{
+        f"ends.graph/a graph, {what} destroyed, wait for cuMemFree of other memory": "a card does not wait for "
+        "what the primary context misses; the software driver waits for all of the device"
+        for what in ("nothing", "the stream", "the context", "the stream and the context")
     },
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",

@@ -58,8 +58,8 @@ class OwnedContext {
 using OwnedContextPtr = std::shared_ptr<OwnedContext>;
 
 // Green contexts of ours that nobody uses any more, and that have work to do. Waits of the primary context, which are
-// those of other libraries for all work of the device, do not cover the work of a green context that was destroyed
-// (seen on an H200 with driver 13.0). So none is destroyed before its work has ended.
+// those of other libraries for all work of the device, have missed a copy of a green context that was destroyed (seen
+// on an H200 with driver 13.0; an H100 waited for kernels). So none is destroyed before its work has ended.
 class EndingContexts {
  public:
   using Owned = std::unique_ptr<OwnedContext>;

@@ -2,8 +2,8 @@
 
 Each question makes a green context, gives its stream about 4 ms of work (of copies and fills: about 1 ms), destroys the
 stream, the context or both, waits for something, and looks into host memory that the work writes. "later": the work was
-done when other work, which takes longer, had ended. Copies and fills stand alone, or are what a kernel is followed by:
-those are over so soon after it that a wait for the kernel is as good as one for them.
+done when other work, which takes longer, had ended. Copies and fills stand alone: behind a kernel they are over so soon
+that a wait for the kernel is as good as one for them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,6 @@ class Bench:
 
     def kernel(self) -> None:
         self.launch(self.host, self.green.stream)
-
-    def copy(self) -> None:
-        self.launch(int(self.gpu.out), self.green.stream)
-        self.driver.must("cuMemcpyDtoHAsync", self.host, self.source, BYTES, self.green.stream)
-
-    def fill(self) -> None:
-        self.launch(int(self.gpu.out), self.green.stream)
-        self.driver.must("cuMemsetD8Async", self.host, WRITTEN, BYTES, self.green.stream)
 
     def long_copy(self) -> None:
         self.is_long = True
@@ -184,11 +176,8 @@ def recorder_of(name: str, of: Callable[[Bench], Call]) -> Callable[[Gpu, Note],
 
 SECTIONS = {
     "ends.kernel": recorder_of("a kernel", lambda bench: bench.kernel),
-    "ends.copy": recorder_of("a kernel and a copy", lambda bench: bench.copy),
-    "ends.fill": recorder_of("a kernel and a fill", lambda bench: bench.fill),
     "ends.graph": recorder_of("a graph", lambda bench: bench.in_graph(bench.kernel)),
     "ends.long_copy": recorder_of("a long copy", lambda bench: bench.long_copy),
     "ends.long_fill": recorder_of("a long fill", lambda bench: bench.long_fill),
     "ends.graph_of_long_copy": recorder_of("a graph of a long copy", lambda bench: bench.in_graph(bench.long_copy)),
-    "ends.graph_with_copy": recorder_of("a graph that ends with a copy", lambda bench: bench.in_graph(bench.copy)),
 }

@@ -44,12 +44,12 @@ void note_where_it_is_current(Call& c, const Context& context) {
   }
 }
 
-// Recorded: waits of the primary context do not cover it from now on. Whether it is over by now is not asked: nobody
-// has waited for it.
+// Recorded on an H100: the primary context still waits for its kernels. Recorded on an H200, of a copy: not for that;
+// on an H100 it was over in time. Whether it is over by now is not asked here: nobody has waited for it.
 void note_work(Call& c, const Context& context) {
   if (!std::ranges::all_of(outstanding_of(c.machine, context), [](const WorkPtr& work) { return work->is_mark(); })) {
     c.note(Misuse::wrong_order, context.handle,
-           "the green context is destroyed while it has work to do, and the primary context does not wait for that");
+           "the green context is destroyed while it has work to do, and the primary context need not wait for that");
   }
 }
 

@@ -61,7 +61,7 @@ class Clock {
   std::vector<WorkPtr> outstanding_of(std::uint64_t context);
   // A context is gone.
   void forget(std::uint64_t context) { by_context_.erase(context); }
-  // A green context goes, and what it still has to do is hidden from its primary context.
+  // A green context goes: what it still has to copy and fill is hidden from its primary context.
   void hide_from_primary(std::uint64_t primary, std::uint64_t context);
   // Carries out what is over by now. Does not wait for another thread that is at it.
   void catch_up(Lock& lock);
