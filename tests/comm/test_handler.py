@@ -530,7 +530,7 @@ def test_a_call_that_was_made_before_is_checked_like_the_first_one(driver: Drive
 
         wrong = {
             "x_in must have dtype torch.bfloat16": (changed(x, "dtype", torch.float16), out),
-            "x_out must be of torch.bfloat16": (x, changed(out, "dtype", torch.float16)),
+            "x_out must have dtype torch.bfloat16": (x, changed(out, "dtype", torch.float16)),
             "x_in must be on": (changed(x, "device", torch.device("cuda", 1)), out),
             "x_in must be contiguous": (changed(x, "is_contiguous", lambda: False), out),
             "x_out must have the shape": (x, changed(out, "shape", (8, 128))),

@@ -413,8 +413,8 @@ def test_streams_over_sms_in_use_warn_the_first_time(torch: Any, dev: Device, mo
     [group], _ = split_resource(get_device_resource(0), 1, 16)
     streams = create_green_ctx_streams(0, [group])
     with pytest.warns(ResourceOverlapWarning, match="said once for each device") as caught:
-        again = create_green_ctx_streams(0, [group])  # not in a comprehension, which is a caller in this file too
-        later = create_green_ctx_streams(0, [group])
+        # Not in a comprehension, which is a caller in this file too.
+        again, later = create_green_ctx_streams(0, [group]), create_green_ctx_streams(0, [group])
     assert [warning.filename for warning in caught] == [__file__]
     del streams, again, later
 
