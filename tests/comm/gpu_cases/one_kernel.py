@@ -31,6 +31,7 @@ TOPOLOGIES = {
     "REDUCESCATTER": (1, 2),
     "ALLREDUCE_ALLGATHER": (2, 2),
     "REDUCESCATTER_ALLREDUCE": (2, 2),
+    "ALLTOALL": (1, 2),
 }
 
 
@@ -183,8 +184,8 @@ class World:
 def wanted(info: Any, op: Any, numbers: int) -> Any:
     """The output of a rank whose input is `value_of(world rank, place)`, of so many numbers."""
     plan = info.plan(op)
-    block = numbers // (info.dp_size if op.scatters else 1)
-    chunk = info.dp_rank * block if op.scatters else 0
+    block = numbers // (info.dp_size if op.divides else 1)
+    chunk = info.dp_rank * block if op.divides else 0
     return array(
         "f",
         [sum(value_of(source, chunk + at) for source in sources) for sources in plan.blocks for at in range(block)],
@@ -201,7 +202,7 @@ def compared(world: World, run: Callable[..., None], mode: Any, block: int, *, i
     from cuda_gctx.comm._protocol import signature
 
     info, op = world.infos[0], world.op
-    numbers = block // 4 * (info.dp_size if op.scatters else 1)
+    numbers = block // 4 * (info.dp_size if op.divides else 1)
     out_bytes = block * len(info.plan(op).blocks)
     tensors = []
     for rank in range(info.world_size):
@@ -228,7 +229,7 @@ def a_world(dev: Any, op: Any, packing: Any) -> Iterator[World]:
 
 @case()
 def ranks_in_one_kernel() -> dict[str, Any]:
-    """Every operation in both modes, staged and not, with both forms of packets."""
+    """Every operation in the modes that compute it, staged and not, with both forms of packets."""
     from cuda_gctx import Device
     from cuda_gctx.comm import MixedCommMode, MixedCommOp
     from cuda_gctx.comm._protocol import Packing
@@ -243,7 +244,7 @@ def ranks_in_one_kernel() -> dict[str, Any]:
                 for block in BLOCK_BYTES:
                     compared(world, world.one_exchange, one, block, is_staged=False)
                     calls += 1
-                    if packing is Packing.WHOLE:
+                    if packing is Packing.WHOLE and name != "ALLTOALL":
                         compared(world, world.two_exchange, two, block, is_staged=False)
                         compared(world, world.staged, two, block, is_staged=True)
                         calls += 2
