@@ -38,7 +38,7 @@ ROOMS = {
     "partitions": "tests/partitions",
     "interop": "tests/interop tests/compat",
     "compat": "tests/compat tests/interop/test_torch.py",
-    "measure": "tests/measure tests/tune/test_intervals.py tests/tune/test_ranking.py",
+    "measure": "tests/measure tests/tune/test_intervals.py tests/tune/test_ranking.py tests/house/test_results.py",
     "tune": "tests/tune",
 }
 QUICKEST = 40

@@ -240,10 +240,12 @@ def test_requests_are_shown_in_words() -> None:
 def test_partition_reports_how_its_split_formed_it_and_a_plan_makes_no_context(sim: Machines, driver: str) -> None:
     sim("h200", driver)
     dev = Device(0)
-    planned = plan(dev, Layout(a=8, b=24, c=None))
+    layout = Layout(64, 32, 16, 8, 8)  # which 12.4 and 13.0 split by means of a context
+    planned = plan(dev, layout)
     assert dev.device_id not in system.memory()
-    with dev.partition(a=8, b=24, c=None) as parts:
-        assert [part.strategy for part in parts] == [part.strategy for part in planned]
+    with dev.partition(layout) as parts:
+        assert system.memory()[dev.device_id].splitting == (driver != "13.4")
+        assert [part.strategy for part in parts] == [part.strategy for part in planned[: len(parts)]]
         assert all(isinstance(part.strategy, str) for part in parts)
 
 
