@@ -369,9 +369,9 @@ DOORS: dict[str, Door] = {
     "ParallelInfo.rank_of(dp_rank)": Door(INT, 0, lambda w, v: w.info.rank_of(0, v)),
     "ParallelInfo.tp_ranks(dp_rank)": Door(INT, 0, lambda w, v: w.info.tp_ranks(v)),
     "ParallelInfo.dp_ranks(tp_rank)": Door(INT, 0, lambda w, v: w.info.dp_ranks(v)),
-    "expected(exchanges)": Door(INT, 1, lambda w, v: expected(w.info, 0, [], v), then="0 one for each rank, not 0"),
+    "expected(exchanges)": Door(INT, 1, lambda w, v: expected(w.info, 0, [], v), then="one for each rank, not 0"),
     "expected(by_nodes)": Door(
-        BOOL, True, lambda w, v: expected(w.info, 0, [], by_nodes=v), then="0 one for each rank, not 0"
+        BOOL, True, lambda w, v: expected(w.info, 0, [], by_nodes=v), then="one for each rank, not 0"
     ),
     "local_world(size)": Door(INT, 1, lambda w, v: local_world(v).close(), (-1, 0)),
     "local_world(sms)": Door(INT, 8, lambda w, v: local_world(1, w.dev, sms=v).close(), (-1, 0)),
