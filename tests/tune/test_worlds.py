@@ -32,7 +32,7 @@ from .worlds import (
 pytestmark = pytest.mark.sim_only
 
 # Runs of each world in the record, at the least.
-LEAST_RUNS = 40
+LEAST_RUNS = 50
 # The worlds in which an earlier rule was wrong, and the number of runs that shows it.
 SAMPLE = [
     ("one_partition_is_best", "10%", 6),
