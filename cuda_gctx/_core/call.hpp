@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "driver/error.hpp"
+#include "handles/captures.hpp"
+#include "handles/closing.hpp"
 #include "handles/current.hpp"
 #include "handles/slot.hpp"
 #include "handles/types.hpp"

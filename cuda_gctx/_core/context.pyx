@@ -410,11 +410,8 @@ def context_stream(Context context not None, size_t number=0, priority=None):
     """
     cdef StreamOptions options = StreamOptions(priority=priority)
     cdef Stream stream = Stream.__new__(Stream)
-    cdef optional[int] level
-    if options.priority is not None:
-        level = <int>options.priority
     stream._context = context
-    cpp.context_stream(stream._slot, context._slot, level, number)
+    cpp.context_stream(stream._slot, context._slot, options._level, number)
     return made_stream(stream)
 
 

@@ -248,10 +248,6 @@ cdef extern from "handles/split_contexts.hpp" namespace "gctx":
     SplitContexts& split_contexts(Runtime&) except +raise_error
 
 
-cdef extern from "handles/closing.hpp" namespace "gctx":
-    pass
-
-
 cdef extern from "_core/call.hpp" namespace "gctx":
     Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
     Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
@@ -300,10 +296,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 cdef extern from "<vector>" nogil:
     cdef cppclass Names "std::vector<std::string>":
         void emplace_back(const char*) except +raise_error
-
-
-cdef extern from "handles/captures.hpp" namespace "gctx":
-    pass
 
 
 cdef extern from "handles/given.hpp" namespace "gctx":

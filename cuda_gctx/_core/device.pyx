@@ -286,7 +286,7 @@ cdef class Device:
         return above.partition_sizes(self)
 
     def sync(self):
-        """Wait on the host for all work of the primary context and of green contexts, those closed meanwhile included."""
+        """Wait on the host for all work of the primary context and of green contexts, also closed ones."""
         cpp.synchronize_context(self.primary()._slot)
 
     def __reduce__(self):

@@ -1,4 +1,5 @@
 from libc.stdint cimport uintptr_t
+from libcpp.optional cimport optional
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options
@@ -8,6 +9,7 @@ from cuda_gctx._core.resources cimport DeviceResources
 cdef class StreamOptions(Options):
     cdef readonly bint nonblocking
     cdef readonly object priority
+    cdef optional[int] _level  # the same for the core
 
 
 cdef class Stream:

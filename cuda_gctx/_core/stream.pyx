@@ -4,7 +4,6 @@ import warnings
 
 cimport cython
 from libc.stdint cimport uintptr_t
-from libcpp.optional cimport optional
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
@@ -32,8 +31,12 @@ cdef class StreamOptions(Options):
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
             priority = as_int("priority", priority, -MOST_PRIORITIES, MOST_PRIORITIES)
+            self._level = <int>priority
         self.nonblocking = as_bool("nonblocking", nonblocking)
         self.priority = priority
+
+
+cdef StreamOptions DEFAULT_OPTIONS = StreamOptions()
 
 
 cdef Stream made_stream(Stream stream):
@@ -44,13 +47,8 @@ cdef Stream made_stream(Stream stream):
 
 cdef Stream new_stream(cpp.Slot[cpp.ContextBox]& context, StreamOptions options):
     cdef Stream stream = Stream.__new__(Stream)
-    cdef optional[int] priority
-    cdef bint nonblocking = True
-    if options is not None:
-        nonblocking = options.nonblocking
-        if options.priority is not None:
-            priority = <int>options.priority
-    cpp.create_stream(stream._slot, context, priority, nonblocking)
+    cdef StreamOptions wanted = options if options is not None else DEFAULT_OPTIONS
+    cpp.create_stream(stream._slot, context, wanted._level, wanted.nonblocking)
     return made_stream(stream)
 
 

@@ -1,4 +1,4 @@
-// What is made in a context and owned by its box: events and graphs.
+// What is made in a context: streams, events and graphs.
 #pragma once
 
 #include <memory>
@@ -8,17 +8,14 @@
 
 namespace gctx {
 
-// Keeps the context. `Box` ends with destroy(), or with keep_for_later() while its driver is set aside.
-template <typename Box, typename Raw>
-class ContextChild {
+// Keeps the context.
+class InContext {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
-  explicit ContextChild(ContextUse use) noexcept : use_(std::move(use)) {}
-  ContextChild(const ContextChild&) = delete;
-  ContextChild& operator=(const ContextChild&) = delete;
+  explicit InContext(ContextUse use) noexcept : use_(std::move(use)) {}
+  InContext(const InContext&) = delete;
+  InContext& operator=(const InContext&) = delete;
 
-  void take(Raw handle) noexcept { handle_ = handle; }
-  Raw handle() const noexcept { return handle_; }
   const ContextUse& use() const noexcept { return use_; }
   const ContextHandle& context() const noexcept { return use_.context(); }
   // What is gone with its context raises before a call reaches the driver.
@@ -30,6 +27,21 @@ class ContextChild {
   }
 
  protected:
+  ~InContext() = default;
+
+ private:
+  ContextUse use_;
+};
+
+// Owned by its box. `Box` ends with destroy(), or with keep_for_later() while its driver is set aside.
+template <typename Box, typename Raw>
+class ContextChild : public InContext {
+ public:
+  using InContext::InContext;
+  void take(Raw handle) noexcept { handle_ = handle; }
+  Raw handle() const noexcept { return handle_; }
+
+ protected:
   ~ContextChild() = default;
   template <typename Destroy>
   void destroy(Destroy DriverTable::* call, const char* name) noexcept {
@@ -38,7 +50,7 @@ class ContextChild {
     }
     Runtime& runtime = context()->runtime();
     const bool is_kept = runtime.keep_for_later([this] {
-      auto later = std::make_shared<Box>(use_);
+      auto later = std::make_shared<Box>(use());
       later->take(handle_);
       return later;
     });
@@ -48,7 +60,6 @@ class ContextChild {
   }
 
  private:
-  ContextUse use_;
   Raw handle_ = nullptr;
 };
 

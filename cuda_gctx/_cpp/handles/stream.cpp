@@ -150,7 +150,7 @@ StreamBox::~StreamBox() {
     return;
   }
   const bool is_kept = runtime.keep_for_later([this] {
-    auto later = std::make_shared<StreamBox>(use_, true, made_as_);
+    auto later = std::make_shared<StreamBox>(use(), true, made_as_);
     later->take(handle_);
     return later;
   });

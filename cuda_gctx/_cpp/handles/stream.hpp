@@ -16,33 +16,22 @@
 
 namespace gctx {
 
-class StreamBox : public Registered<StreamBox>, public StreamLink {
+class StreamBox : public Registered<StreamBox>, public InContext, public StreamLink {
  public:
   static constexpr Runtime::Place place = Runtime::Place::streams;
   static constexpr const char* word = "stream";  // in messages
 
-  // The box is made before what it will own, so that nothing is lost if memory runs out in between.
   StreamBox(ContextUse use, bool owned, std::optional<StreamKind> made_as = std::nullopt) noexcept
-      : use_(std::move(use)), owned_(owned), made_as_(made_as) {
+      : InContext(std::move(use)), owned_(owned), made_as_(made_as) {
     if (!owned) {
       expose();
     }
   }
   ~StreamBox();
-  StreamBox(const StreamBox&) = delete;
-  StreamBox& operator=(const StreamBox&) = delete;
 
   void take(CUstream handle) noexcept;
-  const ContextUse& use() const noexcept { return use_; }
   const StreamKind* made_as() const noexcept { return made_as_ ? &*made_as_ : nullptr; }  // null if it was adopted
   bool is_made_here() const noexcept { return made_as_.has_value(); }
-  const ContextHandle& context() const noexcept { return use_.context(); }
-  bool asks_driver() const noexcept { return context()->kind() != ContextKind::green; }
-  void demand_live() const { context()->demand_there(); }
-  const Driver& driver() const {
-    demand_live();
-    return context()->runtime().driver();
-  }
   bool is_owned() const noexcept { return owned_; }
   // The default streams are words for a stream of whichever context is current.
   bool is_default() const noexcept { return is_default_handle(handle_); }
@@ -71,7 +60,6 @@ class StreamBox : public Registered<StreamBox>, public StreamLink {
   bool is_needed_by_capture() const noexcept;
 
  private:
-  ContextUse use_;
   bool owned_;
   std::optional<StreamKind> made_as_;
   KeptEvent<EventHandle> waited_for_;
