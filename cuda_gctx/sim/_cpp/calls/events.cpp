@@ -72,19 +72,6 @@ void wait_for_event(Call& c, Stream& stream, Event& event, unsigned flags) {
   put(c, stream, work);
 }
 
-// The context, and for a primary context its green contexts too.
-std::vector<Context*> with_green_contexts(Machine& machine, Context& context) {
-  std::vector<Context*> all{&context};
-  if (context.kind == ContextKind::primary) {
-    machine.contexts.each([&](Context& other) {
-      if (other.kind == ContextKind::green && other.root_id == context.id) {
-        all.push_back(&other);
-      }
-    });
-  }
-  return all;
-}
-
 void record_context(Call& c, Context& context, Event& event) {
   refuse_if(event.root_id != context.root_id, CUDA_ERROR_INVALID_HANDLE);
   auto work = std::make_shared<Work>();
@@ -110,14 +97,21 @@ void wait_context(Call& c, Context& context, Event& event) {
   if (!record || record->done) {
     return;
   }
-  for (Context* one : with_green_contexts(c.machine, context)) {
+  const auto hold_up = [&](Context& one) {
     auto gate = std::make_shared<Work>();
-    gate->device = one->device;
-    gate->owner = {one->id, one->root_id, false};
-    gate->after = {one->gate, record};
+    gate->device = one.device;
+    gate->owner = {one.id, one.root_id, false};
+    gate->after = {one.gate, record};
     c.machine.clock.submit(gate);
-    one->gate = gate;
-  }
+    one.gate = gate;
+  };
+  hold_up(context);
+  // A primary context's green contexts too.
+  c.machine.contexts.each([&](Context& other) {
+    if (context.kind == ContextKind::primary && other.is_green() && other.root_id == context.id) {
+      hold_up(other);
+    }
+  });
 }
 
 void tell_elapsed(Call& c, float* milliseconds, CUevent first, CUevent last) {

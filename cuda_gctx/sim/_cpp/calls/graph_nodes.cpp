@@ -77,17 +77,10 @@ void plan_free_node(Call& c, const Graph& graph, CUdeviceptr address, GraphNode&
 }
 
 bool fits(CUgraphConditionalNodeType type, unsigned size, int version) {
-  constexpr int with_else_and_switch = 12080;
-  switch (type) {
-    case CU_GRAPH_COND_TYPE_IF:
-      return size == 1 || (size == 2 && version >= with_else_and_switch);
-    case CU_GRAPH_COND_TYPE_WHILE:
-      return size == 1;
-    case CU_GRAPH_COND_TYPE_SWITCH:
-      return size > 0 && size <= 4096 && version >= with_else_and_switch;
-    default:
-      return false;
-  }
+  const bool with_else_and_switch = version >= 12080;
+  return (type == CU_GRAPH_COND_TYPE_IF && (size == 1 || (size == 2 && with_else_and_switch))) ||
+         (type == CU_GRAPH_COND_TYPE_WHILE && size == 1) ||
+         (type == CU_GRAPH_COND_TYPE_SWITCH && size > 0 && size <= 4096 && with_else_and_switch);
 }
 
 void plan_conditional_node(Call& c, const Graph& graph, CUDA_CONDITIONAL_NODE_PARAMS& conditional, GraphNode& node) {
@@ -288,14 +281,8 @@ void read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchA
         value.clusterDim.z = plan.clusters[2];
       }
       return;
-    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-      return;
     default:
-      refuse(CUDA_ERROR_INVALID_VALUE);
+      refuse_if(!changes_nothing(which), CUDA_ERROR_INVALID_VALUE);
   }
 }
 

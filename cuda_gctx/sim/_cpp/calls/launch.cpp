@@ -112,13 +112,6 @@ void read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const CUlaunchAttribute& attribute = config.attrs[i];
     switch (attribute.id) {
-      case CU_LAUNCH_ATTRIBUTE_IGNORE:
-      case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-        break;
       case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
         plan.cooperative = attribute.value.cooperative != 0;
         break;
@@ -141,7 +134,8 @@ void read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
         plan.cluster = static_cast<unsigned>(product(plan.clusters));
         break;
       default:
-        refuse(CUDA_ERROR_NOT_SUPPORTED);
+        refuse_if(attribute.id != CU_LAUNCH_ATTRIBUTE_IGNORE && !changes_nothing(attribute.id),
+                  CUDA_ERROR_NOT_SUPPORTED);
     }
   }
 }
@@ -190,6 +184,14 @@ void potential_block_size(Call& c, int* min_grid, int* block, const KernelCode& 
 }
 
 }  // namespace
+
+bool changes_nothing(CUlaunchAttributeID which) {
+  constexpr CUlaunchAttributeID all[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
+                                         CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
+                                         CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+                                         CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP};
+  return std::ranges::find(all, which) != std::end(all);
+}
 
 void plan_launch(Call& c, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
                  void** extra) {

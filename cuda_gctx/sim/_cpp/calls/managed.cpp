@@ -17,17 +17,10 @@ Allocation& find_managed(Call& c, CUdeviceptr address, std::size_t size) {
 }
 
 bool is_place(Call& c, const CUmemLocation& location) {
-  switch (location.type) {
-    case CU_MEM_LOCATION_TYPE_DEVICE:
-      return location.id >= 0 && location.id < static_cast<int>(c.machine.devices.size());
-    case CU_MEM_LOCATION_TYPE_HOST:
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
-      return true;
-    case CU_MEM_LOCATION_TYPE_HOST_NUMA:
-      return location.id >= 0;
-    default:
-      return false;
-  }
+  const auto devices = static_cast<int>(c.machine.devices.size());
+  return location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ||
+         (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location.id >= 0) ||
+         (location.type == CU_MEM_LOCATION_TYPE_DEVICE && location.id >= 0 && location.id < devices);
 }
 
 CUmemLocation as_location(const CUmemLocation& location) { return location; }

@@ -10,11 +10,8 @@ namespace {
 
 // The kinds of resource that the simulated version knows.
 bool is_known_type(const Call& c, CUdevResourceType type) {
-  if (type == CU_DEV_RESOURCE_TYPE_SM) {
-    return true;
-  }
   const bool workqueue = type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE;
-  return workqueue && c.version() >= 13010;
+  return type == CU_DEV_RESOURCE_TYPE_SM || (workqueue && c.version() >= 13010);
 }
 
 // A number that is the same for the same SMs and values, and hardly ever for others; never 0.

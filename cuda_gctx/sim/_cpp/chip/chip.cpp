@@ -52,12 +52,11 @@ Chip::Chip(const Profile& profile) : profile_(profile), gpc_sms_(profile.sms_per
   // the whole chip.
   domains_.resize(static_cast<std::size_t>(profile.locality_domains));
   domain_of_.assign(sm_count_, domains_.size() == 1 ? 0 : -1);
+  domain_sms_ = sm_count_;
   if (domains_.size() == 1) {
     domains_[0] = all_;
-    domain_sms_ = sm_count_;
     return;
   }
-  domain_sms_ = sm_count_;
   for (std::size_t domain = 0; domain < domains_.size(); ++domain) {
     const std::size_t first = domain * gpcs_.size() / domains_.size();
     const std::size_t last = (domain + 1) * gpcs_.size() / domains_.size();

@@ -200,10 +200,8 @@ void read_declarations(std::string_view text, KernelCode& code) {
   }
   std::size_t close = open;
   for (int depth = 0; close < text.size(); ++close) {
-    if (text[close] == '{') {
-      ++depth;
-    }
-    if (text[close] == '}' && --depth == 0) {
+    depth += text[close] == '{' ? 1 : text[close] == '}' ? -1 : 0;
+    if (depth == 0) {
       break;
     }
   }

@@ -31,35 +31,29 @@ std::uint64_t number_within(std::string_view text, std::string_view what, std::u
   return value;
 }
 
-std::string known_drivers() {
-  std::string known;
-  for (const int version : driver_versions) {
-    known += (known.empty() ? "" : ", ") + version_text(version);
+template <class List, class Name>
+std::string joined(const List& list, Name&& name) {
+  std::string text;
+  for (const auto& one : list) {
+    text += (text.empty() ? "" : ", ") + name(one);
   }
-  return known;
+  return text;
 }
 
 int driver_version(std::string_view text) {
   const auto dot = text.find('.');
   if (dot == std::string_view::npos) {
     throw std::invalid_argument("a driver version is MAJOR.MINOR, not '" + std::string(text) + "': known are " +
-                                known_drivers());
+                                joined(driver_versions, version_text));
   }
   const auto major = static_cast<int>(number_within(text.substr(0, dot), "the driver's major version", 0, 99));
   const auto minor = static_cast<int>(number_within(text.substr(dot + 1), "the driver's minor version", 0, 99));
   const int version = major * 1000 + minor * 10;
   if (std::ranges::find(driver_versions, version) == driver_versions.end()) {
-    throw std::invalid_argument("driver " + std::string(text) + " is not modelled: known are " + known_drivers());
+    throw std::invalid_argument("driver " + std::string(text) + " is not modelled: known are " +
+                                joined(driver_versions, version_text));
   }
   return version;
-}
-
-std::string known_profiles() {
-  std::string names;
-  for (const Profile& profile : profiles()) {
-    names += (names.empty() ? "" : ", ") + profile.key;
-  }
-  return names;
 }
 
 }  // namespace
@@ -124,7 +118,8 @@ Spec Spec::parse(std::string_view text) {
     first = false;
   }
   if (find_profile(spec.profile) == nullptr) {
-    throw std::invalid_argument("no card '" + spec.profile + "' is modelled: known are " + known_profiles());
+    throw std::invalid_argument("no card '" + spec.profile + "' is modelled: known are " +
+                                joined(profiles(), [](const Profile& profile) { return profile.key; }));
   }
   return spec;
 }
