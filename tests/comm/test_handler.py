@@ -534,7 +534,7 @@ def test_a_call_that_was_made_before_is_checked_like_the_first_one(driver: Drive
             "x_in must be on": (changed(x, "device", torch.device("cuda", 1)), out),
             "x_in must be contiguous": (changed(x, "is_contiguous", lambda: False), out),
             "x_out must have shape": (x, changed(out, "shape", (8, 128))),
-            "x_out begins at": (x, changed(out, "_address", out.data_ptr() + 8)),
+            "x_out starts at": (x, changed(out, "_address", out.data_ptr() + 8)),
             "share memory": (x, changed(out, "_address", x.data_ptr() + 64)),
         }
         for words, tensors in wrong.items():
