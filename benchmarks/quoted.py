@@ -159,6 +159,20 @@ def of_eager(eager: Result) -> dict[str, str]:
     }
 
 
+def of_staged(staged: Result) -> dict[str, str]:
+    """All-reduces whose tensors are staged, by a kernel and by copies of the driver."""
+    us: dict[str, dict[int, float]] = {}
+    for row in staged["rows"]:
+        us.setdefault(row["copies"], {})[row["bytes"]] = row["us"]
+    ways = {"by a kernel": us["by a kernel"], "by copies": us["by copy engines"]}
+    small = {
+        f"small staged {way}": f"{span((t for size, t in of.items() if size <= 1 << 19), 1)} us"
+        for way, of in ways.items()
+    }
+    large = {f"large staged {way}": f"{of[1 << 21]:.1f} us" for way, of in ways.items()}
+    return small | large | {"staged origin": f"{staged['card']}, driver {staged['driver']}, {staged['date']}"}
+
+
 def of_worlds(worlds: Result) -> dict[str, str]:
     """How often the tuner was wrong in worlds with known true times."""
     rows = worlds["rows"]
@@ -203,6 +217,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         results_of, ("arrivals", "partitions", "allreduce", "instantiation")
     )
     studies, [worlds], [guards], [eager] = map(results_of, ("studies", "worlds", "guards", "eager"))
+    [staged] = results_of("communication-staged")
     return [
         (of_latency(arrivals), origin([arrivals])),
         (of_partitions(partitions), origin([partitions])),
@@ -211,6 +226,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         *((of_processes(one), origin([one])) for one in results_of("processes")),
         (of_guards(guards), origin([guards])),
         (of_eager(eager), origin([eager])),
+        (of_staged(staged), origin([staged])),
         (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]
