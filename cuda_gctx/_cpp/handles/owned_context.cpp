@@ -19,9 +19,14 @@ class ShortEvent {
   ShortEvent(const ShortEvent&) = delete;
   ShortEvent& operator=(const ShortEvent&) = delete;
 
-  // All work of a context, on streams that others have made or that are gone as well.
-  void record(const OwnedContext& context) const {
-    GCTX_CALL(driver_, cuGreenCtxRecordEvent, context.green->handle(), event_);
+  // All work of a context, on streams that others have made or that are gone as well. False if a capture was left open
+  // on one of them: the driver then answers nothing about the context.
+  bool record(const OwnedContext& context) const {
+    const CUresult result = driver_.cuGreenCtxRecordEvent(context.green->handle(), event_);
+    if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
+      driver_.check(result, "cuGreenCtxRecordEvent");
+    }
+    return result == CUDA_SUCCESS;
   }
   bool is_done() const {
     const CUresult result = driver_.cuEventQuery(event_);
@@ -82,8 +87,7 @@ bool OwnedContext::is_done() const noexcept {
   const RelaxedThread relaxed(runtime.driver());
   try {
     const ShortEvent event(runtime.driver(), handle);
-    event.record(*this);
-    return event.is_done();
+    return event.record(*this) && event.is_done();
   } catch (const std::exception& error) {
     note_failure(error.what());
     return false;
@@ -153,14 +157,17 @@ void EndingContexts::wait(int device, CUcontext primary) {
     std::uint64_t id = 0;
     {
       const std::lock_guard lock(mutex_);
-      const Owned& first = *find([&](const OwnedContext& context) { return context.device == device; });
-      if (!first) {
+      const auto is_of_device = [&](const OwnedContext& context) { return context.device == device; };
+      if (!*find(is_of_device)) {
         return;
       }
       if (!event) {
         event.emplace(runtime_.driver(), primary);
       }
-      event->record(*first);
+      const Owned& first = *find([&](const OwnedContext& one) { return is_of_device(one) && event->record(one); });
+      if (!first) {
+        return;
+      }
       id = first->id;
     }
     event->wait();
@@ -184,8 +191,9 @@ void EndingContexts::close() noexcept {
     }
     try {
       const ShortEvent event(runtime_.driver(), context->handle);
-      event.record(*context);
-      event.wait();
+      if (event.record(*context)) {
+        event.wait();
+      }
     } catch (const std::exception& error) {
       note_failure(error.what());
     }
