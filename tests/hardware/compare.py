@@ -67,6 +67,15 @@ KNOWN_DIFFERENCES = {
         for what in ("the context", "the stream and the context")
         for wait in ("the primary context", "an event of the primary context")
     },
+    **{
+        f"codes/{what}": "both refuse it: a card says of streams of a context that is gone what is left of them"
+        for what in (
+            "cuStreamQuery after the context is destroyed",
+            "cuStreamGetId after the context is destroyed",
+            "cuStreamQuery after the primary context is released",
+            "cuStreamDestroy_v2 after the primary context is released",
+        )
+    },
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",
 }
@@ -158,6 +167,11 @@ def answers_of(recording: Any, section: str) -> Any:
     return {key: value for key, value in recording.items() if key != "name"}
 
 
+def differs_by_a_crash(place: str, real: Any) -> bool:
+    """Questions about single functions, at which a card ends the process; the software driver answers."""
+    return place.startswith("codes/") and real in SIGNALS
+
+
 def all_differences(path: Path, section: str, folder: Path) -> list[tuple[str, Any, Any]]:
     """What differs in a section, known or not; `folder` keeps what the software driver answers."""
     real, model = answers_of(recorded(path), section), answers_of(simulated(path, folder), section)
@@ -171,7 +185,7 @@ def differences_of(path: Path, section: str, folder: Path) -> list[str]:
     return [
         f"{place}\n  recorded  {real}\n  simulated {model}"
         for place, real, model in all_differences(path, section, folder)
-        if place not in KNOWN_DIFFERENCES
+        if place not in KNOWN_DIFFERENCES and not differs_by_a_crash(place, real)
     ]
 
 

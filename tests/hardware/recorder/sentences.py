@@ -674,7 +674,7 @@ def _(world: World) -> None:
     assert (code := world.code("cuMemFree_v2", memory)) == INVALID_VALUE, code
 
 
-@says(104, "cuCtxDestroy_v2", "Modules of the context, and their functions, go with it, and say so (recorded).")
+@says(104, "cuCtxDestroy_v2", "Modules of the context go with it and say so, and so do their functions (recorded).")
 def _(world: World) -> None:
     context = own_context(world)
     module = world.out("cuModuleLoadData", world.buffer(PTX))
@@ -682,7 +682,7 @@ def _(world: World) -> None:
     world.must("cuCtxDestroy_v2", context)
     world.must("cuCtxSetCurrent", world["CUcontext"])
     assert (code := world.code("cuModuleUnload", module)) == CONTEXT_IS_DESTROYED, code
-    assert (code := world.code("cuFuncLoad", function)) == CONTEXT_IS_DESTROYED, code
+    assert (code := world.code("cuFuncLoad", function)) == INVALID_HANDLE, code
 
 
 @says(105, "cuCtxDestroy_v2", "Arrays of the context go with it, and say so (recorded).")
@@ -725,15 +725,19 @@ def _(world: World) -> None:
     assert set((ctypes.c_ubyte * 4096).from_address(host)) == {7}
 
 
-@says(109, "cuDevicePrimaryCtxRelease_v2", "The last release resets the context: memory and modules are gone.")
+@says(
+    109,
+    "cuDevicePrimaryCtxRelease_v2",
+    "The last release ends memory and modules of the context, and not what pools gave (recorded).",
+)
 def _(world: World) -> None:
     memory, module = world["CUdeviceptr"], world["CUmodule"]
     pooled = world.out("cuMemAllocAsync", 1 << 20, world["CUstream"])
     world.must("cuDevicePrimaryCtxRelease_v2", 0)
     world.must("cuCtxSetCurrent", world.out("cuDevicePrimaryCtxRetain", 0))
-    for address in (memory, pooled):
-        assert (code := world.code("cuMemFree_v2", address)) == INVALID_VALUE, code
-    assert (code := world.code("cuModuleUnload", module)) == CONTEXT_IS_DESTROYED, code
+    assert (code := world.code("cuMemFree_v2", memory)) == INVALID_VALUE, code
+    assert (code := world.code("cuModuleUnload", module)) == INVALID_HANDLE, code
+    world.must("cuMemFree_v2", pooled)
 
 
 @says(110, "cuLaunchKernel", "A function is of the context that its module was loaded in.")

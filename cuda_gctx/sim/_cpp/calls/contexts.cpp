@@ -75,11 +75,10 @@ std::unique_ptr<Context> make_context(Call& c, ContextKind kind, const Holding& 
   return made;
 }
 
-void destroy_owned(Machine& machine, std::uint64_t owner) {
+void destroy_owned(Machine& machine, std::uint64_t owner, bool remembered) {
   each_owned(machine.modules, owner, [&](Module& module) {
-    machine.modules.orphan(module);
-    for (const auto& [name, function] : module.functions) {
-      machine.functions.orphan(*function);
+    if (remembered) {
+      machine.modules.orphan(module);
     }
     unload(machine, module);
   });
@@ -174,7 +173,7 @@ GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
   context = c.machine.contexts.find(handle);
   refuse_if(context == nullptr || context->id != id, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   detach_children(c, *context);
-  destroy_owned(c.machine, id);
+  destroy_owned(c.machine, id, true);
   c.machine.contexts.remove(*context);
 }
 

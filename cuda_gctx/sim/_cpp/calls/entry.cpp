@@ -248,7 +248,6 @@ std::shared_ptr<KernelCode> find_code(Call& c, CUfunction handle) {
   if (const Kernel* kernel = c.machine.kernels.find(handle)) {
     return kernel->code;
   }
-  refuse_if(c.machine.functions.is_orphan(handle), CUDA_ERROR_CONTEXT_IS_DESTROYED);
   if (c.machine.functions.is_stale(handle) || c.machine.kernels.is_stale(handle)) {
     c.note(Misuse::use_after_destroy, handle, "the module or library of the kernel is unloaded");
   }

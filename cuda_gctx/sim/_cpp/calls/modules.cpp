@@ -54,11 +54,12 @@ void load_module(Call& c, CUmodule* out, const void* data) {
 
 void load_library(Call& c, CUlibrary* out, const void* data) {
   auto image = image_of(c, data);
-  // Recorded: a library is loaded where it is used, and what the driver cannot compile is refused there.
-  const bool is_late = image->code == CUDA_SUCCESS || image->code == CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
-  refuse_if(!is_late, image->code);
+  // Recorded: a library is loaded where it is used, and what the driver cannot load is refused there.
   Library& library = c.add(c.machine.libraries);
   library.image = std::move(image);
+  if (library.image->code != CUDA_SUCCESS) {
+    library.image->kernels.clear();
+  }
   for (const auto& code : library.image->kernels) {
     Kernel& kernel = c.add(c.machine.kernels);
     kernel.library = &library;
@@ -168,7 +169,9 @@ GCTX_SIM_CALL(cuModuleGetGlobal_v2, Call& c, CUdeviceptr* address, std::size_t* 
 }
 
 GCTX_SIM_CALL(cuLibraryLoadFromFile, Call& c, CUlibrary* out, const char* name) {
-  return load_library(c, out, read_file(name).data());
+  const auto bytes = read_file(name);
+  refuse_if(bytes.front() == '\0', CUDA_ERROR_INVALID_IMAGE);  // recorded of an empty file
+  return load_library(c, out, bytes.data());
 }
 GCTX_SIM_ROW(cuLibraryLoadData, load_library)
 
@@ -183,6 +186,7 @@ GCTX_SIM_CALL(cuLibraryUnload, Call& c, Library& library) {
 }
 
 GCTX_SIM_CALL(cuLibraryGetKernel, Call&, CUkernel* out, const Library& library, const char* name) {
+  refuse_if(library.image->code != CUDA_SUCCESS, library.image->code);
   const auto found = library.kernels.find(name);
   refuse_if(found == library.kernels.end(), CUDA_ERROR_NOT_FOUND);
   give(out, *found->second);

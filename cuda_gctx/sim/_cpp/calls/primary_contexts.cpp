@@ -9,19 +9,16 @@
 namespace gctx::sim {
 namespace {
 
-// The primary context goes with what it owns, and with what no context does: memory of pools, and the variables of
-// libraries, which load themselves again where they are used next.
+// The primary context goes with what it owns, and with the variables of libraries, which load themselves again where
+// they are used next. Memory of pools stays (recorded).
 void destroy_primary(Call& c, Device& device) {
   Machine& machine = c.machine;
   if (device.primary != nullptr) {
     detach_children(c, *device.primary);
-    destroy_owned(machine, device.primary->id);
+    destroy_owned(machine, device.primary->id, false);
     machine.contexts.remove_reserving(*device.primary);
     device.primary = nullptr;
   }
-  release_if(machine, [&](const Allocation& allocation) {
-    return allocation.device == device.ordinal && allocation.owner == 0 && allocation.module == nullptr;
-  });
   machine.modules.each([&](Module& module) {
     if (module.device == device.ordinal && module.library != nullptr) {
       free_variables(machine, module);
@@ -39,6 +36,9 @@ void reset_primary(Call& c, Device& device) {
   device.lost = 0;  // a reset is what brings it back
   const std::set<Stream*> streams = device.primary == nullptr ? std::set<Stream*>() : device.primary->streams;
   destroy_primary(c, device);
+  release_if(c.machine, [&](const Allocation& allocation) {
+    return allocation.device == device.ordinal && allocation.owner == 0 && allocation.module == nullptr;
+  });
   for (Stream* stream : streams) {
     c.machine.streams.remove(*stream);
   }
