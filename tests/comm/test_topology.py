@@ -264,7 +264,7 @@ def test_hosts_are_nodes_and_tp_is_the_fast_axis() -> None:
     assert on_hosts(1, ["a", "a"]).tp_size == on_hosts(1, ["a", "a"], dp_size=1).tp_size == 2
     for wrong, words in (
         (["a", "b", "a", "b"], "must be consecutive"),
-        (["a", "a", "b"], "equally many on each host; found a, a, b"),
+        (["a", "a", "b"], "with the same number on each host; found a, a, b"),
         (["a"] * 3 + ["b"] * 3, "tp_size=2 must divide the 3 ranks of a host"),
         (["a"] * 3, "tp_size and dp_size must multiply to world_size=3"),
     ):
