@@ -54,7 +54,7 @@ class MixedCommHandler:
     Every rank creates a handler, at the same time: with torch.distributed initialised, or with a `comm_backend`. A
     handler belongs to one partition (or to the whole device), and its calls run in one order.
 
-    grid_size: how many blocks the kernels have; None: one for each SM of the partition.
+    grid_size: the number of blocks of the kernels; None: one for each SM of the partition.
     max_block_size, min_block_size: the largest and the smallest number of threads per SM in the kernel for small
     messages, which divides them among several blocks. The largest is at most 1024, with more than 8 ranks 512, and with
     more than 16 ranks 256.
@@ -64,18 +64,18 @@ class MixedCommHandler:
     should_init_nvshmem: whether the handler initialises NVSHMEM, where nodes exchange through it; if not, the program
     has done so.
     use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
-    partition: where the kernels run.
-    timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks that
-    torch.distributed connects wait for each other as long, but at least for 60 s.
+    partition: the partition that the kernels run in.
+    timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks connected by
+    torch.distributed wait for each other for the same time, but at least 60 s.
     max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. Larger messages go in several
     rounds, where TWO_EXCHANGE stages them and in HIERARCHICAL. Where all ranks are threads on one device, None reserves
-    nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. What map_tensors() was called with is not
+    nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. Tensors passed to map_tensors() are not
     staged.
     comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the previous kernel of the stream still runs; it
     waits for the end of that kernel on the device (programmatic dependent launch).
-    on_fault: what a call leaves that cannot finish: "nan", in each part of its output that may not be right, or "trap",
-    which ends everything that runs in the context with an error.
+    on_fault: what a call that cannot finish does: "nan" fills each part of its output that may be wrong, "trap" ends
+    everything that runs in the context with an error.
     transport: how nodes exchange, where the topology has several: "nvshmem", "nccl", or "peers" on one host. The ranks
     of a node run on one host.
     """
@@ -146,7 +146,7 @@ class MixedCommHandler:
         device: Any = None,
         **options: Any,
     ) -> MixedCommHandler:
-        """A handler of the processes of a group, of which it knows rank, size and hosts. Collective.
+        """A handler for the processes of a group, which provides rank, size and hosts. Collective.
 
         partition: where the kernels run; None: on the whole device.
         dtype: torch.float16 or torch.bfloat16.
@@ -244,14 +244,14 @@ class MixedCommHandler:
 
     @property
     def has_fault(self) -> bool:
-        """Whether a kernel of this rank has reported a fault: a look at memory of the host, from any thread."""
+        """Whether a kernel of this rank has reported a fault: reads host memory, from any thread."""
         fault = None if self._gpu is None else self._gpu.fault
         return self._state is _State.FAILED or bool(fault)
 
     def check(self) -> None:
         """Raises CommFault if a kernel of this rank has reported one. Does not wait for kernels that still run.
 
-        Every call does this. A replay of a graph is no call: check after each one of which the output is read.
+        Every call does this, but a replay of a graph does not: call check() after each replay whose output you read.
         """
         fault = None if self._gpu is None else self._gpu.fault
         if fault:
@@ -356,7 +356,7 @@ class MixedCommHandler:
         return description_of(self.para_info, str(self.dtype), device, self.grid_size, driver_version)
 
     def init_virtual_memory(self) -> None:
-        """Does nothing: the constructor has mapped the workspaces. It is there for programs that call it."""
+        """Does nothing: the constructor has mapped the workspaces. It exists for programs that call it."""
 
     def init_nvshmem(self) -> None:
         """Initialises NVSHMEM with the ranks of this handler, through nvshmem4py and without multicast. Collective.
@@ -403,7 +403,7 @@ class MixedCommHandler:
             del self._mapped_storages[[one for one, _ in self._mapped_storages].index(address)]
 
     def checkpoint_prepare(self) -> None:
-        """Releases the physical memory and keeps the addresses, so that captured graphs stay valid. Collective.
+        """Releases the physical memory but keeps the addresses, so that captured graphs stay valid. Collective.
 
         A second call does nothing. NotImplementedError if nodes exchange through NVSHMEM, which cannot do that.
         """
@@ -443,7 +443,7 @@ class MixedCommHandler:
         self._become(_State.OPEN)
 
     def recover(self) -> None:
-        """Makes the handler usable again after a fault. Collective: every rank calls it, with a fault or without.
+        """Makes the handler usable again after a fault. Collective: every rank calls it, whether it has a fault or not.
 
         Waits for the kernels of all ranks, of which none waits longer than `timeout_s`, and forgets what they have sent
         to each other. Mapped tensors, tuning tables and captured graphs stay valid; outputs of calls that could not

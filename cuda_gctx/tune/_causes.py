@@ -65,9 +65,10 @@ def what_they_share(sms: str) -> str:
 
 
 def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work], *, rounds: int = 5) -> ExplainReport:
-    """Measure two pieces of work, each ``(where, work)``, alone and together, and report whether they overlap and why.
+    """Measure two pieces of work, each ``(where, work)``, alone and together, and report whether they overlap, and why
+    not.
 
-    first, second: the two; without work, only the place.
+    first, second: the two pairs, or only the places.
     where: a Partition, a Stream, or the stream of another library.
     work: a function that is called with the Stream, enqueues work on it, and returns. During the call the stream is
     the current stream of torch and CuPy, if they are imported. It is called about ``5 * rounds`` times. Nothing else
@@ -75,9 +76,9 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
 
     rounds: how often each is measured, 1 to 1000.
 
-    A place without work gets a small kernel, which shows whether two streams of a running program can overlap. First,
-    explain waits for what is queued on them. Raises ValueError for streams of two devices, and RuntimeError during a
-    capture or if work raises.
+    A place without work runs a small kernel, which shows whether two streams of a running program can overlap. explain
+    first waits for the work queued on the streams. Raises ValueError for streams of two devices, and RuntimeError
+    during a capture or if work raises.
     """
     report, runs, contexts_cause = measured(first, second, as_int("rounds", rounds, 1, 1000))
     return replace(report, causes=_Diagnosis(report, runs, contexts_cause).causes())

@@ -182,7 +182,7 @@ class _Size:
     loaded: list[Sample] = field(default_factory=list)
 
     def point(self, quantile: float) -> CurvePoint:
-        """What its samples show. The calls of all rounds count together."""
+        """The result of its samples. The calls of all rounds are pooled."""
         both = list(zip(self.loaded, self.latency, strict=False))  # the last round may be incomplete
         loaded, alone = (
             [side.latencies for side in sides] for sides in (zip(*both, strict=True) if both else ((), ()))
@@ -213,22 +213,22 @@ def curve(
     progress: bool | None = None,
     seed: int = 0,
 ) -> Curve:
-    """Measure what a part takes in partitions of different sizes and on the whole device, and next to a load.
+    """Measure the time of a part in partitions of different sizes and on the whole device, alone and next to a load.
 
     part: a function that enqueues work on the Stream that it is called with, as for overlap().
     sizes: the SM counts, instead of all aligned ones.
     load: other work, which is kept queued on all other SMs; on the whole device there is no room for it.
     quantile: the quantile of the latencies without and with the load.
     rate: how many calls arrive per second on average, at random times; None: half of what the part can take in a size.
-    closed_loop: make each call when the one before has completed.
+    closed_loop: start each call when the previous one has completed.
     launch: "graphs" captures the part once for each size, and replays it.
     device: the device to measure; None: device 0.
     budget_s: the longest time to measure, in seconds.
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which sizes are measured.
 
-    All sizes are measured in rounds in random order, each in 7 to 15 rounds. With a budget that does not suffice for 7
-    rounds of all sizes, those that are far apart come first, and those that take too long are left out.
+    All sizes are measured in rounds in random order, each in 7 to 15 rounds. If the budget is too short for 7 rounds of
+    all sizes, sizes that are far apart are measured first, and those that take too long are omitted.
 
     Returns a Curve. Raises PartError if a part raises, RuntimeError if the budget is too short to measure the part once
     and during a capture, and ValueError for invalid arguments.

@@ -57,7 +57,7 @@ class WorkReport:
 
     @property
     def slowdown(self) -> float:
-        """How many times as long it takes together with the other work."""
+        """The ratio of its time next to the other work to its time alone."""
         return self.together_ns / max(self.alone_ns, 1)
 
 
@@ -74,13 +74,13 @@ class Window:
 
     @property
     def length(self) -> int:
-        """From the begin of the first to the end of the last one."""
+        """From the start of the first to the end of the last one."""
         return max(self.first[1], self.second[1])
 
 
 @dataclass(frozen=True)
 class ExplainReport:
-    """Whether two pieces of work overlap, what that costs each of them, and if not, why. ``print()`` it.
+    """Whether two pieces of work overlap, how much that slows each of them, and, if they do not, why. ``print()`` it.
 
     overlap: the share of the shorter one that runs while the other does, as the program calls them, from 0 to 1.
     overlap_queued: the same with both queued before they start.

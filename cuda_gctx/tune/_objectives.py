@@ -53,12 +53,12 @@ class TailLatency:
     """Minimize the tail latency of one part, whose calls arrive at random times while the others are kept queued.
 
     quantile: the quantile of the latency: 0.99 for the p99.
-    others: the least rate of each other part meanwhile, as a share of its rate alone. With 0, the others may get
-    nothing if that makes the part a little faster.
-    rate: how many calls arrive per second on average; None: half of what the part can take alone. A latency begins when
-    the call arrives, even if it has to wait for earlier ones.
-    closed_loop: make each call when the one before has completed, as a single client does that waits for each answer.
-    This hides what others would have waited for.
+    others: the lowest acceptable rate of each other part, as a share of its rate alone. With 0, the others may starve
+    if that makes the part slightly faster.
+    rate: how many calls arrive per second on average; None: half of what the part can take alone. A latency is measured
+    from the arrival of the call, including the wait for earlier calls.
+    closed_loop: start each call when the previous one has completed, like a single client that waits for each answer.
+    This hides the time that other clients would have waited.
     """
 
     part: str

@@ -41,16 +41,16 @@ def overlap(
     seed: int = 0,
     **named: Callable[[Stream], object],
 ) -> Report:
-    """Find the fastest way to run two or more parts: in sequence, on streams, or in partitions, and of which sizes.
+    """Find the fastest way to run two or more parts: in sequence, on streams, or in partitions of which sizes.
 
-    A part is a function that enqueues work on the Stream that it is called with, and returns without waiting. That
-    stream is the current stream of torch and CuPy during the call. Parts have the names of their functions, or the
-    keywords by which they are passed.
+    A part is a function that enqueues work on the Stream that it receives, and returns without waiting. That stream is
+    the current stream of torch and CuPy during the call. Parts have the names of their functions, or the keywords by
+    which they are passed.
 
     work, named: the parts, by position or by name.
-    together: of two parts, a function f(stream, share) that does the work of a call of the urgent part and takes a
-    share of a call of the other part, above 0 and at most 1, into it; chunked prefill is that. The urgent part is that
-    of the TailLatency, otherwise the last one. Shares are searched as sizes are.
+    together: for two parts, a function f(stream, share) that does the work of one call of the urgent part and, in the
+    same step, a share (above 0, at most 1) of one call of the other part, as chunked prefill does. The urgent part is
+    that of the TailLatency, otherwise the last one. Shares are searched like sizes.
     device: the device to measure; None: device 0.
     objective: "makespan" (the time of a step in which all parts start together and are waited for),
     Throughput(decode=8, prefill=1), or TailLatency("decode", quantile=0.99).

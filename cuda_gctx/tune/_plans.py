@@ -30,7 +30,7 @@ SCHEMA = 3
 
 
 def partition_names(parts: Sequence[str]) -> dict[str, str]:
-    """What the partition of each part is called: the same, unless partitions cannot have that name."""
+    """The name of each part's partition: the name of the part, unless partitions cannot have it."""
 
     unused = (name for name in map("part_{}".format, count()) if name not in parts)
     return {part: part if is_partition_name(part) else next(unused) for part in parts}
@@ -141,7 +141,8 @@ class Plan:
 
     @contextmanager
     def open(self, where: Device | PartitionPool) -> Iterator[dict[str, Stream]]:
-        """The stream of each part, for the length of a block. In a sequence and together it is the same one for all.
+        """The stream of each part, for the length of a block. In the kinds "sequence" and "together", all parts share
+        one stream.
 
         where: a PartitionPool, whose partitions and streams stay open as long as the pool, or a Device, for which they
         are closed with the block. Streams on the whole device are closed with the block in either case.
@@ -162,22 +163,22 @@ class Plan:
             yield self._in_order(streams, device, on_device)
 
     def switch(self, pool: PartitionPool) -> dict[str, Stream]:
-        """Make this plan the current one of a pool, behind the work of earlier plans; returns the stream of each part.
+        """Make this plan current in a pool, ordered after the work of earlier plans; returns the stream of each part.
 
         pool: the pool of the layouts.
 
         All streams stay open as long as the pool, and each part has the same ones at each switch. On the device, the
         later work of a part that moves waits for its own work enqueued so far, and for that of every part whose SMs it
         shares or may share: a stream on the whole device shares the SMs of all others. A part that stays where it was
-        goes on, and so does work in partitions that the plan leaves to others. The host does not wait. See
-        PartitionPool.switch() for captures of graphs.
+        continues without waiting, and so does work in partitions that this plan does not use. The host does not wait.
+        See PartitionPool.switch() for captures of graphs.
         """
         if not isinstance(pool, PartitionPool):
             raise TypeError(f"a plan switches a PartitionPool, not {type(pool).__name__}")
         return switch_to(pool, self)
 
     def verify(self, where: Device | PartitionPool, timeout: float = 10.0) -> VerifyReport:
-        """Verify with a probe kernel on which SMs each part runs. What the plan lets overlap is stated in the report.
+        """Verify with a probe kernel which SMs each part runs on. The report states the overlaps that the plan intends.
 
         where: a PartitionPool or a Device, as for open().
         timeout: seconds to wait for the kernel.

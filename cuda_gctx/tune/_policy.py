@@ -31,7 +31,9 @@ Value: TypeAlias = float | str
 
 
 class Prediction(NamedTuple):
-    """What a plan does under a load: the latency quantile of the urgent part, and calls of the bulk part per second."""
+    """The performance of a plan under a load: the latency quantile of the urgent part, and calls of the bulk part per
+    second.
+    """
 
     latency_s: float
     rate: float
@@ -71,10 +73,10 @@ class _Row:
 
 @dataclass(frozen=True)
 class Policy(Document):
-    """Plans for loads and limits: ``Policy.of()`` makes one of measurements, ``choose()`` asks it.
+    """Plans for loads and latency limits: ``Policy.of()`` builds a policy from measurements, ``choose()`` queries it.
 
-    keys: what the caller names loads by. buckets: the values of each key that were measured; a number between two of
-    them counts as the larger one. latency, bulk: the names of the parts. quantile: of the latency.
+    keys: the names by which the caller describes loads. buckets: the values of each key that were measured; a number
+    between two values counts as the larger one. latency, bulk: the names of the parts. quantile: of the latency.
     predictions: for each combination of buckets, the last key changing first, one for each plan; None if unknown.
     hysteresis: the share by which another plan has to be better.
     device, sm_count, driver: the card on which the rows were measured; an empty name and 0 for rows of no card.
@@ -169,7 +171,7 @@ class Policy(Document):
     # ---- asking
 
     def choose(self, limit_s: float, current: Plan | None = None, /, **load: Value) -> Plan:
-        """The plan with which the bulk part is fastest while the latency keeps a limit, for ``plan.switch(pool)``.
+        """The plan with the fastest bulk part whose latency stays within a limit, for ``plan.switch(pool)``.
 
         limit_s: the limit of the latency, in seconds. If no plan keeps it, the one with the lowest latency.
         load: a value for each key; ValueError if a number is negative, nan, or larger than all buckets.
@@ -247,7 +249,9 @@ class Policy(Document):
         return {key: values[find(load[key]) - 1] for (key, find, *_), values in finders}
 
     def predict(self, plan: Plan, **load: Value) -> Prediction:
-        """What a plan does under a load: what was measured, corrected by what was observed. KeyError if nothing was."""
+        """The performance of a plan under a load: the measurement, corrected by observations. KeyError if it was not
+        measured.
+        """
         return self._corrected(plan, self._measured(plan, load))
 
     def _measured(self, plan: Plan, load: Mapping[str, Value]) -> Prediction:
@@ -279,7 +283,7 @@ class Policy(Document):
     # ---- service
 
     def observe(self, load: Mapping[str, Value], plan: Plan, latency_s: float, rate: float) -> None:
-        """Correct the policy by what a plan has done in service.
+        """Correct the policy with the observed performance of a plan in service.
 
         load: under which load, as for choose(). plan: the plan that was in use.
         latency_s: the latency of the policy's quantile meanwhile, in seconds.

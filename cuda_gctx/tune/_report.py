@@ -102,13 +102,13 @@ class Report(Document, Pictured):
     alone: the seconds of each part alone on the whole device.
     bound: the longest part alone. A plan can take less only by noise and clocks, if the work is launch-bound, or if a
     library with an SM count hint is faster than without one.
-    gain: the speedup over the sequence: the median ratio over pairs of batches of the same round.
-    gain_low, gain_high: its confidence interval. It covers the noise in this process, and what openings of a plan
-    differ by.
-    gain: the speedup over the sequence, with its interval: in blocks of some length by turns, if these were measured.
-    sure: whether it is certain that the choice is not slower than any other finalist by more than 1%, openings
-    included, and it was measured in such blocks; if not, the reasons say why.
-    regret: the share of time that this choice loses at the most, compared with the other finalists; None if too few
+    gain: the speedup over the sequence, in blocks of one to two seconds by turns if these were measured; otherwise the
+    median ratio over pairs of batches of the same round.
+    gain_low, gain_high: its confidence interval. It covers the noise in this process, and the differences between
+    openings of a plan.
+    sure: whether no other finalist is faster than the choice by more than 1%, openings included, as measured in such
+    blocks; if not, the reasons say why.
+    regret: the largest share of time that this choice may lose, compared with the other finalists; None if too few
     samples were taken.
     margin: the relative difference that counts as none between typical plans: 1%, and what equal ones may differ by
     because each was opened `openings` times only.
@@ -161,7 +161,8 @@ class Report(Document, Pictured):
         return [chosen, *(result for result in kept if result != chosen)]
 
     def compare(self, other: Report) -> str:
-        """The same plans in two reports, as a table; the first lines are both answers, and what differed between them.
+        """The same plans in two reports, as a table; the first lines are both choices and the differences in
+        conditions.
 
         ValueError if the reports are of other work, another objective or another card, or if the power limit or the
         highest clocks differ. Different clocks at the end are stated: then only the shares of the sequence compare.

@@ -266,7 +266,7 @@ class Timeline:
                 self._ends[queue] = queue.record(self._ends.get(queue))
 
     def read(self) -> Trace:
-        """Wait for the spans that have ended in the program; returns when they ran."""
+        """Wait for the spans whose blocks have ended; returns their times."""
         for end in list(self._ends.values()):
             end.sync()
         stamps = self._stamps.read()
