@@ -80,24 +80,58 @@ def test_the_rows_name_the_sentences_that_are_tried() -> None:
     assert rows == {number: sentence.function for number, sentence in SENTENCES.items()}
 
 
+# What a function of the folder must not refuse by itself: a null argument, or flags, of its own parameters. Members of
+# structures, and pointers that are needed with something else only, are not arguments that a row could name.
+REFUSED_BY_HAND = re.compile(
+    r"refuse_if\((?:(?!&&)[^;])*?(?<![>.\w])(?:(\w+) == nullptr|([Ff]lags?) (?:&|>|!=|==) [^;]*?),"
+    r"\s*CUDA_ERROR_INVALID_VALUE"
+)
+# What an entry point must not ask.
+ASKED_BY_HAND = re.compile("disturbs_capture|capture->invalidate|is_inside_function")
+DEFINITION = re.compile(
+    r"^(?!struct|class|namespace|enum|#|//|\s|\})(?P<head>[^\n;{}]*\([^;{}]*\))[^\n;{}]* \{(?P<body>.*?)(?:\n\}$|\}$)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def checks_by_hand(text: str) -> tuple[int, list[str]]:
+    """The number of functions, and what some of them check though their rows say it."""
+    found = []
+    definitions = list(DEFINITION.finditer(text))
+    for definition in definitions:
+        head, body = definition["head"], definition["body"]
+        parameters = re.findall(r"(\w+)(?= ?[,)=])", head)
+        refused = (match for match in REFUSED_BY_HAND.finditer(body) if (match[1] or match[2]) in parameters)
+        found += [f"{head}: {match[0]}" for match in refused]
+        if head.startswith("GCTX_SIM_"):
+            found += [f"{head}: {match[0]}" for match in ASKED_BY_HAND.finditer(body)]
+    return len(definitions), found
+
+
 def test_no_function_checks_by_hand_what_its_row_says() -> None:
     """Null results, flags, captures and callbacks are the frame's business."""
-    by_hand = re.compile(
-        r"((\w+) == nullptr|(?<![>.])\b[Ff]lags? (?:&|>|!=|==) [^;{]*)\) \{\s*return CUDA_ERROR_INVALID_VALUE"
-        r"|disturbs_capture|capture->invalidate|is_inside_function"
-    )
-    found = []
+    functions = 0
     for path in sorted(CALLS.glob("*.cpp")):
-        for definition in re.split(r"^GCTX_SIM_CALL\(", path.read_text(), flags=re.MULTILINE)[1:]:
-            head, body = definition.split("{", 1)
-            body = body.split("\n}\n" if body.startswith("\n") else "\n", 1)[0]
-            parameters = re.findall(r"\*+ ?(\w+)[,)]", head)
-            found += [
-                (path.name, head, match[0])
-                for match in by_hand.finditer(body)
-                if not match[2] or match[2] in parameters
-            ]
-    assert found == []
+        number, found = checks_by_hand(path.read_text())
+        assert found == [], path.name
+        functions += number
+    assert functions > 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "refuse_if(out == nullptr, CUDA_ERROR_INVALID_VALUE);",
+        "refuse_if(count == 0 || out == nullptr, CUDA_ERROR_INVALID_VALUE);",
+        "refuse_if((flags & ~1u) != 0, CUDA_ERROR_INVALID_VALUE);",
+        "refuse_if(flags > 3,\n            CUDA_ERROR_INVALID_VALUE);",
+        "if (stream.capture) {\n    stream.capture->invalidate();\n  }",
+    ],
+)
+def test_a_check_by_hand_is_seen(body: str) -> None:
+    text = f"GCTX_SIM_CALL(cuThing, Call& c, Stream& stream, unsigned flags, int* out) {{\n  {body}\n}}\n"
+    assert checks_by_hand(text)[0] == 1
+    assert len(checks_by_hand(text)[1]) == 1
 
 
 def test_marks_of_an_idle_context_are_there_at_once() -> None:
