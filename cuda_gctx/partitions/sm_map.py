@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from os import PathLike
 from textwrap import wrap
 from typing import TypeVar
 
 from cuda_gctx._core.text import ranges
-from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, heading, ink_on, legend, page, text_width, written
+from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, Pictured, colours_of, heading, ink_on, legend, text_width
 
 __all__ = ["MapCell", "MapRow", "SMMap"]
 
@@ -56,7 +55,7 @@ def _sms(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class SMMap:
+class SMMap(Pictured):
     """Which partition or context owns which SM. ``str()`` is for terminals, ``svg()`` and ``html()`` are pictures.
 
     owners: names with the ids of their SMs, in order.
@@ -154,8 +153,11 @@ class SMMap:
     def __str__(self) -> str:
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines())
 
-    def svg(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as SVG: a panel per GPC, a row per TPC (two SMs), hover texts; also written to `path`."""
+    def _title_of_page(self) -> str:
+        return f"SM map of {self.device}"
+
+    def _picture(self) -> str:
+        """A panel per GPC, a row per TPC (two SMs), and hover texts."""
         drawing = Drawing(f"SM map of {self.device}, driver {self.driver}")
         rows = self._rows(self._panels())
         colours = self.colours
@@ -190,7 +192,7 @@ class SMMap:
                     self._draw(drawing, cell_x, top, cell, row.label, colours)
             y += height + PANEL_GAP
         drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
-        return written(drawing.svg(width, y + 26), path)
+        return drawing.svg(width, y + 26)
 
     def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, place: str, colours: dict[str, str]) -> None:
         who = " and ".join(cell.owners) or "nobody"
@@ -219,13 +221,5 @@ class SMMap:
         entries += [Entry(None, "", "nobody", f", {_sms(free)}")] if free else []
         return entries + ([Entry(SHARED_COLOUR, SHARED, "shared", f", {_sms(shared)}")] if shared else [])
 
-    def html(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as an HTML page that loads nothing; also written to `path`."""
-        return written(page(f"SM map of {self.device}", self.svg()), path)
-
     def _repr_svg_(self) -> str:
-        return self.svg()
-
-    def _repr_html_(self) -> str:
-        # Part of the notebook page, where hover texts work.
-        return self.svg()
+        return self._picture()
