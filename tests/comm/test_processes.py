@@ -198,78 +198,77 @@ def info_of(rank: Rank) -> ParallelInfo:
     return ParallelInfo.of(rank.number, RANKS, rank.number, RANKS, 0, 1, 1, RANKS, 1, 1)
 
 
+class Copying:
+    """The mode COPY_ENGINES on one rank, between an input and an output of its own."""
+
+    def __init__(self, rank: Rank, sizes: Sizes, staged_bytes: int) -> None:
+        self.rank, self.sizes = rank, sizes
+        self.own = Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)
+        self.mapped = MappedTensors(rank.device, self.own.ranks, rank.number)
+        self.stream = rank.device.create_stream()
+        order: Any = OneStream(self.stream)
+        kernels: Any = {sizes.op: NoKernels()}
+        held = (kernels, self.mapped, self.own.addresses, staged_bytes, ())
+        self.mode = CopyEngines("float16", order, Numbers(), info_of(rank), *held)
+        with rank.device.context.current():
+            self.x_in, self.x_out = (int(call("cuMemAlloc", size)) for size in (sizes.in_bytes, sizes.out_bytes))
+
+    def map(self) -> None:
+        self.mapped.add(self.rank.backend, [(self.x_in, self.sizes.in_bytes), (self.x_out, self.sizes.out_bytes)])
+
+    def run(self, given: int, fills: dict[int, int]) -> None:
+        """Twice: the first call stages the inputs, the second one finds those of all ranks.
+
+        fills: the byte of each block of the input, by the address of the block.
+        """
+        with self.rank.device.context.current():
+            call("cuMemsetD8", self.x_out, 0xFF, self.sizes.out_bytes)
+            for address, byte in fills.items():
+                call("cuMemsetD8", address, byte, self.sizes.block_bytes)
+            call("cuCtxSynchronize")
+        for _ in range(2):
+            self.rank.backend.barrier()
+            self.mode.run(Message(self.sizes, None, None, given, self.x_out, None, False), 1)
+            self.stream.sync()
+        self.rank.backend.barrier()
+
+    def close(self) -> None:
+        self.mapped.close()
+        self.own.close()
+        self.stream.close()
+        with self.rank.device.context.current():
+            call("cuMemFree", self.x_in)
+            call("cuMemFree", self.x_out)
+
+
 def all_to_all(rank: Rank) -> dict[str, Any]:
     """All-to-alls, staged and mapped. Block `b` of rank `r` is filled with 10 * r + b."""
-    op, block = MixedCommOp.ALLTOALL, 4096
-    own = Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)
-    mapped = MappedTensors(rank.device, own.ranks, rank.number)
-    stream = rank.device.create_stream()
-    kernels: Any = {op: NoKernels()}
-    how: Any = info_of(rank), kernels, mapped, own.addresses, RANKS * block, ()
-    mode = CopyEngines("float16", OneStream(stream), Numbers(), *how)  # type: ignore[arg-type]
-    sizes = Sizes(op, (), RANKS * block, RANKS * block, block)
-    with rank.device.context.current():
-        x_in, x_out = (int(call("cuMemAlloc", RANKS * block)) for _ in range(2))
-        for number in range(RANKS):
-            call("cuMemsetD8", x_in + number * block, 10 * rank.number + number, block)
+    block = 4096
+    copying = Copying(rank, Sizes(MixedCommOp.ALLTOALL, (), RANKS * block, RANKS * block, block), RANKS * block)
+    fills = {copying.x_in + number * block: 10 * rank.number + number for number in range(RANKS)}
     found = {}
     for how in ("staged", "mapped"):
         if how == "mapped":
-            mapped.add(rank.backend, [(x_in, RANKS * block), (x_out, RANKS * block)])
-        with rank.device.context.current():
-            call("cuMemsetD8", x_out, 0xFF, RANKS * block)
-            call("cuCtxSynchronize")
-        for _ in range(2):
-            rank.backend.barrier()
-            mode.run(Message(sizes, None, None, x_in, x_out, None, False), 1)
-            stream.sync()
-        rank.backend.barrier()
-        found[how] = [rank.read(x_out + number * block + block - BYTES) for number in range(RANKS)]
-    mapped.close()
-    own.close()
-    stream.close()
-    with rank.device.context.current():
-        call("cuMemFree", x_in)
-        call("cuMemFree", x_out)
+            copying.map()
+        copying.run(copying.x_in, fills)
+        found[how] = [rank.read(copying.x_out + number * block + block - BYTES) for number in range(RANKS)]
+    copying.close()
     return found | {"left": rank.left()}
 
 
 def copy_engines(rank: Rank) -> dict[str, Any]:
     """All-gathers of inputs that are mapped, blocks of mapped outputs, and staged; what each rank has of each rank."""
-    op, block = MixedCommOp.ALLGATHER, 4096
-    info = info_of(rank)
-    own = Workspaces(rank.backend, rank.device, 1 << 20, LIMIT_S)
-    mapped = MappedTensors(rank.device, own.ranks, rank.number)
-    stream = rank.device.create_stream()
-    order: Any = OneStream(stream)
-    kernels: Any = {op: NoKernels()}
-    mode = CopyEngines("float16", order, Numbers(), info, kernels, mapped, own.addresses, block, ())
-    sizes = Sizes(op, (), block, RANKS * block, block)
-    with rank.device.context.current():
-        x_in, x_out = int(call("cuMemAlloc", block)), int(call("cuMemAlloc", RANKS * block))
+    block = 4096
+    copying = Copying(rank, Sizes(MixedCommOp.ALLGATHER, (), block, RANKS * block, block), block)
     found = {}
     for number, how in enumerate(("staged", "mapped", "in place")):
         if how == "mapped":
-            mapped.add(rank.backend, [(x_in, block), (x_out, RANKS * block)])
-        given = x_out + rank.number * block if how == "in place" else x_in
-        with rank.device.context.current():
-            call("cuMemsetD8", x_out, 0xFF, RANKS * block)
-            call("cuMemsetD8", given, 10 * number + rank.number, block)
-            call("cuCtxSynchronize")
-        # The first call stages the inputs, the second one finds those of all ranks.
-        for _ in range(2):
-            rank.backend.barrier()
-            mode.run(Message(sizes, None, None, given, x_out, None, False), 1)
-            stream.sync()
-        rank.backend.barrier()
-        blocks = [x_out + of_rank * block for of_rank in range(RANKS)]
+            copying.map()
+        given = copying.x_out + rank.number * block if how == "in place" else copying.x_in
+        copying.run(given, {given: 10 * number + rank.number})
+        blocks = [copying.x_out + of_rank * block for of_rank in range(RANKS)]
         found[how] = [(rank.read(begin), rank.read(begin + block - BYTES)) for begin in blocks]
-    mapped.close()
-    own.close()
-    stream.close()
-    with rank.device.context.current():
-        call("cuMemFree", x_in)
-        call("cuMemFree", x_out)
+    copying.close()
     return found | {"left": rank.left()}
 
 

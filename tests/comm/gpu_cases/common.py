@@ -105,6 +105,19 @@ def capture(torch: Any, work: Callable[[], None]) -> Any:
         return captured(torch, work)
 
 
+def replayed_us(torch: Any, rank: Any, stream: Any, graph: Any, calls: int) -> float:
+    """The time of a call in a graph of so many: of a replay behind one in which the ranks meet, on the slowest rank."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream.synchronize()
+    rank.backend.barrier()
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(max(rank.backend.gather_to_all(begin.elapsed_time(end) * 1000 / calls)))
+
+
 TWO_NODES = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .common import TIMEOUT_S, bits_equal, capture, case, compare, inputs_of, modules
+from .common import TIMEOUT_S, bits_equal, capture, case, compare, inputs_of, modules, replayed_us
 
 
 def gathered_by_copies(size: int, gpus: int) -> dict[str, Any]:
@@ -134,17 +134,7 @@ def staged_copies() -> list[dict[str, Any]]:
                 graph = capture(
                     torch, lambda x=x, out=out: [comm.run_mixed_comm(op, handler, x, out, mode) for _ in range(calls)]
                 )
-                samples = []
-                for _ in range(rounds):
-                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                    stream.synchronize()
-                    rank.backend.barrier()
-                    graph.replay()  # in which the ranks meet
-                    begin.record()
-                    graph.replay()
-                    end.record()
-                    end.synchronize()
-                    samples.append(max(rank.backend.gather_to_all(begin.elapsed_time(end) * 1000 / calls)))
+                samples = [replayed_us(torch, rank, stream, graph, calls) for _ in range(rounds)]
                 handler.check()
                 if rank.rank == 0:
                     us, ends = (round(statistics.median(samples), 2), [round(f(samples), 2) for f in (min, max)])

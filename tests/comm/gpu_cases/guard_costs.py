@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from .common import CAPTURING, REPOSITORY, capture, case, inputs_of, modules
+from .common import CAPTURING, REPOSITORY, capture, case, inputs_of, modules, replayed_us
 
 SMS = 16
 SIZES = [1 << shift for shift in (10, 13, 15, 17)]
@@ -95,7 +95,7 @@ class Ranks:
         times: dict[str, list[float]] = {name: [] for name in graphs}
         for number in range(ROUNDS):
             for name in list(graphs)[:: -1 if number % 2 else 1]:
-                times[name].append(max(rank.backend.gather_to_all(self.timed(rank, stream, graphs[name]))))
+                times[name].append(replayed_us(torch, rank, stream, graphs[name], CALLS))
         for handlers in self.handlers.values():
             handlers[rank.rank].check()
         if rank.rank == 0:
@@ -105,17 +105,6 @@ class Ranks:
                 print(json.dumps(self.rows[-1]), flush=True)
         with CAPTURING:
             graphs.clear()
-
-    def timed(self, rank: Any, stream: Any, graph: Any) -> float:
-        begin, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream.synchronize()
-        rank.backend.barrier()
-        graph.replay()  # in which the ranks meet
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1000 / CALLS
 
     def close(self) -> None:
         def shut_down(rank: Any) -> None:
