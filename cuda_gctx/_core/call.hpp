@@ -27,15 +27,15 @@ namespace gctx {
 
 #ifdef Py_GIL_DISABLED
 template <typename Box>
-using PlaceOfObject = SharedPlace<Box>;
+using PlaceOfHandle = Slot<Box>;
 #else
 template <typename Box>
-using PlaceOfObject = LockedPlace<Box>;
+using PlaceOfHandle = LockedSlot<Box>;
 #endif
 
 // The place of a handle in an object of Python, which lets it go when the object goes.
 template <typename Box>
-class ObjectSlot : public BasicSlot<PlaceOfObject<Box>> {
+class ObjectSlot : public PlaceOfHandle<Box> {
  public:
   ~ObjectSlot() noexcept(false);
 };
@@ -74,29 +74,26 @@ inline void report_failures() {
 // is called without the GIL, and the destructor with it.
 template <typename Box>
 class Held {
-  using Place = PlaceOfObject<Box>;
-
  public:
-  explicit Held(ObjectSlot<Box>& slot) noexcept : slot_(slot), held_(slot.hold()) {}
+  explicit Held(ObjectSlot<Box>& slot) noexcept : slot_(slot), box_(slot.begin_call()) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
   ~Held() noexcept(false) {
-    if (typename Place::Handle last = held_.end()) [[unlikely]] {
+    if (std::shared_ptr<Box> last = box_ != nullptr ? slot_.end_call() : nullptr) [[unlikely]] {
       drop(std::move(last));
     }
   }
-  const typename Place::Handle& get() const {
-    const typename Place::Handle* const box = held_.get();
-    if (box == nullptr) [[unlikely]] {
+  const std::shared_ptr<Box>& get() const {
+    if (box_ == nullptr) [[unlikely]] {
       slot_.fail_empty();
     }
-    return *box;
+    return *box_;
   }
-  void let_go() noexcept { held_.let_go(); }
+  void let_go() noexcept {}
 
  private:
   ObjectSlot<Box>& slot_;
-  typename Place::Held held_;
+  const std::shared_ptr<Box>* const box_;
 };
 template <typename Given>
 class Taken {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -21,7 +22,6 @@ class Registered : public std::enable_shared_from_this<Box> {
   template <typename Any>
   friend class Registry;
   Box* next_registered_ = nullptr;
-  bool is_registered_ = false;
 };
 
 // An entry is distinguished from a newer object at the same address by asking the box (`is_same`), so that recycled
@@ -35,24 +35,23 @@ class Registry {
 
   template <typename IsSame>
   std::shared_ptr<Box> find(Raw raw, IsSame&& is_same) {
-    while (std::shared_ptr<Box> found = first(raw)) {
-      if (is_same(*found)) {
+    for (;;) {
+      std::shared_ptr<Box> found;  // outlives the lock: its destructor may come back here
+      {
+        const std::lock_guard lock(mutex_);
+        found = alive(raw);
+      }
+      if (!found || is_same(*found)) {
         return found;
       }
       drop(*found);  // what it stood for is gone, and the address has another owner
     }
-    return nullptr;
   }
 
   // Instead of one that somebody has entered for the same object meanwhile.
   void put(Box& box) noexcept {
     const std::lock_guard lock(mutex_);
-    for (Box* other = buckets_[bucket(box)]; other != nullptr; other = next(*other)) {
-      if (other->handle() == box.handle()) {
-        leave(*other);
-        break;
-      }
-    }
+    leave(link_of(box.handle(), [](const Box&) { return true; }));
     enter(box);
   }
 
@@ -60,19 +59,16 @@ class Registry {
   template <typename IsSame>
   std::shared_ptr<Box> settle(std::shared_ptr<Box> made, IsSame&& is_same) {
     for (;;) {
-      std::shared_ptr<Box> found;  // outlives the lock: its destructor may come back here
-      {
-        const std::lock_guard lock(mutex_);
-        found = first_locked(made->handle());
-        if (!found) {
-          enter(*made);
-          return made;
-        }
-      }
-      if (is_same(*found)) {
+      if (std::shared_ptr<Box> found = find(made->handle(), is_same)) {
         return found;
       }
-      drop(*found);
+      std::shared_ptr<Box> quicker;  // outlives the lock, too
+      const std::lock_guard lock(mutex_);
+      quicker = alive(made->handle());
+      if (!quicker) {
+        enter(*made);
+        return made;
+      }
     }
   }
 
@@ -90,66 +86,51 @@ class Registry {
     return found;
   }
 
-  // Called by a dying box, or for one that lives on without its object.
+  // Called by a dying box, or for one that lives on without its object. Twice does nothing.
   void drop(Box& box) noexcept {
-    if (is_forked()) {
-      return;
-    }
-    const std::lock_guard lock(mutex_);
-    if (static_cast<Link&>(box).is_registered_) {
-      leave(box);
+    if (!is_forked()) {
+      const std::lock_guard lock(mutex_);
+      leave(link_of(box.handle(), [&](const Box& other) { return &other == &box; }));
     }
   }
 
  private:
-  using Link = Registered<Box>;
+  static Box*& next(Box& box) noexcept { return static_cast<Registered<Box>&>(box).next_registered_; }
 
-  void leave(Box& box) noexcept {
-    Link& link = box;
-    Box** at = &buckets_[bucket(box)];
-    while (*at != &box) {
-      at = &static_cast<Link&>(**at).next_registered_;
-    }
-    *at = link.next_registered_;
-    link.next_registered_ = nullptr;
-    link.is_registered_ = false;
-    --count_;
-  }
-
-  static Box* next(const Box& box) noexcept { return static_cast<const Link&>(box).next_registered_; }
-
-  std::size_t bucket(Raw raw) const noexcept {
+  Box*& bucket(Raw raw) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(raw);
-    return (address >> 4 ^ address >> 16) & (buckets_.size() - 1);
+    return buckets_[(address >> 4 ^ address >> 16) & (buckets_.size() - 1)];
   }
-  std::size_t bucket(const Box& box) const noexcept { return bucket(box.handle()); }
 
-  std::shared_ptr<Box> first(Raw raw) const {
-    const std::lock_guard lock(mutex_);
-    return first_locked(raw);
+  // What leads to a box of that handle, or to the end of its chain.
+  template <typename Is>
+  Box** link_of(Raw raw, Is&& is_meant) noexcept {
+    Box** link = &bucket(raw);
+    while (*link != nullptr && !((*link)->handle() == raw && is_meant(**link))) {
+      link = &next(**link);
+    }
+    return link;
   }
 
   // A box that is listed has its memory: it takes itself off the list, under the lock, before it goes.
-  std::shared_ptr<Box> first_locked(Raw raw) const {
-    for (Box* box = buckets_[bucket(raw)]; box != nullptr; box = next(*box)) {
-      if (box->handle() == raw) {
-        if (auto alive = box->weak_from_this().lock()) {
-          return alive;
-        }
-      }
+  std::shared_ptr<Box> alive(Raw raw) noexcept {
+    std::shared_ptr<Box> found;
+    link_of(raw, [&](Box& box) { return (found = box.weak_from_this().lock()) != nullptr; });
+    return found;
+  }
+
+  void leave(Box** link) noexcept {
+    if (Box* const box = *link) {
+      *link = std::exchange(next(*box), nullptr);
+      --count_;
     }
-    return nullptr;
   }
 
   void enter(Box& box) noexcept {
     if (count_ >= buckets_.size()) {
       grow();
     }
-    Link& link = box;
-    Box*& first = buckets_[bucket(box)];
-    link.next_registered_ = first;
-    link.is_registered_ = true;
-    first = &box;
+    next(box) = std::exchange(bucket(box.handle()), &box);
     ++count_;
   }
 
@@ -159,11 +140,8 @@ class Registry {
       old.swap(buckets_);
       for (Box* box : old) {
         while (box != nullptr) {
-          Link& link = *box;
-          Box* const after = link.next_registered_;
-          Box*& first = buckets_[bucket(*box)];
-          link.next_registered_ = first;
-          first = box;
+          Box* const after = next(*box);
+          next(*box) = std::exchange(bucket(box->handle()), box);
           box = after;
         }
       }

@@ -336,13 +336,13 @@ void what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them() {
   LockedSlot<ContextBox> slot;
   slot.put(two_contexts(machine.runtime())[0]);
   const std::weak_ptr<ContextBox> kept = slot.get();
-  auto first = slot.hold();
-  auto second = slot.hold();
+  const ContextHandle* const first = slot.begin_call();
+  const ContextHandle* const second = slot.begin_call();
   CHECK(slot.take() == nullptr && slot.take() == nullptr);  // nothing for who closes it to let go of
-  CHECK(slot.get() == nullptr && !slot.borrow() && slot.hold().get() == nullptr);
-  CHECK((*first.get())->handle() != nullptr && first.end() == nullptr);
-  CHECK((*second.get())->handle() != nullptr && !kept.expired());
-  CHECK(second.end() != nullptr);
+  CHECK(slot.get() == nullptr && !slot.borrow() && slot.begin_call() == nullptr);
+  CHECK((*first)->handle() != nullptr && slot.end_call() == nullptr);
+  CHECK((*second)->handle() != nullptr && !kept.expired());
+  CHECK(slot.end_call() != nullptr);
   CHECK(kept.expired());
   CHECK(slot.take() == nullptr);
 }
