@@ -8,7 +8,7 @@
 
 namespace gctx {
 
-// Keeps the context.
+// Keeps the context. A box ends with destroy().
 class InContext {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
@@ -28,13 +28,26 @@ class InContext {
 
  protected:
   ~InContext() = default;
+  // Now, or when its driver is no longer set aside.
+  template <typename Raw>
+  void destroy(Raw handle, CUresult (CUDAAPI* DriverTable::*call)(Raw), const char* name) const noexcept {
+    if (handle != nullptr) {
+      const auto end = [context = context().get(), handle, call, name] {
+        if (context->is_there()) {
+          const Driver& driver = context->runtime().driver();
+          driver.note((driver.*call)(handle), name);
+        }
+      };
+      context()->runtime().end_now_or_later(end, use_);
+    }
+  }
 
  private:
   ContextUse use_;
 };
 
-// Owned by its box. `Box` ends with destroy(), or with keep_for_later() while its driver is set aside.
-template <typename Box, typename Raw>
+// Owned by its box.
+template <typename Raw>
 class ContextChild : public InContext {
  public:
   using InContext::InContext;
@@ -43,21 +56,6 @@ class ContextChild : public InContext {
 
  protected:
   ~ContextChild() = default;
-  template <typename Destroy>
-  void destroy(Destroy DriverTable::* call, const char* name) noexcept {
-    if (handle_ == nullptr || is_forked()) {
-      return;
-    }
-    Runtime& runtime = context()->runtime();
-    const bool is_kept = runtime.keep_for_later([this] {
-      auto later = std::make_shared<Box>(use());
-      later->take(handle_);
-      return later;
-    });
-    if (!is_kept && runtime.is_usable() && context()->is_there()) {
-      runtime.driver().note((runtime.driver().*call)(handle_), name);
-    }
-  }
 
  private:
   Raw handle_ = nullptr;

@@ -56,7 +56,7 @@ void ContextBox::let_go() noexcept {
     }
   }
   if (owned->has_anything()) {
-    runtime_.keep_for_later([&] { return owned; });
+    runtime_.end_now_or_later([] {}, owned);
   }
 }
 

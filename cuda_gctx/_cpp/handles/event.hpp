@@ -11,12 +11,12 @@
 
 namespace gctx {
 
-class EventBox : public ContextChild<EventBox, CUevent> {
+class EventBox : public ContextChild<CUevent> {
  public:
   static constexpr const char* word = "event";  // in messages
 
   using ContextChild::ContextChild;
-  ~EventBox() { destroy(&DriverTable::cuEventDestroy, "cuEventDestroy"); }
+  ~EventBox() { destroy(handle(), &DriverTable::cuEventDestroy, "cuEventDestroy"); }
 
   // Whether a stream that waits for it may become part of a capture: see StreamBox::may_capture.
   bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }

@@ -32,7 +32,7 @@ class LaunchOrder {
   bool is_recorded_ = false;
 };
 
-class GraphBox : public ContextChild<GraphBox, CUgraph> {
+class GraphBox : public ContextChild<CUgraph> {
  public:
   static constexpr const char* word = "graph";  // in messages
 
@@ -43,7 +43,7 @@ class GraphBox : public ContextChild<GraphBox, CUgraph> {
         order_(order != nullptr ? std::move(order) : std::make_shared<LaunchOrder>()) {}
   ~GraphBox() {
     if (owned_) {
-      destroy(&DriverTable::cuGraphDestroy, "cuGraphDestroy");
+      destroy(handle(), &DriverTable::cuGraphDestroy, "cuGraphDestroy");
     }
   }
 
@@ -58,14 +58,14 @@ class GraphBox : public ContextChild<GraphBox, CUgraph> {
   std::mutex mutex_;
 };
 
-class GraphExecBox : public ContextChild<GraphExecBox, CUgraphExec> {
+class GraphExecBox : public ContextChild<CUgraphExec> {
  public:
   static constexpr const char* word = "executable graph";  // in messages
 
   // `order`: null if its launches wait for no others.
   explicit GraphExecBox(ContextUse use, std::shared_ptr<LaunchOrder> order = nullptr) noexcept
       : ContextChild(std::move(use)), order_(std::move(order)) {}
-  ~GraphExecBox() { destroy(&DriverTable::cuGraphExecDestroy, "cuGraphExecDestroy"); }
+  ~GraphExecBox() { destroy(handle(), &DriverTable::cuGraphExecDestroy, "cuGraphExecDestroy"); }
 
   // It was made of a copy of a graph, which it keeps, and what the graph works on with it.
   void keep(GraphHandle original, GraphHandle copy) noexcept {

@@ -94,7 +94,28 @@ CUlaunchConfig launch_config(const StreamHandle& stream, unsigned blocks, unsign
   return config;
 }
 
+// In a destructor, of what was made in a context.
+template <typename What, typename End>
+void end_in(const ContextBox& context, What what, End DriverTable::* end, const char* name) noexcept {
+  if (what == What{} || !context.runtime().is_usable() || !context.is_there()) {
+    return;
+  }
+  if (const CurrentScope scope(context, std::nothrow); scope.is_entered()) {
+    const Driver& driver = context.runtime().driver();
+    driver.note((driver.*end)(what), name);
+  }
+}
+
 }  // namespace
+
+void ProbeMemory::allocate(std::size_t wanted) {
+  CurrentScope scope(*context);
+  GCTX_CALL(context->runtime().driver(), cuMemAlloc, &address, wanted);
+  bytes = wanted;
+  scope.leave();
+}
+
+ProbeMemory::~ProbeMemory() { end_in(*context, address, &DriverTable::cuMemFree, "cuMemFree"); }
 
 // Asks until it is true or the time is over; a driver's own wait knows no end.
 class Probe::Deadline {
@@ -137,32 +158,14 @@ Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
     }
     scope.leave();
   } catch (...) {
-    release();
+    unload();
     throw;
   }
 }
 
-Probe::~Probe() { release(); }
+Probe::~Probe() { unload(); }
 
-void Probe::release() noexcept {
-  if (!primary_->runtime().is_usable() || !primary_->is_there()) {
-    return;
-  }
-  const CurrentScope scope(*primary_, std::nothrow);
-  if (!scope.is_entered()) {
-    return;
-  }
-  const Driver& driver = primary_->runtime().driver();
-  for (const Buffer& buffer : given_up_) {
-    driver.note(driver.cuMemFree(buffer.memory), "cuMemFree");
-  }
-  if (buffer_.memory != 0) {
-    driver.note(driver.cuMemFree(buffer_.memory), "cuMemFree");
-  }
-  if (library_ != nullptr) {
-    driver.note(driver.cuLibraryUnload(library_), "cuLibraryUnload");
-  }
-}
+void Probe::unload() noexcept { end_in(*primary_, library_, &DriverTable::cuLibraryUnload, "cuLibraryUnload"); }
 
 // The driver takes a CUkernel where it takes a CUfunction, and means the one of the current context.
 CUfunction Probe::function() const noexcept { return reinterpret_cast<CUfunction>(kernel_); }
@@ -191,14 +194,14 @@ void Probe::take_back_finished() {
       return false;  // it captures, or its context is lost
     }
   };
-  for (Buffer& buffer : given_up_) {
-    if (std::all_of(buffer.writers.begin(), buffer.writers.end(), is_done)) {
-      buffer.writers.clear();
+  for (const auto& buffer : given_up_) {
+    if (std::all_of(buffer->writers.begin(), buffer->writers.end(), is_done)) {
+      buffer->writers.clear();
     }
   }
   const auto free =
-      std::find_if(given_up_.begin(), given_up_.end(), [](const Buffer& buffer) { return buffer.writers.empty(); });
-  if (free != given_up_.end() && buffer_.memory == 0) {
+      std::find_if(given_up_.begin(), given_up_.end(), [](const auto& buffer) { return buffer->writers.empty(); });
+  if (free != given_up_.end() && buffer_ == nullptr) {
     buffer_ = std::move(*free);
     given_up_.erase(free);
   } else if (free == given_up_.end() && given_up_.size() == most_given_up) {
@@ -208,19 +211,13 @@ void Probe::take_back_finished() {
 }
 
 CUdeviceptr Probe::buffer(std::size_t bytes) {
-  if (bytes > buffer_.capacity) {
-    const Driver& driver = primary_->runtime().driver();
-    CurrentScope scope(*primary_);
-    if (buffer_.memory != 0) {
-      GCTX_CALL(driver, cuMemFree, buffer_.memory);
-      buffer_ = Buffer{};
-    }
-    const std::size_t wanted = std::max(bytes, least_buffer);
-    GCTX_CALL(driver, cuMemAlloc, &buffer_.memory, wanted);
-    buffer_.capacity = wanted;
-    scope.leave();
+  if (buffer_ == nullptr || bytes > buffer_->bytes) {
+    buffer_ = nullptr;  // freed first
+    auto larger = std::make_unique<ProbeMemory>(primary_);
+    larger->allocate(std::max(bytes, least_buffer));
+    buffer_ = std::move(larger);
   }
-  return buffer_.memory;
+  return buffer_->address;
 }
 
 std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>& streams,
@@ -238,8 +235,8 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
       try {
         deadline.wait_for(streams);  // after a failed call, what was launched before it
       } catch (const Error&) {
-        buffer_.writers = std::move(writers);
-        given_up_.push_back(std::exchange(buffer_, Buffer{}));
+        buffer_->writers = std::move(writers);
+        given_up_.push_back(std::move(buffer_));
       }
     }
     throw;
@@ -342,29 +339,12 @@ std::shared_ptr<Stamps> make_stamps(const StreamHandle& stream, std::size_t capa
 }
 
 Stamps::Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity)
-    : stream_(std::move(stream)), probe_(std::move(probe)), capacity_(capacity) {
-  const Driver& driver = stream_->context()->runtime().driver();
+    : stream_(std::move(stream)), probe_(std::move(probe)), memory_(stream_->context()) {
+  memory_.allocate(capacity * sizeof(ProbeBlock));
   CurrentScope scope(*stream_->context());
-  GCTX_CALL(driver, cuMemAlloc, &buffer_, capacity_ * sizeof(ProbeBlock));
-  try {
-    GCTX_CALL(driver, cuMemsetD8Async, buffer_, 0, capacity_ * sizeof(ProbeBlock), stream_->handle());
-    synchronize_stream(stream_);
-    scope.leave();
-  } catch (...) {
-    driver.note(driver.cuMemFree(buffer_), "cuMemFree");
-    throw;
-  }
-}
-
-Stamps::~Stamps() {
-  const ContextBox& primary = *stream_->context();
-  if (!primary.runtime().is_usable() || !primary.is_there()) {
-    return;
-  }
-  if (const CurrentScope scope(primary, std::nothrow); scope.is_entered()) {
-    const Driver& driver = primary.runtime().driver();
-    driver.note(driver.cuMemFree(buffer_), "cuMemFree");
-  }
+  GCTX_CALL(stream_->driver(), cuMemsetD8Async, memory_.address, 0, memory_.bytes, stream_->handle());
+  synchronize_stream(stream_);
+  scope.leave();
 }
 
 void Stamps::write(const StreamHandle& stream, std::size_t place) const {
@@ -373,9 +353,9 @@ void Stamps::write(const StreamHandle& stream, std::size_t place) const {
 
 std::vector<ProbeBlock> Stamps::read() const {
   const Driver& driver = stream_->context()->runtime().driver();
-  std::vector<ProbeBlock> written(capacity_);
+  std::vector<ProbeBlock> written(memory_.bytes / sizeof(ProbeBlock));
   CurrentScope scope(*stream_->context());
-  GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), buffer_, capacity_ * sizeof(ProbeBlock), stream_->handle());
+  GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), memory_.address, memory_.bytes, stream_->handle());
   synchronize_stream(stream_);
   scope.leave();
   return written;
@@ -383,8 +363,16 @@ std::vector<ProbeBlock> Stamps::read() const {
 
 namespace {
 
-CUfunction function_of(const ContextHandle& context, const LaunchShape& shape) {
-  return shape.function != nullptr ? shape.function : probes_of(context->runtime()).of(context->device())->function();
+// A number of the driver about a kernel in a context.
+template <typename Ask>
+unsigned ask_of(const ContextHandle& context, const LaunchShape& shape, Ask&& ask) {
+  const CUfunction function =
+      shape.function != nullptr ? shape.function : probes_of(context->runtime()).of(context->device())->function();
+  CurrentScope scope(*context);
+  int answer = 0;
+  ask(context->runtime().driver(), &answer, function);
+  scope.leave();
+  return static_cast<unsigned>(answer);
 }
 
 bool has_clusters(const ContextHandle& context) {
@@ -395,13 +383,10 @@ bool has_clusters(const ContextHandle& context) {
 
 unsigned blocks_per_sm(const ContextHandle& context, const LaunchShape& shape) {
   const CallUse use(*context);
-  const CUfunction function = function_of(context, shape);
-  CurrentScope scope(*context);
-  int blocks = 0;
-  GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, function,
-            static_cast<int>(shape.threads), shape.shared_bytes);
-  scope.leave();
-  return static_cast<unsigned>(blocks);
+  return ask_of(context, shape, [&](const Driver& driver, int* blocks, CUfunction function) {
+    GCTX_CALL(driver, cuOccupancyMaxActiveBlocksPerMultiprocessor, blocks, function, static_cast<int>(shape.threads),
+              shape.shared_bytes);
+  });
 }
 
 unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape) {
@@ -410,26 +395,19 @@ unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape) 
   if (!has_clusters(context)) {
     return 1;
   }
-  const CUfunction function = function_of(context, shape);
-  CurrentScope scope(*context);
-  const CUlaunchConfig config = launch_config(stream, 1, shape.threads, shape.shared_bytes, nullptr);
-  int size = 0;
-  GCTX_CALL(context->runtime().driver(), cuOccupancyMaxPotentialClusterSize, &size, function, &config);
-  scope.leave();
-  return static_cast<unsigned>(size);
+  return ask_of(context, shape, [&](const Driver& driver, int* size, CUfunction function) {
+    const CUlaunchConfig config = launch_config(stream, 1, shape.threads, shape.shared_bytes, nullptr);
+    GCTX_CALL(driver, cuOccupancyMaxPotentialClusterSize, size, function, &config);
+  });
 }
 
 unsigned max_active_clusters(const StreamHandle& stream, const LaunchShape& shape, unsigned cluster_size) {
-  const ContextHandle& context = stream->context();
-  context->demand_there();
-  const CUfunction function = function_of(context, shape);
-  CurrentScope scope(*context);
-  CUlaunchAttribute cluster = cluster_of(cluster_size);
-  const CUlaunchConfig config = launch_config(stream, cluster_size, shape.threads, shape.shared_bytes, &cluster);
-  int clusters = 0;
-  GCTX_CALL(context->runtime().driver(), cuOccupancyMaxActiveClusters, &clusters, function, &config);
-  scope.leave();
-  return static_cast<unsigned>(clusters);
+  stream->demand_live();
+  return ask_of(stream->context(), shape, [&](const Driver& driver, int* clusters, CUfunction function) {
+    CUlaunchAttribute cluster = cluster_of(cluster_size);
+    const CUlaunchConfig config = launch_config(stream, cluster_size, shape.threads, shape.shared_bytes, &cluster);
+    GCTX_CALL(driver, cuOccupancyMaxActiveClusters, clusters, function, &config);
+  });
 }
 
 }  // namespace gctx

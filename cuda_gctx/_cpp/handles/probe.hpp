@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "handles/runtime.hpp"
@@ -21,6 +22,20 @@ struct ProbeBlock {
   std::uint64_t start_ns = 0;  // of the device's global timer
   std::uint64_t end_ns = 0;
   std::uint64_t index = 0;
+};
+
+// Memory of a device, which is freed unless its context is gone.
+struct ProbeMemory {
+  explicit ProbeMemory(ContextHandle primary) noexcept : context(std::move(primary)) {}
+  ~ProbeMemory();
+  ProbeMemory(const ProbeMemory&) = delete;
+  ProbeMemory& operator=(const ProbeMemory&) = delete;
+  void allocate(std::size_t wanted);
+
+  const ContextHandle context;
+  CUdeviceptr address = 0;
+  std::size_t bytes = 0;
+  std::vector<StreamHandle> writers;  // whose kernels may still write there, if a run was given up
 };
 
 // The probe on one device: the loaded kernel and a buffer for what it writes. Both are kept, because freeing device
@@ -49,13 +64,7 @@ class Probe {
 
  private:
   class Deadline;
-  struct Buffer {
-    CUdeviceptr memory = 0;
-    std::size_t capacity = 0;
-    std::vector<StreamHandle> writers;  // whose kernels may still write there
-  };
-
-  void release() noexcept;
+  void unload() noexcept;
   void take_back_finished();
   CUdeviceptr buffer(std::size_t bytes);
   std::vector<std::vector<ProbeBlock>> run_in_buffer(const std::vector<StreamHandle>& streams,
@@ -66,9 +75,9 @@ class Probe {
   CUlibrary library_ = nullptr;
   CUkernel kernel_ = nullptr;
   std::mutex mutex_;  // one run at a time
-  Buffer buffer_;
-  bool is_written_ = false;       // a kernel was started that writes to the buffer, and not waited for yet
-  std::vector<Buffer> given_up_;  // of runs that were not waited for
+  std::unique_ptr<ProbeMemory> buffer_;
+  bool is_written_ = false;  // a kernel was started that writes to the buffer, and not waited for yet
+  std::vector<std::unique_ptr<ProbeMemory>> given_up_;  // of runs that were not waited for
 };
 
 // The same with the probe of the streams' device.
@@ -107,19 +116,15 @@ class Stamps {
 
   // `stream` is for its own use, one of the primary context.
   Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity);
-  ~Stamps();
-  Stamps(const Stamps&) = delete;
-  Stamps& operator=(const Stamps&) = delete;
 
-  CUdeviceptr address(std::size_t place) const noexcept { return buffer_ + place * sizeof(ProbeBlock); }
+  CUdeviceptr address(std::size_t place) const noexcept { return memory_.address + place * sizeof(ProbeBlock); }
   void write(const StreamHandle& stream, std::size_t place) const;
   std::vector<ProbeBlock> read() const;
 
  private:
   StreamHandle stream_;
   std::shared_ptr<Probe> probe_;
-  std::size_t capacity_;
-  CUdeviceptr buffer_ = 0;
+  ProbeMemory memory_;
 };
 
 std::shared_ptr<Stamps> make_stamps(const StreamHandle& stream, std::size_t capacity);

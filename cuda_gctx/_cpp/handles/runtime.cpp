@@ -98,7 +98,7 @@ void Runtime::set_aside_active() noexcept {
 }
 
 void Runtime::resume() noexcept {
-  std::vector<std::shared_ptr<void>> later;
+  std::vector<std::function<void()>> later;
   if (is_forked()) {
     return;
   }
@@ -113,16 +113,20 @@ void Runtime::resume() noexcept {
     later.swap(runtime.later_);
   }
   // In the order in which they were dropped.
-  for (std::shared_ptr<void>& remains : later) {
-    remains.reset();
+  for (std::function<void()>& end : later) {
+    std::exchange(end, nullptr)();
   }
 }
 
-void Runtime::keep(std::shared_ptr<void> remains) {
-  const std::lock_guard lock(later_mutex_);
-  if (is_set_aside()) {
-    later_.push_back(std::move(remains));
+void Runtime::keep(std::function<void()> end) {
+  {
+    const std::lock_guard lock(later_mutex_);
+    if (is_set_aside()) {
+      later_.push_back(std::move(end));
+      return;
+    }
   }
+  end_now_or_later(end);  // it has been resumed meanwhile
 }
 
 Runtime::Runtime(std::string_view choice) : driver_(choice) {

@@ -3,10 +3,12 @@
 
 #include <array>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "driver/driver.hpp"
@@ -49,18 +51,18 @@ class Runtime {
   }
   bool is_set_aside() const noexcept { return standing_.load(std::memory_order_relaxed) == Standing::set_aside; }
 
-  // In a destructor: while the driver is set aside, keeps what `remains` moves out of the dying object, to be destroyed
-  // afterwards. False if it is not set aside.
-  template <typename Remains>
-  bool keep_for_later(Remains&& remains) noexcept {
-    if (!is_set_aside()) [[likely]] {
-      return false;
+  // In a destructor: ends something of this driver, or keeps it for afterwards while that is set aside, with what it
+  // needs then.
+  template <typename End, typename... Needed>
+  void end_now_or_later(End&& end, const Needed&... needed) noexcept {
+    if (is_usable()) [[likely]] {
+      end();
+    } else if (is_set_aside() && !is_forked()) {
+      try {
+        keep([end, needed...] { end(); });
+      } catch (...) {  // lost rather than destroyed on another machine
+      }
     }
-    try {
-      keep(remains());
-    } catch (...) {  // lost rather than destroyed on another machine
-    }
-    return true;
   }
 
   SmResourcePtr device_sm(int ordinal);
@@ -101,14 +103,14 @@ class Runtime {
   };
 
   [[noreturn]] void fail_unusable() const;
-  void keep(std::shared_ptr<void> remains);
+  void keep(std::function<void()> end);
   void* make_part(std::size_t place, std::shared_ptr<void> (*make)(Runtime&));
 
   Driver driver_;
   std::vector<DeviceState> devices_;
   std::atomic<Standing> standing_{Standing::open};
   std::mutex later_mutex_;
-  std::vector<std::shared_ptr<void>> later_;
+  std::vector<std::function<void()>> later_;
   std::mutex parts_mutex_;
   std::array<std::shared_ptr<void>, places> owned_parts_;
   std::array<std::atomic<void*>, places> parts_{};

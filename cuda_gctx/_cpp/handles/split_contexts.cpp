@@ -23,19 +23,17 @@ std::shared_ptr<SplitContexts::Slot> SplitContexts::slot_of(const SmResource& gr
   std::string key = key_of(group);
   std::shared_ptr<Slot> evicted;  // declared before the lock: destroying a context calls the driver
   const std::lock_guard lock(mutex_);
-  auto found = slots_.find(key);
-  if (found == slots_.end()) {
-    if (slots_.size() >= limit) {
-      const auto oldest = std::min_element(slots_.begin(), slots_.end(), [](const auto& a, const auto& b) {
-        return a.second->last_use < b.second->last_use;
-      });
-      evicted = std::move(oldest->second);
-      slots_.erase(oldest);
-    }
-    found = slots_.emplace(std::move(key), std::make_shared<Slot>(group.device)).first;
+  const auto found = std::find_if(slots_.begin(), slots_.end(), [&](const auto& slot) { return slot->key == key; });
+  if (found != slots_.end()) {
+    slots_.splice(slots_.end(), slots_, found);
+    return slots_.back();
   }
-  found->second->last_use = ++uses_;
-  return found->second;
+  slots_.push_back(std::make_shared<Slot>(group.device, std::move(key)));
+  if (slots_.size() > limit) {
+    evicted = std::move(slots_.front());
+    slots_.pop_front();
+  }
+  return slots_.back();
 }
 
 SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
@@ -57,9 +55,8 @@ SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
 
 std::size_t SplitContexts::count(int device) const {
   const std::lock_guard lock(mutex_);
-  return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [&](const auto& entry) {
-    return entry.second->device == device && entry.second->is_made;
-  }));
+  return static_cast<std::size_t>(std::count_if(
+      slots_.begin(), slots_.end(), [&](const auto& slot) { return slot->device == device && slot->is_made; }));
 }
 
 void SplitContexts::drop() {

@@ -4,11 +4,12 @@
 #pragma once
 
 #include <atomic>
-#include <cstdint>
+#include <cstddef>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "handles/runtime.hpp"
@@ -35,21 +36,20 @@ class SplitContexts {
  private:
   // One context, or its place while it is being made: only those who want the same SMs wait for it.
   struct Slot {
-    explicit Slot(int ordinal) noexcept : device(ordinal) {}
+    Slot(int ordinal, std::string bytes) noexcept : device(ordinal), key(std::move(bytes)) {}
     const int device;
+    const std::string key;
     std::mutex mutex;
     std::shared_ptr<ContextBox> context;
     std::atomic<bool> is_made{false};
-    std::uint64_t last_use = 0;  // guarded by the mutex of all
   };
-  using Slots = std::unordered_map<std::string, std::shared_ptr<Slot>>;
+  using Slots = std::list<std::shared_ptr<Slot>>;
 
   std::shared_ptr<Slot> slot_of(const SmResource& group);
 
   Runtime& runtime_;
   mutable std::mutex mutex_;
-  Slots slots_;
-  std::uint64_t uses_ = 0;
+  Slots slots_;  // in the order of their last use
 };
 
 inline SplitContexts& split_contexts(Runtime& runtime) { return runtime.part<SplitContexts>(); }

@@ -149,14 +149,7 @@ StreamBox::~StreamBox() {
     context()->streams().keep_spare(handle_, *made_as_);
     return;
   }
-  const bool is_kept = runtime.keep_for_later([this] {
-    auto later = std::make_shared<StreamBox>(use(), true, made_as_);
-    later->take(handle_);
-    return later;
-  });
-  if (!is_kept && runtime.is_usable() && context()->is_there()) {
-    runtime.driver().note(runtime.driver().cuStreamDestroy(handle_), "cuStreamDestroy");
-  }
+  destroy(handle_, &DriverTable::cuStreamDestroy, "cuStreamDestroy");
 }
 
 std::uint64_t StreamBox::id() {
