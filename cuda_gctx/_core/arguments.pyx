@@ -121,6 +121,7 @@ cdef class Options:
     """Values of named fields. Immutable; `replace`, ``copy.replace`` and the functions of dataclasses accept them."""
 
     _defaults = {}  # by the names of the fields, in their order; without a default: ``...``
+    _taken_by = ()  # the functions whose options these are
     __dataclass_fields__ = DataclassFields()
 
     cdef dict values(self):
@@ -179,6 +180,25 @@ cpdef object of_fields(type kind, object values):
         if problem is None:
             raise
     raise TypeError(problem)
+
+
+def refuse_keyword(str function, str keyword, list names):
+    """Raise TypeError for a keyword that is not among the parameters of a function: what was meant, or what there is."""
+    from difflib import get_close_matches
+
+    kinds = Options.__subclasses__()
+    if function in ("__cinit__", "__init__"):
+        function = next((kind.__name__ for kind in kinds if [*kind._defaults] == names), "the constructor")
+    fields = [field for kind in kinds if function in kind._taken_by for field in kind._defaults]
+    near = get_close_matches(keyword, [*fields, *names], n=1)
+    if near and near[0] in names:
+        advice = f"did you mean {near[0]!r}?"
+    elif fields:
+        advice = f'its options ({", ".join(fields)}) are one dict: {function}({{"{(near or fields)[0]}": ...}})'
+    else:
+        advice = f"its parameters are {', '.join(names)}"
+    called = function if function == "the constructor" else f"{function}()"
+    raise TypeError(f"{called} got an unexpected keyword argument {keyword!r}; {advice}")
 
 
 cdef object as_options(type kind, object value):

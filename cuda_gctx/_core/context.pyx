@@ -33,6 +33,7 @@ cdef class ContextOptions(Options):
     """
 
     _defaults = {"resources": ..., "exclusive": False, "name": None}
+    _taken_by = ("create_context",)
 
     def __cinit__(self, resources=None, exclusive=False, name=None):
         if resources is None:

@@ -197,7 +197,7 @@ cdef class Device:
             remember(given, ctx)
         return found
 
-    def create_context(self, options=_NO_OPTIONS, **fields):
+    def create_context(self, options=_NO_OPTIONS):
         """Create a green context. Warns (ResourceOverlapWarning) if live contexts use, or may use, its SMs.
 
         options: ContextOptions, or a dict of their fields.
@@ -205,11 +205,6 @@ cdef class Device:
         Returns a Context. Raises ResourceOverlapError instead of warning with `exclusive`, ValueError for resources
         that cannot be in one context, CapturingError during a capture, and FeatureNotSupported on drivers before 12.4.
         """
-        if fields:
-            raise TypeError(
-                "create_context takes ContextOptions or a dict of their fields: "
-                'create_context({"resources": [...], "name": ...})'
-            )
         if options is None or options is _NO_OPTIONS:
             raise ValueError('resources must be provided: create_context({"resources": [...], "name": ...})')
         self._runtime.demand_usable()

@@ -19,6 +19,7 @@ cdef class EventOptions(Options):
     """
 
     _defaults = {"timing_enabled": False, "blocking_sync": False}
+    _taken_by = ("create_event", "record")
 
     def __cinit__(self, timing_enabled=False, blocking_sync=False):
         self.timing_enabled = as_bool("timing_enabled", timing_enabled)

@@ -95,6 +95,7 @@ cdef class SMResourceOptions(Options):
         "locality_domain": None,
         "supplemental_sms": False,
     }
+    _taken_by = ("split",)
 
     def __cinit__(
         self,
@@ -397,6 +398,7 @@ cdef class WorkqueueResourceOptions(Options):
     """
 
     _defaults = {"sharing_scope": None, "concurrency_limit": None}
+    _taken_by = ("configure",)
 
     def __cinit__(self, sharing_scope=None, concurrency_limit=None):
         if sharing_scope is not None:

@@ -27,6 +27,7 @@ cdef class StreamOptions(Options):
     """
 
     _defaults = {"nonblocking": True, "priority": None}
+    _taken_by = ("create_stream",)
 
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
