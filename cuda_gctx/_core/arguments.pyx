@@ -183,7 +183,7 @@ cpdef object of_fields(type kind, object values):
 
 
 def refuse_keyword(str function, str keyword, list names):
-    """Raise TypeError for a keyword that is not among the parameters of a function: what was meant, or what there is."""
+    """Raise TypeError for a keyword that a function does not have: what was meant, or what there is."""
     from difflib import get_close_matches
 
     kinds = Options.__subclasses__()
