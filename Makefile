@@ -13,7 +13,7 @@
 #   make broken-claims   break thirty claims of the pages in the code, and demand that the tests they name fail
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
-#   make sanitize-python  the Python tests of the core rooms, with sanitizers in the core and its modules: many minutes
+#   make sanitize-python  the Python tests of the core rooms, with sanitizers in the core and its modules (the same two kinds): many minutes
 #   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour; work against waits for a tenth of that
 #   make peers    run test suites of other projects on the software driver; CUDA_PYTHON names a checkout of NVIDIA/cuda-python
@@ -138,18 +138,19 @@ sanitize: $(TOOLS)/builders
 
 # The Python tests of the core rooms on a package whose C++ and Cython are built with sanitizers. Leaks are not reported:
 # the interpreter itself leaves memory, and what the package leaves is in the software driver's ledger.
-SANITIZED := build/sanitize-python
 SANITIZED_TESTS ?= tests/core tests/partitions
 sanitize-python: $(TOOLS)/builders $(VENV)/testers
-	$(call configure,.,$(SANITIZED),address$(comma)undefined) -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE="$(CURDIR)/$(TOOL)/python" \
-	  -DSKBUILD_SOABI="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"
-	cmake --build $(SANITIZED)
-	rm -rf $(SANITIZED)/package
-	cmake --install $(SANITIZED) --prefix $(SANITIZED)/package
-	cp -r cuda_gctx $(SANITIZED)/package
-	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc CUDA_GCTX_DRIVER=sim \
-	  PYTHONPATH="$(CURDIR)/$(SANITIZED)/package" $(BIN)/python -P -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS)
+	set -e; for kind in $(SANITIZERS); do \
+	  folder=build/sanitize-python-$${kind%%,*}; \
+	  $(call configure,.,$$folder,$$kind) -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE="$(CURDIR)/$(TOOL)/python" \
+	    -DSKBUILD_SOABI="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_config_var("SOABI"))')"; \
+	  cmake --build $$folder; \
+	  rm -rf $$folder/package; \
+	  cmake --install $$folder --prefix $$folder/package; \
+	  cp -r cuda_gctx $$folder/package; \
+	  PYTHONPATH=$(CURDIR)/$$folder/package CUDA_GCTX_DRIVER=sim tests/sanitized.sh $$kind \
+	    $(BIN)/python -P -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS); \
+	done
 
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)

@@ -1,9 +1,10 @@
-"""A plugin of pytest that notes which tests call which functions of the package, and how long each test takes.
+"""A plugin of pytest that notes which tests run which lines of a room of the package, and how long each test takes.
 
-    CUDA_GCTX_CALLERS=FILE pytest -p tests.callers TESTS
+    CUDA_GCTX_CALLERS=FILE CUDA_GCTX_CALLED=ROOM pytest -p tests.callers TESTS
 
-writes {"FILE:LINE": [tests]} for the first line of each function, the quickest test first. Processes that a test starts
-are not seen.
+writes {"FILE:LINE": [tests]}, the quickest test first, for each line that a test runs and for the first line of each
+function that it calls. What runs in processes that a test starts is not seen: the tests that start any stand under
+"processes".
 """
 
 from __future__ import annotations
@@ -14,27 +15,41 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
+from typing import Any
 
 import pytest
 
 import cuda_gctx
 
 PACKAGE = str(Path(cuda_gctx.__file__).parent) + os.sep
-_called: set[CodeType] = set()
-_tests: dict[CodeType, list[tuple[float, str]]] = defaultdict(list)
+ROOM = os.path.join(PACKAGE, os.environ["CUDA_GCTX_CALLED"]) if "CUDA_GCTX_CALLED" in os.environ else PACKAGE
+PROCESSES = "processes"
+_seen: set[tuple[str, int]] = set()
+_tests: dict[tuple[str, int], list[tuple[float, str]]] = defaultdict(list)
 
 
-def _note(frame: FrameType, event: str, argument: object) -> None:
-    """Sees each call, and asks for none of what is in it."""
-    _called.add(frame.f_code)
+def _note(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+    """Sees each line of the room, and of other code each call."""
+    if not frame.f_code.co_filename.startswith(ROOM):
+        return None
+    _seen.add((frame.f_code.co_filename, frame.f_lineno))
+    return _note
+
+
+def _note_process(event: str, arguments: tuple[object, ...]) -> None:
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        _seen.add((PACKAGE + PROCESSES, 0))
+
+
+sys.addaudithook(_note_process)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    _called.clear()
+    _seen.clear()
     begin = time.monotonic()
     threading.settrace(_note)
     sys.settrace(_note)
@@ -44,14 +59,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
         seconds = time.monotonic() - begin
-        for code in _called.copy():
-            if code.co_filename.startswith(PACKAGE):
-                _tests[code].append((seconds, item.nodeid))
+        for place in _seen.copy():
+            _tests[place].append((seconds, item.nodeid))
 
 
 def pytest_sessionfinish() -> None:
     callers = {
-        f"{code.co_filename.removeprefix(PACKAGE)}:{code.co_firstlineno}": [name for _, name in sorted(tests)]
-        for code, tests in _tests.items()
+        (f"{file.removeprefix(PACKAGE)}:{line}" if line else PROCESSES): [name for _, name in sorted(tests)]
+        for (file, line), tests in _tests.items()
     }
     Path(os.environ["CUDA_GCTX_CALLERS"]).write_text(json.dumps(callers))

@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 import cuda_gctx
 
 REPOSITORY = Path(__file__).parents[1]
@@ -352,8 +354,8 @@ def misfits() -> list[str]:
     return found
 
 
-def failed_test(tests: str, folder: Path, **environment: str) -> str | None:
-    """The first of some tests that fails with the package of a folder; None if none does."""
+def failed_test(tests: str, folder: Path, limit_s: float = LIMIT_S, **environment: str) -> str | None:
+    """The first of some tests that fails with the package of a folder, or how else they ended; None if they pass."""
     command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
     paths = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -363,14 +365,17 @@ def failed_test(tests: str, folder: Path, **environment: str) -> str | None:
             env=os.environ | paths | environment,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        return f"(not done after {LIMIT_S} s)"
+        return f"(not done after {limit_s} s)"
+    said = done.stdout + done.stderr
+    if done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+        raise SystemExit(f"no test is chosen by {tests}: {said.strip()[-300:]}")
+    if done.returncode == 0:
+        return None
     found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode not in (0, 1):
-        return f"(exit code {done.returncode}) {(done.stdout + done.stderr).strip()[-100:]!r}"
-    return found[1] if found else None
+    return found[1] if found else f"(exit code {done.returncode}) {said.strip()[-100:]!r}"
 
 
 def killed_by(mutant: Mutant, folder: Path) -> str | None:

@@ -3,8 +3,10 @@
     python tests/random_mutants.py [--count 150] [--seed 42] [--rooms partitions,planner] [--out FILE]
 
 A mutant is one change of an expression: a comparison, `and` for `or`, a condition without its `not`, a number that is
-one larger, True for False, a sum for a difference, or None for what is returned. Each is tried with the tests of its
-room, first with the quickest ones that call the changed function (see tests/callers.py). The planner is C++, and is
+one larger, True for False, a sum for a difference, or None for what is returned. The seed ranks the places by their
+lines, so that a change of the sources draws others only for the lines that are gone. Each is tried with the tests of
+its room that run the changed line, quickest first, and with those that start processes (see tests/callers.py); what is
+run at import, with all tests of the room. The planner is C++, and is
 built anew for each of its mutants, as in tests/native_mutants.py. A line of JSON follows each. What survived has to be
 looked at: tests/survivors.json says of each that was seen why it changes nothing that a user would notice, or which
 test notices it now.
@@ -14,9 +16,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import os
-import random
 import re
 import shlex
 import shutil
@@ -31,7 +33,7 @@ from typing import NamedTuple
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[1])
 
-from tests import native_mutants
+from tests import callers, native_mutants
 from tests.mutants import PACKAGE, REPOSITORY, failed_test
 
 ROOMS = {
@@ -41,7 +43,6 @@ ROOMS = {
     "measure": "tests/measure tests/tune/test_intervals.py tests/tune/test_ranking.py tests/house/test_results.py",
     "tune": "tests/tune",
 }
-QUICKEST = 40
 # The planner's sources, and what is tried with their mutants.
 PLANNER = "planner"
 PLANNER_SOURCES, LIBRARY = "_cpp/resources", "libcuda_gctx.so"
@@ -81,6 +82,14 @@ class Site(NamedTuple):
 
     def old(self) -> str:
         return (REPOSITORY / "cuda_gctx" / self.file).read_bytes()[self.begin : self.end].decode()
+
+    def rank(self, seed: int) -> str:
+        """By the text of its line, and where in it the change is."""
+        text = (REPOSITORY / "cuda_gctx" / self.file).read_bytes()
+        begin = text.rfind(b"\n", 0, self.begin) + 1
+        line = text[begin : text.find(b"\n", begin)].strip().decode()
+        before = text[begin : self.begin].lstrip().decode()
+        return hashlib.sha256(f"{seed} {self.file} {line} {before} {self.new}".encode()).hexdigest()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.old()} -> {self.new}"
@@ -182,13 +191,13 @@ def planner_sites() -> list[Site]:
     return found
 
 
-def callers_of(room: str) -> dict[str, list[str]]:
-    """The tests of a room that call each function, quickest first, by the place of the function."""
+def run_by(room: str) -> dict[str, list[str]]:
+    """The tests of a room that run each line, quickest first."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "callers.json"
         path = os.pathsep.join([str(PACKAGE.parent), str(REPOSITORY)])
-        tests = f"-p tests.callers {ROOMS[room]}"
-        if (test := failed_test(tests, PACKAGE.parent, PYTHONPATH=path, CUDA_GCTX_CALLERS=str(file))) is not None:
+        tests, asked = f"-p tests.callers {ROOMS[room]}", {"CUDA_GCTX_CALLERS": str(file), "CUDA_GCTX_CALLED": room}
+        if (test := failed_test(tests, PACKAGE.parent, 3600, **asked, PYTHONPATH=path)) is not None:
             raise SystemExit(f"without a mutant, {test} fails")
         return json.loads(file.read_text())  # type: ignore[no-any-return]
 
@@ -215,7 +224,7 @@ def write_python(site: Site, package: Path) -> None:
     file.write_bytes(text[: site.begin] + site.new.encode() + text[site.end :])
 
 
-def killed_by(site: Site, callers: dict[str, list[str]]) -> str | None:
+def killed_by(site: Site, run_by: dict[str, list[str]]) -> str | None:
     """What fails with a mutant: a test, or the compiler; None if it survives."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "cuda_gctx"
@@ -224,29 +233,32 @@ def killed_by(site: Site, callers: dict[str, list[str]]) -> str | None:
             write_python(site, copy)
         elif not write_planner(site, copy):
             return COMPILER
-        quickest = shlex.join(callers.get(f"{site.file}:{site.function}", [])[:QUICKEST])
-        test = failed_test(quickest, Path(folder)) if quickest else None
-        # Without a test that has failed, such as where the names of tests have changed, all of them decide.
-        return test if test is not None and test.startswith("tests/") else failed_test(ROOMS[site.room], Path(folder))
+        return failed_test(tests_of(site, run_by), Path(folder))
+
+
+def tests_of(site: Site, run_by: dict[str, list[str]]) -> str:
+    """The tests that may notice a change, quickest first."""
+    own = run_by.get(f"{site.file}:{site.line}") or run_by.get(f"{site.file}:{site.function}")
+    return shlex.join(dict.fromkeys([*own, *run_by.get(callers.PROCESSES, [])])) if own else ROOMS[site.room]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=150)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--rooms", default=",".join(ROOMS), help="of those chosen, the ones that are run")
+    parser.add_argument("--rooms", default=",".join(ROOMS), help="the ones they are drawn from")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="none begins after these")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     options = parser.parse_args()
     if PACKAGE == REPOSITORY / "cuda_gctx":
         raise SystemExit("the install is editable, so that a copy would not be imported: use 'make random-mutants'")
-    every = [site for room in ROOMS for site in (planner_sites() if room == PLANNER else sites(room))]
-    chosen = random.Random(options.seed).sample(every, options.count)
-    wanted = [site for site in chosen if site.room in options.rooms.split(",")]
-    rooms = () if options.list else dict.fromkeys(site.room for site in wanted)
-    callers = {room: callers_of(room) for room in rooms}
-    if PLANNER in callers:
+    rooms = options.rooms.split(",")
+    every = [site for room in rooms for site in (planner_sites() if room == PLANNER else sites(room))]
+    wanted = sorted(every, key=lambda site: site.rank(options.seed))[: options.count]
+    drawn = set() if options.list else {site.room for site in wanted}
+    found = {room: run_by(room) for room in drawn - {PLANNER}}
+    if PLANNER in drawn:
         native_mutants.prepare()
     begin, outcomes, rows = time.monotonic(), Counter[str](), []
     for site in wanted:
@@ -255,7 +267,7 @@ def main() -> int:
             continue
         if time.monotonic() - begin > options.seconds:
             break
-        test = killed_by(site, callers[site.room])
+        test = killed_by(site, found.get(site.room, {}))
         outcomes["survived" if test is None else "not compiled" if test == COMPILER else "killed"] += 1
         rows.append({"mutant": str(site), "killed_by": test})
         print(json.dumps(rows[-1]), flush=True)

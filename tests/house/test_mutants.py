@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,28 @@ from ..trust import broken_claims
 
 def test_every_mutant_applies() -> None:
     assert mutants.misfits() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("def test_one(): pass", None),
+        ("import os\ndef test_one(): os._exit(1)", "(exit code 1)"),
+        pytest.param("", "no test is chosen", marks=pytest.mark.long),
+        pytest.param("def test_one(): assert False", "::test_one", marks=pytest.mark.long),
+        pytest.param("import nothing_of_this_name", "test_ends.py", marks=pytest.mark.long),
+        pytest.param("import os\ndef test_one(): os.abort()", "(exit code -6)", marks=pytest.mark.long),
+        pytest.param("def test_one():\n    while True: pass", "(not done after", marks=pytest.mark.long),
+    ],
+)
+def test_every_end_of_tests_but_success_counts_as_noticed(tmp_path: Path, body: str, says: str | None) -> None:
+    file = tmp_path / "test_ends.py"
+    file.write_text(body)
+    try:
+        answer = mutants.failed_test(f"--rootdir {tmp_path} -p no:faulthandler {file}", tmp_path, limit_s=5)
+    except SystemExit as error:
+        answer = str(error)
+    assert (answer is None) if says is None else (answer is not None and says in answer), answer
 
 
 @pytest.mark.long  # what needs a build of its own is tried every week
