@@ -220,7 +220,8 @@ class Card:
             return left // PAIR * PAIR
         others = [g for g in finite if not self.is_loose(g)]
         sizes = [self.size(g) for g in others]
-        for size in range(left // grain * grain, 0, -grain):
+        # As large as one that is asked for by its count, at least.
+        for size in range(left // grain * grain, self.least(group) - 1, -grain):
             if self.aligned_fit([*others, group], [*sizes, size]):
                 return size
         return 0
