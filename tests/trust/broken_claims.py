@@ -24,7 +24,7 @@ HANDLES, RESOURCES = "_cpp/handles", "_cpp/resources"
 
 # The beginning of the claim, and how it is broken: file, old text, new text.
 BREAKS = {
-    "`ResourceOverlapError`": (f"{HANDLES}/live.cpp", "if (exclusive || only_free) {", "if (only_free) {"),
+    "`ResourceOverlapError`": (f"{HANDLES}/live.cpp", "if (claim.exclusive_ || only_free) {", "if (only_free) {"),
     "They give the same bits, on every rank.": (
         "comm/_kernels/guard.cuh",
         "sums.of[one] = add(sums.of[one], more.of[one]);",
@@ -77,8 +77,8 @@ BREAKS = {
     ),
     "Closing twice does nothing": (
         "_core/context.pyx",
-        "            return\n        if box.get().kind() == ContextKind.primary:",
-        '            raise RuntimeError("closed")\n        if box.get().kind() == ContextKind.primary:',
+        "            return\n        if box.get().kind() == cpp.ContextKind.primary:",
+        '            raise RuntimeError("closed")\n        if box.get().kind() == cpp.ContextKind.primary:',
     ),
     "An error of a driver call during": (
         "_core/call.hpp",
@@ -101,7 +101,7 @@ BREAKS = {
         "request.coscheduled : 2 * grain.alignment;",
     ),
     "`ResourceOverlapWarning`": (
-        f"{HANDLES}/live.cpp", "owner = live.exclusive ? &live : owner;", "owner = nullptr;",
+        f"{HANDLES}/live.cpp", "owner = live->exclusive_ ? &live->names_[at] : owner;", "owner = nullptr;",
     ),
     "`DriverNotFound`": ("_core/errors.pyx", "class DriverNotFound(CUDAError):", "class DriverNotFound(Exception):"),
     "`ForkedError`": (
