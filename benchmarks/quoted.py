@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 from cuda_gctx.bench.durations import duration
@@ -29,10 +30,19 @@ def microseconds(us: float) -> str:
     return f"{us:.{0 if us >= 99.95 else 1}f} us"
 
 
+# Several pages and numbers are about one report.
+report_from_json = cache(Report.from_json)
+
+
+def reports_of(study: Result) -> list[Report]:
+    """The reports of a study, one for each process that measured it."""
+    return [report_from_json(json.dumps(report)) for report in study["reports"]]
+
+
 def reports(results: Sequence[Result], study: str) -> list[Report]:
     """The reports of a study, of each card and process."""
     found = [one for result in results for one in result["studies"] if one["name"] == study]
-    return [Report.from_json(json.dumps(report)) for one in found for report in one["reports"]]
+    return [report for one in found for report in reports_of(one)]
 
 
 def of_latency(arrivals: Result) -> dict[str, str]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import quoted
 import tables
 
 from cuda_gctx import Device, PartitionPool, tune
@@ -332,7 +333,7 @@ def main() -> int:
     path = tables.write(result, "studies", arguments.out)
     print(f"\n{path}")
     for study in result["studies"]:
-        first, *others = tables.reports_of(study)
+        first, *others = quoted.reports_of(study)
         for other in others:
             print(f"\n{study['name']}\n{first.compare(other)}")
     if left_out:

@@ -315,20 +315,15 @@ def gemms_section(result: Result) -> str:
     return f"{machine(result)} Medians, and the smallest and largest of {off['samples']}.\n\n{markdown(rows)}"
 
 
-def reports_of(study: Result) -> list[Report]:
-    """The reports of a study, one for each process that measured it."""
-    return [Report.from_json(json.dumps(report)) for report in study["reports"]]
-
-
 def report_of(study: Result) -> Report:
-    return reports_of(study)[0]
+    return quoted.reports_of(study)[0]
 
 
 def studies_section(result: Result) -> str:
     """The tuner's own reports: that of the first process, and what the others found."""
     parts = [machine(result)]
     for study in result["studies"]:
-        first, *others = reports_of(study)
+        first, *others = quoted.reports_of(study)
         parts.append(f"### {study['title']}")
         parts.append(f"```text\n{first}\n```")
         parts += [
@@ -342,7 +337,7 @@ def answers_section(results: Sequence[Result]) -> str:
     rows = [["work", "card", "one process", "another process"]]
     for result in results:
         for study in result["studies"]:
-            reports = reports_of(study)
+            reports = quoted.reports_of(study)
             work = f"{' and '.join(reports[0].alone)}: {measure_of(reports[0])}"
             rows.append([work, result["card"], *(answer(report) for report in reports)])
     versions = ", ".join(dict.fromkeys(f"driver {r['driver']} (CUDA {r['cuda']}), {r['date']}" for r in results))

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
@@ -109,10 +110,16 @@ def _number(kind: type, value: Any, path: str) -> bool | int | float:
     return number
 
 
+@cache
+def _kinds(kind: Any) -> dict[str, Any]:
+    """The types of the fields that a dataclass is made from, by name."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init}
+
+
 def _made(kind: type[Made], value: Any, path: str) -> Made:
     """A dataclass, from exactly the fields that it is made from."""
-    hints = get_type_hints(kind)
-    kinds = {field.name: hints[field.name] for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    kinds = _kinds(kind)  # type: ignore[arg-type]
     at = f"{path}." if path else ""
     for name in sorted(kinds.keys() ^ set(_mapping(value, path))):
         raise ValueError(f"{at}{name} is {'unknown' if name in value else 'missing'}")
