@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pprint import pformat
 
@@ -56,10 +56,10 @@ EXCEPTIONS: dict[str, set[str]] = {
 }
 
 
-def private_names_of(tree: ast.AST) -> set[str]:
+def private_names_of(nodes: Iterable[ast.AST]) -> set[str]:
     """The private names that a file defines: functions, classes, variables, fields and slots."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -76,18 +76,18 @@ def is_own(node: ast.Attribute) -> bool:
     return isinstance(owner, ast.Name) and owner.id in ("self", "cls", "super")
 
 
-def private_names_in(tree: ast.AST) -> Iterator[str]:
+def private_names_in(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The private names that a file reads from objects and modules."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr) and not is_own(node):
             yield node.attr
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             yield from (alias.name for alias in node.names if PRIVATE.fullmatch(alias.name))
 
 
-def imported_modules(tree: ast.AST, root: Path) -> Iterator[str]:
+def imported_modules(nodes: Iterable[ast.AST], root: Path) -> Iterator[str]:
     """The modules of the package that a file imports, by their dotted names."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
@@ -109,18 +109,19 @@ def is_private_for(file: str, module: str) -> bool:
 
 def uses_of_others(root: Path) -> dict[str, set[str]]:
     """For each file the private names of other files, and the modules of other rooms, that it uses."""
-    trees = {
-        file.relative_to(root).as_posix(): ast.parse(file.read_text())
+    nodes = {
+        file.relative_to(root).as_posix(): list(ast.walk(ast.parse(file.read_text())))
         for top in (PACKAGE, *PROGRAMS, "docs", "packaging", "tests")
         for file in sorted((root / top).rglob("*.py"))
     }
-    known = {name for file, tree in trees.items() if not file.startswith("tests") for name in private_names_of(tree)}
-    modules = {Path(file).stem for file in trees}
+    own = {file: private_names_of(of_file) for file, of_file in nodes.items()}
+    known = {name for file, names in own.items() if not file.startswith("tests") for name in names}
+    modules = {Path(file).stem for file in nodes}
     found = {}
-    for file, tree in trees.items():
-        names = {name for name in private_names_in(tree) if name in known and name not in modules}
-        closed = {module for module in imported_modules(tree, root) if is_private_for(file, module)}
-        used = names - private_names_of(tree) | closed
+    for file, of_file in nodes.items():
+        names = {name for name in private_names_in(of_file) if name in known and name not in modules}
+        closed = {module for module in imported_modules(of_file, root) if is_private_for(file, module)}
+        used = names - own[file] | closed
         if used:
             found[file] = used
     return found
