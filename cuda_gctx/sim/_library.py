@@ -112,7 +112,7 @@ class Library:
         lib.gctxSimErrorCode.argtypes = [ctypes.c_char_p]
 
     def answer(self, what: str) -> Any:
-        """One of the JSON answers: ``answer("Ledger")`` calls ``gctxSimLedger``."""
+        """Call a function that answers in JSON: ``answer("Ledger")`` calls ``gctxSimLedger``."""
         text: bytes = getattr(self._lib, f"gctxSim{what}")()
         return json.loads(text)
 
@@ -123,11 +123,11 @@ class Library:
             raise ValueError(f"cannot simulate {spec!r}: {error.value.decode()}")
 
     def push(self) -> None:
-        """Set the present machine aside."""
+        """Suspend the current machine."""
         self._lib.gctxSimPush()
 
     def pop(self) -> None:
-        """Restore the machine that was set aside last."""
+        """Resume the machine that was suspended last."""
         self._lib.gctxSimPop()
 
     def error_code(self, code: str | int) -> int:
@@ -159,7 +159,7 @@ class Library:
             )
 
     def limit_contexts(self, count: int) -> None:
-        """Answer out of memory when this many green contexts are alive (0: no limit)."""
+        """Fail with out of memory when this many green contexts are alive (0: no limit)."""
         self._lib.gctxSimLimitContexts(count)
 
     def clear_faults(self) -> None:
@@ -169,7 +169,7 @@ class Library:
     def kernel(
         self, name: str, function: Callable[[Block], None] | None, cost: KernelCost, sizes: Sequence[int] | None
     ) -> object:
-        """Register a kernel; the result must be kept alive as long as it may run."""
+        """Register a kernel. Keep the result alive as long as the kernel may run."""
 
         def run(_user: int | None, block: Any) -> None:
             if function is not None:
@@ -183,7 +183,7 @@ class Library:
         return callback
 
     def kernel_access(self, name: str, reads: Sequence[int] | None, writes: Sequence[int] | None) -> None:
-        """Set the arguments through which a registered kernel reads and writes memory; None: every one."""
+        """Set which arguments of a registered kernel are pointers to memory that it uses; None: all of them."""
         lists: list[Any] = []
         for numbers in (reads, writes):
             lists += [None, 0] if numbers is None else [(ctypes.c_uint * len(numbers))(*numbers), len(numbers)]
@@ -214,5 +214,5 @@ class Library:
         return time
 
     def advance(self, ns: int) -> None:
-        """Let virtual time pass."""
+        """Advance the virtual clock."""
         self._lib.gctxSimAdvance(ns)

@@ -83,20 +83,20 @@ def driver_versions() -> list[str]:
 
 
 class LedgerError(AssertionError):
-    """Objects of the simulated driver were left alive or misused."""
+    """The program leaked or misused objects of the simulated driver."""
 
     __module__ = __name__.rpartition(".")[0]  # the public name
 
 
 class UnknownResultWarning(UserWarning):
-    """A program read what a kernel should have written, or a time that includes an assumed cost."""
+    """The program read memory that an unregistered kernel should have written, or a time with an assumed cost."""
 
     __module__ = __name__.rpartition(".")[0]  # the public name
 
 
 @dataclass(frozen=True)
 class LiveObject:
-    """An object of the driver that was made and not destroyed."""
+    """A driver object that the program created and did not destroy."""
 
     kind: str
     handle: int
@@ -153,7 +153,7 @@ def _sentences(results: Counter[str], times: Counter[str]) -> tuple[str, ...]:
 
 
 def unknown_now() -> tuple[Counter[str], Counter[str]]:
-    """How often the program read unknown results and times so far, by kernel, on the machine that it started."""
+    """The number of reads of unknown results and times so far, by kernel, on the machine that it started."""
     data = library().answer("Ledger") or {"unknown_results": {}, "unknown_times": {}}
     return Counter(data["unknown_results"]), Counter(data["unknown_times"])
 
@@ -191,7 +191,7 @@ class Ledger:
 
     @property
     def faults(self) -> tuple[Misuse, ...]:
-        """The misuse that fails a test."""
+        """The misuse that makes a test fail."""
         return tuple(note for note in self.misuse if note.kind not in _HARMLESS)
 
     @property
@@ -205,7 +205,7 @@ class Ledger:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What the program read although nobody knows it, in one sentence per kernel."""
+        """The unknown results that the program read, in one sentence per kernel."""
         return _sentences(Counter(self.unknown_results), Counter(self.unknown_times))
 
     def __str__(self) -> str:
@@ -268,7 +268,7 @@ class Session:
         probability: float | None = None,
         seed: int = 0,
     ) -> None:
-        """Make calls of a function fail.
+        """Inject a failure into calls of a driver function.
 
         function: the driver function, such as "cuGreenCtxCreate"; "*" for any.
         code: the CUresult, as a name or a number.
@@ -280,11 +280,11 @@ class Session:
         self._lib.fail(function, self._lib.error_code(code), nth=nth, probability=probability, seed=seed)
 
     def limit_contexts(self, count: int) -> None:
-        """Let creation fail with out of memory when ``count`` green contexts are alive (0: no limit)."""
+        """Fail creation with out of memory when ``count`` green contexts are alive (0: no limit)."""
         self._lib.limit_contexts(count)
 
     def clear_faults(self) -> None:
-        """Remove all fault rules, so that every call succeeds again."""
+        """Remove all fault rules: every call succeeds again."""
         self._lib.clear_faults()
 
     def faults(self) -> Any:
@@ -294,7 +294,7 @@ class Session:
     def memory(self, device: int = 0) -> dict[str, int]:
         """Bytes of a device: total, free, allocated, taken by live green contexts, lost to destroyed ones.
 
-        ``resident`` is what the contents of its memory take of this machine's memory.
+        ``resident`` is the host memory that stores the contents of device memory.
         """
         found: dict[str, int] = self._lib.answer("Memory")["devices"][device]
         return found
@@ -315,7 +315,7 @@ class Session:
         return self._lib.time_ns()
 
     def advance(self, ns: int) -> None:
-        """Let virtual time pass.
+        """Advance the virtual clock.
 
         ns: nanoseconds, on the clock of the machine.
         """

@@ -1,6 +1,6 @@
-"""A pytest plugin: what a test reads although nobody computed it, on a simulated machine that the whole run is on.
+"""A pytest plugin: reports unknown results that a test reads, when the whole run uses one simulated machine.
 
-Such a run is started by the package's ``run``. The test gets a warning, or fails where the option says so.
+The package's ``run`` command starts such a run. The test gets a warning; an option makes it fail.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _is_own_machine() -> bool:
-    """Whether the run is on the machine of this package, and not on that of another copy that is installed too."""
+    """Whether the run uses the machine of this package, rather than that of another installed copy."""
     if "CUDA_GCTX_SIM" not in os.environ:
         return False
     from ._library import library_path
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(name=_FIXTURE)
 def results(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Reports results that nobody computed, on the machine of the process."""
+    """Reports unknown results on the machine of the process."""
     __tracebackhide__ = True
     from ._session import report_unknown, unknown_now
 

@@ -64,7 +64,7 @@ OF_OTHER_HEADERS = {"cuProfilerStart", "cuProfilerStop"}
 
 
 def of_the_runtime(name: str) -> Path:
-    """A file of the wheel whose header the package is built with."""
+    """A file of the wheel that contains the build's CUDA header."""
     for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
         if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
             for file in found.files or ():
@@ -111,7 +111,7 @@ def per_thread(include: Path) -> dict[str, str]:
 
 
 def errors(include: Path) -> list[str]:
-    """Each CUresult with what is said of it: the runtime says the same of its own error of that number."""
+    """The description of each CUresult: that of the runtime error with the same number."""
     runtime = ctypes.CDLL(str(of_the_runtime("libcudart.so.13")))
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
     unknown = runtime.cudaGetErrorString(-1)
@@ -155,7 +155,7 @@ def value_of(text: str, known: dict[str, int]) -> int:
 
 
 def contracts(include: Path) -> dict[str, dict[str, Any]]:
-    """What functions.def says of each function, with the parameters that the header gives it."""
+    """The contract of each function in functions.def, with its parameters from the header."""
     header = (include / "cuda.h").read_text()
     known = numbers(header)
     declared = re.findall(r"CUresult\s+(?:CUDAAPI\s+)?(cu\w+)\s*\(([^()]*)\)", preprocessed(include))
@@ -211,7 +211,7 @@ IN_CAPTURE = {
 
 
 def described(row: dict[str, Any]) -> str:
-    """What a contract says of arguments, in words."""
+    """The conditions of a contract on arguments, in words."""
     names = [re.split(r"[ *]", one)[-1] for one in row["parameters"]]
     said = []
     if row["needed"]:
