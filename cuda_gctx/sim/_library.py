@@ -183,7 +183,7 @@ class Library:
         return callback
 
     def kernel_access(self, name: str, reads: Sequence[int] | None, writes: Sequence[int] | None) -> None:
-        """Set which arguments of a registered kernel are pointers to memory that it uses; None: all of them."""
+        """Set the arguments through which a registered kernel reads and writes memory; None: all of them."""
         lists: list[Any] = []
         for numbers in (reads, writes):
             lists += [None, 0] if numbers is None else [(ctypes.c_uint * len(numbers))(*numbers), len(numbers)]
