@@ -149,7 +149,7 @@ ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
     "two Nones": (lambda dev: SMResourceOptions([None, None]), "only one group"),
     "resources as keywords": (
         lambda dev: dev.create_context(resources=[]),
-        r"ContextOptions or a dict of their fields",
+        r"its options \(resources, exclusive, name\) are one dict: create_context\(\{\"resources\"",
     ),
     "resources without options": (
         lambda dev: dev.create_context(dev.resources.sm),  # type: ignore[arg-type]
