@@ -9,7 +9,7 @@ __all__ = ["torch_device"]
 
 
 def torch_device(index: int | None) -> Device:
-    """The device of torch's index; None is torch's current device. RuntimeError if there is none, as in torch."""
+    """The device with an index of torch; None: torch's current device. RuntimeError, as in torch, if there is none."""
     try:
         return Device(load_torch().cuda.current_device() if index is None else index)
     except ValueError as error:

@@ -1,8 +1,8 @@
 """The functions of flashinfer.green_ctx that split the SMs of a device, without their leaks.
 
-The same arguments, results and exceptions, with one more warning: ResourceOverlapWarning, the first time that live
-contexts already use the SMs. The contexts live as long as a stream of their split, and are then stored for the next
-one.
+Arguments, results and exceptions are FlashInfer's. There is one additional warning: ResourceOverlapWarning, the first
+time that live contexts already use the SMs. A context lives as long as a stream of its split. Then it is stored for the
+next split.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _sms(resource: Any) -> SMResource:
     if not isinstance(sms, SMResource):
         raise TypeError(
             f"resource must be a SplitResource or an SMResource, not {type(resource).__name__}: pass the result of "
-            "get_device_resource() or of a split of this module, because a structure of the driver does not say which "
-            "SMs it has"
+            "get_device_resource() or of a split of this module (a structure of the driver does not say which SMs it "
+            "contains)"
         )
     return sms
 
@@ -201,7 +201,7 @@ def split_resource(resource: Any, num_groups: int, min_count: int) -> tuple[list
 def split_resource_by_sm_count(
     cu_dev: int, resource: Any, sm_counts: Sequence[int]
 ) -> tuple[list[SplitResource], SplitResource]:
-    """Split groups of these numbers of SMs off a resource, each rounded up. Returns ``(groups, remainder)``.
+    """Split groups of the given SM counts off a resource, each rounded up. Returns ``(groups, remainder)``.
 
     cu_dev: the result of get_cudevice(). resource: as in split_resource(), of this device. sm_counts: the number of SMs
     of each group. RuntimeError if the resource has fewer SMs.
@@ -222,7 +222,7 @@ def _of_device(device: Device, resources: Sequence[Any]) -> list[SMResource]:
 
 
 def create_green_ctx_streams(cu_dev: int, resources: Sequence[Any]) -> list[Any]:
-    """A torch stream for each resource, in a context over its SMs that lives as long as one of the streams.
+    """Create a torch stream for each resource, in a context over its SMs. A context lives as long as its streams.
 
     cu_dev: the result of get_cudevice(). resources: results of splits, of this device. RuntimeError for a resource with
     no SMs.
@@ -246,7 +246,7 @@ def _lend(loan: Loan, names: Sequence[str]) -> tuple[list[Any], list[SplitResour
 
 
 def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[list[Any], list[SplitResource]]:
-    """chained: groups may be split off the remainder of others, as in FlashInfer; equal groups are aligned."""
+    """chained: split groups off the remainder of others, as FlashInfer does; equal groups are aligned."""
     with _in_their_words():
         whole = device.resources.sm
         names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
@@ -260,8 +260,8 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
 
     dev: a torch.device.
 
-    Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs,
-    ValueError for numbers that are never possible.
+    Returns a torch stream and a resource for each group, the remainder last. RuntimeError if the device has fewer SMs;
+    ValueError for numbers that no device allows.
     """
     groups, least = as_int("num_groups", num_groups, 1), as_int("min_count", min_count, 0)
     device = _device(dev)
@@ -270,7 +270,7 @@ def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[l
 
 
 def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tuple[list[Any], list[SplitResource]]:
-    """Split a torch.device into groups of these numbers of SMs, each rounded up to what the device can give.
+    """Split a torch.device into groups of the given SM counts, each rounded up to a size that the device supports.
 
     dev: a torch.device. sm_counts: the number of SMs of each group.
 
@@ -287,7 +287,7 @@ def split_device_green_ctx_by_sm_count(dev: Any, sm_counts: Sequence[int]) -> tu
 
 
 def get_locality_domain_count(dev: Any) -> int:
-    """The number of locality domains of a device; 1 where the driver knows none (before 13.4).
+    """The number of locality domains of a device; 1 if the driver reports none (before 13.4).
 
     dev: a torch.device.
     """
@@ -297,8 +297,8 @@ def get_locality_domain_count(dev: Any) -> int:
 def split_device_green_ctx_by_locality_domain(dev: Any, backfill: bool = True) -> tuple[list[Any], list[SplitResource]]:
     """A torch stream and a resource for each locality domain of a torch.device, in their order.
 
-    dev: a torch.device. backfill: give each group an equal share of all SMs, also of those in no domain, instead of its
-    domain's SMs only. RuntimeError for a device with fewer than two locality domains.
+    dev: a torch.device. backfill: give each group an equal share of all SMs, including SMs outside of all domains,
+    instead of only the SMs of its domain. RuntimeError if the device has fewer than two locality domains.
     """
     equal = as_bool("backfill", backfill)
     device = _device(dev)
@@ -320,9 +320,9 @@ def split_device_green_ctx_by_locality_domain(dev: Any, backfill: bool = True) -
 
 
 def empty_per_locality_domain(part_shape: Any, dtype: Any, dev: Any) -> NoReturn:
-    """Raises NotImplementedError, because this package partitions SMs and allocates no memory.
+    """Raise NotImplementedError: this package partitions SMs and does not allocate memory.
 
-    part_shape, dtype, dev: as in FlashInfer; not used.
+    part_shape, dtype, dev: as in FlashInfer; ignored.
     """
     raise NotImplementedError(
         "empty_per_locality_domain() allocates memory in locality domains, and this package partitions SMs only: "

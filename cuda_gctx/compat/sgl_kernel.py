@@ -1,7 +1,7 @@
-"""The two functions of sgl_kernel.spatial, by which SGLang multiplexes prefill and decode, without their leaks.
+"""The two functions of sgl_kernel.spatial, with which SGLang multiplexes prefill and decode, without their leaks.
 
-The same arguments and results. All pairs of a device belong to one pool: they overlap each other on purpose, without a
-warning, and share the contexts that the same split serves. The contexts stay open until the process ends.
+Arguments and results are the same. All pairs of a device belong to one pool. They overlap each other on purpose, so
+there is no warning, and equal splits share their contexts. The contexts stay open until the process ends.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def get_sm_available(device_id: int | None = None) -> int:
 
 
 def create_greenctx_stream_by_value(SM_a: int, SM_b: int, device_id: int | None = None) -> tuple[Any, Any]:
-    """Two torch streams on disjoint SMs, the first with at least `SM_a` of them, the second with at least `SM_b`.
+    """Create two torch streams on disjoint SMs: one with at least `SM_a` SMs, one with at least `SM_b`.
 
     device_id: the index of the device; None: torch's current one.
 
-    Counts are rounded up to what the device can give. Where this needs more SMs than the device has, the second stream
-    has all that the first one leaves. The same pair again gives the same streams. RuntimeError for counts that are not
-    positive, or that do not fit.
+    Counts are rounded up to sizes that the device supports. If the sum then exceeds the device, the second stream gets
+    the SMs that the first one leaves. A repeated call with the same pair returns the same streams. RuntimeError if a
+    count is not positive, or if the counts do not fit.
     """
     counts = as_int("SM_a", SM_a), as_int("SM_b", SM_b)
     if min(counts) <= 0:

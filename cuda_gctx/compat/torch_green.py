@@ -1,7 +1,7 @@
-"""torch.cuda.green_contexts.GreenContext: the same methods, on contexts that detect overlap and lose no memory.
+"""torch.cuda.green_contexts.GreenContext: the same methods, on contexts that detect overlap and do not lose memory.
 
-Each has its own stream, which is torch's current stream between set_context() and pop_context(). A context that is no
-longer used is kept in the store for its next use.
+Each context has a separate stream, which is torch's current stream between set_context() and pop_context(). The store
+keeps an unused context for its next use.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _checked_count(whole: SMResource, num_sms: int | None) -> int | None:
 
 
 def get_num_locality_domains(device_id: int | None = None) -> int:
-    """The number of locality domains of a device; 1 where the driver knows none (before 13.4).
+    """The number of locality domains of a device; 1 if the driver reports none (before 13.4).
 
     device_id: the index of the device; None: torch's current one.
     """
@@ -53,7 +53,7 @@ def get_num_locality_domains(device_id: int | None = None) -> int:
 
 
 def is_localization_supported(device_id: int | None = None) -> bool:
-    """Whether a device has more than one locality domain, and the driver knows them.
+    """Whether the driver reports more than one locality domain of a device.
 
     device_id: the index of the device; None: torch's current one.
     """
@@ -70,8 +70,8 @@ def _demand_locality_domains() -> None:
 class SMPartition:
     """A set of SMs, with the names of torch.cuda.green_contexts.SMPartition. It reserves nothing.
 
-    It comes from from_device(), split(), or GreenContext.sm_partition; ``resource`` is the SMResource. What is split
-    again may be any of these, on every driver that has green contexts.
+    Create one with from_device(), split(), or GreenContext.sm_partition; ``resource`` is the SMResource. Each of these
+    can be split again, on every driver with green contexts.
     """
 
     def __init__(self, resource: SMResource) -> None:
@@ -117,12 +117,12 @@ class SMPartition:
         backfill: bool | Sequence[bool] = False,
         locality_domain_ids: int | Sequence[int | None] | None = None,
     ) -> tuple[tuple[SMPartition, ...], SMPartition | None]:
-        """Split off disjoint groups. Returns ``(partitions, remainder)``, with None for an empty remainder.
+        """Split off disjoint groups. Returns ``(partitions, remainder)``; an empty remainder is None.
 
-        num_sms: of each group, rounded up unless `backfill` is set; 0: all that the other groups leave, for one group
-        at most, or one in each locality domain. coscheduled_sm_count, preferred_coscheduled_sm_count, backfill,
-        locality_domain_ids (locality_domain): as in SMResourceOptions, with 0 for None in the first two. An option is a
-        value for all groups or a sequence. SplitError (a ValueError) for what does not fit.
+        num_sms: the SMs of each group, rounded up unless `backfill` is set; 0: the SMs that the other groups leave, for
+        at most one group, or one in each locality domain. coscheduled_sm_count, preferred_coscheduled_sm_count,
+        backfill, locality_domain_ids (locality_domain): as in SMResourceOptions, with 0 for None in the first two. An
+        option is one value for all groups, or a sequence. SplitError (a ValueError) if the groups do not fit.
         """
         options: dict[str, Any] = {
             "num_sms": num_sms,
@@ -180,7 +180,7 @@ class SMPartition:
 
 
 class _Active(threading.local):
-    """The contexts that the thread has set and not popped, in order, each with the stack that leaves it."""
+    """The contexts that are set on the thread, in order, each with the stack that leaves it."""
 
     def __init__(self) -> None:
         # The entries also keep the contexts alive.
@@ -223,9 +223,8 @@ class GreenContext:
 
         device_id: the index of the device; None: torch's current one. sm_partition: use exactly these SMs.
         workqueue_scope: "device_ctx" or "balanced"; with workqueue_concurrency_limit, how many workloads at once the
-        context expects (driver 13.1 and newer). The context gets SMs that no live context is known to have, as long as
-        there are enough; otherwise it shares some, with a ResourceOverlapWarning. exclusive: ResourceOverlapError
-        instead.
+        context expects (driver 13.1 and newer). The context gets SMs that no known live context uses. If there are too
+        few, it shares some, with a ResourceOverlapWarning. exclusive: raise ResourceOverlapError instead.
         """
         self = GreenContext.__new__(GreenContext)
         self._make(num_sms, workqueue_scope, workqueue_concurrency_limit, device_id, sm_partition, exclusive=exclusive)
@@ -243,7 +242,7 @@ class GreenContext:
         workqueue_concurrency_limit: int | None = None,
         device_id: int | None = None,
     ) -> tuple[GreenContext, ...]:
-        """Contexts over disjoint parts of a device.
+        """Create contexts over disjoint parts of a device.
 
         num_sms, coscheduled_sm_count, preferred_coscheduled_sm_count, backfill, locality_domain_ids: as in
         SMPartition.split(). workqueue_scope, workqueue_concurrency_limit, device_id: as in create(), for all contexts.
@@ -331,7 +330,7 @@ class GreenContext:
 
     @property
     def sm_count(self) -> int:
-        """The number of SMs: `num_sms`, rounded up to what the device can give."""
+        """The number of SMs: `num_sms`, rounded up to a size that the device supports."""
         return self._sm_count
 
     @property
@@ -379,7 +378,7 @@ class GreenContext:
     def pop_context(self) -> None:
         """Restore the context and the stream before set_context(); that stream waits for the work since then.
 
-        Raises RuntimeError unless this is the context that the thread has set last.
+        Raises RuntimeError if the thread has not set this context last.
         """
         entries = _active.entries
         if not any(active is self for active, _ in entries):
@@ -390,7 +389,7 @@ class GreenContext:
         leaving.close()
 
     def Stream(self) -> Any:
-        """A torch.cuda.Stream of the context, not ordered with any other; the 33rd is the first one again."""
+        """A torch.cuda.Stream of the context, not ordered with other streams; the 33rd call returns the first one."""
         with self._lock:
             self._demand_open()
             if len(self._streams) < _STREAMS:
@@ -400,10 +399,9 @@ class GreenContext:
             return torch_stream(stream)
 
     def close(self) -> None:
-        """Close the context and release its SMs. Closing twice does nothing. Its streams continue to work as long as
-        they are kept.
+        """Close the context and release its SMs. Closing twice does nothing. Its streams work until they are dropped.
 
-        RuntimeError while it is active on any thread.
+        RuntimeError while it is active on a thread.
         """
         with self._lock:
             if self.is_closed:

@@ -49,7 +49,7 @@ class _Axis:
         self._left, self._least, self._most, self._logarithmic = left, least_ns, most_ns, logarithmic
 
     def x(self, ns: float) -> float:
-        """The place of a time; that of the end for later times."""
+        """The place of a time. A time beyond the axis is placed at its end."""
         ns = min(max(ns, self._least), self._most)
         if self._logarithmic:
             share = log10(ns / self._least) / log10(self._most / self._least)
@@ -119,7 +119,7 @@ def draw_bars(
 
 
 def _draw_lines(drawing: Drawing, texts: Sequence[str], y: float, size: float, room: float) -> float:
-    """Texts one below the other, each in as many lines as it needs; returns where what follows may begin."""
+    """Draw texts one below the other, each in as many lines as it needs; returns the y coordinate below them."""
     lines = [line for text in texts for line in lines_of(text, size, room)]
     for number, line in enumerate(lines):
         drawing.text(MARGIN, y + number * LINE, line, size=size, kind="faint", room=room)

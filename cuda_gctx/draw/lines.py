@@ -35,7 +35,7 @@ class Line:
 
 
 def draw_lines(title: str, subtitle: str, lines: Sequence[Line], note: str) -> str:
-    """The SVG of it: times from 0 upwards, over SMs from 0 to the most."""
+    """Draw the SVG: times from 0 upwards, over SMs from 0 to the largest count."""
     colours = colours_of([line.name for line in lines])
     width = LEFT + WIDTH + 2 * MARGIN
     drawing = Drawing(f"{title}: {subtitle}")

@@ -64,7 +64,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def _turned(colour: str, turn: int) -> str:
-    """The colour as it is for the first turn through the palette, a tint or a shade of it for each further one."""
+    """The colour for the first turn through the palette, and a tint or shade of it for each further turn."""
     parts = _linear(colour)
     before, room = _luminance(parts), LIGHTEST - DARKEST
     after = (DARKEST + (before ** (1 / 3) - DARKEST + GOLDEN * room * turn) % room) ** 3
@@ -118,7 +118,7 @@ STYLE = (
 
 
 class Drawing:
-    """An SVG picture on a sheet of its own colour, with a title. Shapes stand in the order in which they are added."""
+    """An SVG picture with a background and a title. Later shapes cover earlier ones."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -138,7 +138,7 @@ class Drawing:
     ) -> None:
         """A box: with a colour, outlined if of kind "cell"; or of a kind with colours of its own, such as "panel".
 
-        `hover` is shown where the pointer rests.
+        `hover` appears where the pointer rests.
         """
         colour = f' fill="{fill}"' if fill else ""
         title = f"<title>{_xml(hover)}</title></rect>" if hover else "</rect>"
@@ -224,7 +224,7 @@ class Entry(NamedTuple):
 
 
 def legend(drawing: Drawing, x: float, y: float, entries: Iterable[Entry], limit: float) -> float:
-    """The entries in one row, or in columns if they need several rows; returns the height that they take."""
+    """Draw the entries in one row, or in columns if one row is too short; returns their height."""
     at, row = x, y
     shown = list(entries)
     widths = [entry.width + 14 for entry in shown]
@@ -251,7 +251,7 @@ def round_ticks(most: float, number: int) -> list[float]:
 
 
 def heading(drawing: Drawing, title: str, subtitle: str, width: float, tail: str = "") -> None:
-    """The title of a picture of this width, and a line below it, which ends with `tail` however short it is."""
+    """Draw the title of a picture of this width, and a line below it. A line that is cut still ends with `tail`."""
     room = width - 2 * MARGIN
     drawing.text(MARGIN, 32, title, size=17, bold=True, room=room)
     drawing.text(MARGIN, 51, subtitle, kind="faint", room=room, tail=tail)
@@ -263,7 +263,7 @@ def text_width(words: str, size: float) -> float:
 
 
 def lines_of(words: str, size: float, room: float) -> list[str]:
-    """Words in lines that fit into `room`; a word that is too long for it has a line of its own."""
+    """Words in lines that fit into `room`. A longer word gets a separate line."""
     lines = [""]
     for word in words.split():
         longer = f"{lines[-1]} {word}".lstrip()
@@ -290,7 +290,7 @@ def written(text: str, path: str | PathLike[str] | None) -> str:
 
 
 def page(title: str, svg: str) -> str:
-    """A picture as an HTML page that loads nothing, and scales to the window."""
+    """A picture as an HTML page that loads no other files and scales to the window."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -304,7 +304,7 @@ def page(title: str, svg: str) -> str:
 
 
 class Pictured:
-    """What has a picture. A subclass draws it, and has a title for its page."""
+    """A base class for objects with a picture. A subclass draws it, and defines the title of its page."""
 
     def _picture(self) -> str:
         raise NotImplementedError
@@ -317,7 +317,7 @@ class Pictured:
         return written(self._picture(), path)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
-        """The picture as an HTML page that loads nothing; also written to `path`."""
+        """The picture as an HTML page that loads no other files; also written to `path`."""
         return written(page(self._title_of_page(), self._picture()), path)
 
     def _repr_html_(self) -> str:

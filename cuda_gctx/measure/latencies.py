@@ -1,4 +1,4 @@
-"""The benefit of a background partition: the latency of a short kernel without, next to and isolated from a load."""
+"""The benefit of a background partition: the latency of a short kernel alone, next to a load, and isolated from it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONGEST_ROW_S = 3.0
 
 
 class SharedQueueError(RuntimeError):
-    """The streams wait for each other in a hardware queue, so the measurement would show nothing about SMs."""
+    """The streams share a hardware queue and wait for each other: their latencies do not depend on SMs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def background_load(stream: Stream) -> Load:
 
 
 def _has_its_own_queue(stream: Stream, load: Load) -> bool:
-    """Whether work on a stream does not wait behind the load in a hardware queue."""
+    """Whether the load is in another hardware queue than the work of a stream."""
     load.fill()
     with stream.record() as mark:
         while not mark.is_done:
@@ -100,9 +100,9 @@ def _measured(make: Callable[[], Stream], make_load: Callable[[], Stream] | None
 
 
 def measure_latencies(inside: Context, outside: Context, count: int) -> tuple[LatencyRow, ...]:
-    """The short kernel, `count` times on each kind of stream; the two contexts are those of disjoint partitions.
+    """Measure the short kernel `count` times on each kind of stream, with and without the load.
 
-    inside: of the short kernel. outside: of the load.
+    inside: the context of the short kernel. outside: the context of the load, on other SMs.
 
     The launches follow each other without a pause, like the requests of one client.
     """

@@ -52,7 +52,7 @@ class HeadStart(NamedTuple):
     most_s: float
 
     def gate_s(self, host_s: float) -> float:
-        """How long to close a gate for what the host needs `host_s` to enqueue."""
+        """How long to close a gate in front of work that the host enqueues in `host_s`."""
         return min(max(self.least_s, GATE_TO_HOST * host_s), self.most_s)
 
 
@@ -70,8 +70,8 @@ def seconds_between(start: Event, end: Event) -> float:
         if error.name != "CUDA_ERROR_INVALID_HANDLE":
             raise
         raise RuntimeError(
-            f"the driver cannot measure the time between events of two contexts ({error}), so work on different "
-            f"streams cannot be timed"
+            f"this driver cannot time work on streams of different contexts: it does not measure between their events "
+            f"({error})"
         ) from error
 
 
@@ -128,7 +128,7 @@ APART_NS = 200_000  # longer than the host takes to look
 
 
 def is_apart(stream: Stream, others: Iterable[Stream]) -> bool:
-    """Whether a stream does not wait in a hardware queue behind work of other streams."""
+    """Whether a stream shares no hardware queue with other streams, so that it does not wait behind their work."""
     with ExitStack() as closing:
         ends = []
         for other in others:
@@ -143,10 +143,10 @@ def is_apart(stream: Stream, others: Iterable[Stream]) -> bool:
 
 
 class CallTimer:
-    """Times calls one at a time, as a client does that waits for each answer.
+    """Times calls one at a time, like a client that waits for each answer.
 
-    A call begins when the host has seen an event on an idle stream complete, and ends with an event behind its work.
-    The device times both, and the way to the host and back is included once.
+    A call begins when the host sees that an event on an idle stream is complete. It ends with an event behind its work.
+    The device times both events. The time includes one way to the host and back.
 
     idle: the stream of the first event, on which nothing else is queued. most: the number of calls, for `left`.
     """
@@ -189,15 +189,15 @@ class CallTimer:
         return found
 
     def rest(self) -> list[float]:
-        """The latencies of calls that were made and not returned: none."""
+        """The latencies of calls that are still pending: none, because each call is waited for."""
         return []
 
 
 class RandomCalls:
-    """Times calls that arrive at random times, as those of many clients that do not wait for each other.
+    """Times calls that arrive at random times, like those of many independent clients.
 
-    A latency begins when a call arrives, by the device's clock, whether or not earlier calls have ended or the host is
-    late. Arrivals are those of a Poisson process.
+    A latency begins when a call arrives, by the device's clock, even if earlier calls are still running or the host is
+    late. The arrivals are a Poisson process.
 
     idle: a stream on which nothing else is queued, and which waits for no other one. rate: calls per second. most: the
     number of calls that arrive.
@@ -240,7 +240,7 @@ class RandomCalls:
         return self._completed()
 
     def _pass_time(self) -> None:
-        """Let virtual time pass, which a host that only looks at the clock does not."""
+        """Let virtual time pass: it does not pass while the host only reads the clock."""
         if self._pending:
             self._pending[0][1].sync()
         else:

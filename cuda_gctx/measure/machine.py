@@ -33,7 +33,7 @@ POWER_STATE = {
 
 
 def is_simulated(device: Device) -> bool:
-    """Whether the software driver provides the device; it says so in every device name."""
+    """Whether the software driver provides the device. The names of its devices contain this."""
     return device.name.endswith("(simulated)")
 
 
@@ -72,7 +72,7 @@ def cpu_name() -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of the installed packages that take part in measurements."""
+    """The versions of the installed packages that affect measurements."""
     versions = {}
     for name in PACKAGES:
         try:
@@ -91,7 +91,7 @@ def commit_of(folder: Path) -> str | None:
 
 
 def power_state(device: Device) -> dict[str, float | None]:
-    """Clocks, power limit and temperature as nvidia-smi reports them now; None for what it does not report."""
+    """Clocks, power limit and temperature as nvidia-smi reports them now. A value that it does not report is None."""
     values: list[str] = []
     if not is_simulated(device):
         query = f"--query-gpu={','.join(POWER_STATE.values())}"
@@ -103,7 +103,7 @@ def power_state(device: Device) -> dict[str, float | None]:
 
 
 class ClockReading:
-    """Reads the SM clock with a process of its own, while the device goes on working."""
+    """Reads the SM clock in a separate process while the device keeps working."""
 
     def __init__(self, device: Device) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -129,12 +129,12 @@ class ClockReading:
 
     @property
     def is_done(self) -> bool:
-        """Whether the reading is complete, or impossible."""
+        """Whether the reading is complete, or cannot be made."""
         return self._process is None or self._process.poll() is not None
 
     @property
     def sm_clock_mhz(self) -> float | None:
-        """The clock of a complete reading, which is read once; None if the tool is missing or does not report it."""
+        """The clock of a complete reading; read it once. None if the tool is missing or does not report the clock."""
         if self._process is None or self._process.returncode != 0:
             return None
         assert self._process.stdout is not None
@@ -150,7 +150,7 @@ def _number(text: str) -> float | None:
 
 @cache
 def own_commit() -> str | None:
-    """The commit of the clone from which the package is imported, or in whose environment it is installed."""
+    """The commit of the clone that contains the package, or the environment in which the package is installed."""
     return commit_of(Path(__file__).parent)
 
 
@@ -161,7 +161,7 @@ TEMPERATURE_TOLERANCE = 0.3
 
 @dataclass(frozen=True)
 class Conditions:
-    """The state of a card at a moment of a measurement, as nvidia-smi reports it; None for what it does not report.
+    """The state of a card at one moment of a measurement. A value that nvidia-smi does not report is None.
 
     commit: that of the clone of the package, if it is run from one.
     """
@@ -192,7 +192,7 @@ class Conditions:
         )
 
     def differences(self, other: Conditions) -> list[str]:
-        """All that differs so much that times of the two cannot be compared, as texts.
+        """The differences that make the times of two runs incomparable, as texts.
 
         other: the conditions of another run.
         """
@@ -226,9 +226,9 @@ class Conditions:
 
 
 def described(device: Device, what: str | None = None, clone: Path | None = None) -> dict[str, Any]:
-    """The head of a result.
+    """The fields that every result begins with: card, driver, versions, date, commit and power state.
 
-    what: the subject of the result. clone: a folder of the clone from which the measurement is run, if any.
+    what: the subject of the result. clone: a folder of the clone that runs the measurement, if any.
     """
     simulated = is_simulated(device)
     return {

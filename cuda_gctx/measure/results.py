@@ -1,4 +1,4 @@
-"""Result files of measurements: JSON with a row a line, so that a changed row is a changed line."""
+"""Result files of measurements: JSON with one row per line, so that a diff shows the changed rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_result(result: Mapping[str, Any], path: Path) -> Path:
 
 
 def file_name(result: Mapping[str, Any], kind: str) -> str:
-    """The file name of a result: card, driver, and which benchmark it is of."""
+    """The file name of a result: card, driver and benchmark."""
     card = re.sub(r"[^a-z0-9]+", "-", result["card"].removeprefix("NVIDIA ").lower()).strip("-")
     return f"{card}-driver-{result['cuda']}-{kind}.json"
 
@@ -42,7 +42,7 @@ def folder_of_results(wanted: Path | None, default: Path) -> Path:
 
 
 def _opened(value: Any, before: str) -> Iterator[str]:
-    """The lines of a container whose entries have lines of their own. before: what its first line begins with."""
+    """The lines of a container with one entry per line. before: the beginning of the first line."""
     rows = isinstance(value, list)
     entries = (
         [("", item) for item in value] if rows else [(f"{json.dumps(key)}: ", item) for key, item in value.items()]
@@ -63,7 +63,7 @@ def _opened(value: Any, before: str) -> Iterator[str]:
 
 
 def _has_entries(value: Any) -> bool:
-    """Whether a value has entries that could have lines of their own; plain numbers and words share a line."""
+    """Whether a value contains entries that are written on separate lines. Numbers and words share one line."""
     return (isinstance(value, dict) and bool(value)) or (
         isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
     )

@@ -1,9 +1,9 @@
 """Statistics of samples: quantiles, ratios with a confidence interval, and what openings differ by.
 
-A ratio is one of medians, totals or pooled quantiles. Each has the interval of the quantity that it estimates, and
-compares samples of the same rounds, so that a change of clocks affects both sides alike. The interval covers the noise
-of samples of the same open streams and contexts. By how much a plan differs when it is opened again is estimated
-separately (Luck), and widens the interval and the margin.
+A ratio is one of medians, totals or pooled quantiles, with a confidence interval for that quantity. It compares samples
+of the same rounds, so that a change of clocks affects both sides alike. The interval covers the noise of samples of the
+same open streams and contexts. Luck estimates separately how much a plan differs when it is opened again, and widens
+the interval and the margin.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _nearest_rank(samples: int, share: float) -> int:
 
 @lru_cache(maxsize=4096)
 def certainty_of(pairs: int) -> float:
-    """The certainty of an interval over so many pairs: the more looks came before, the higher."""
+    """The certainty of an interval over so many pairs. It grows with the number of looks before."""
     if pairs < MANY_PAIRS:
         return CERTAINTY
     looks = ceil(log2(pairs / MANY_PAIRS) - 1e-9)
@@ -137,9 +137,9 @@ MOST_BLOCKS = 20
 
 
 def ratio_of_totals(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """The ratio of the sum of the first to the sum of the second, with an interval by blocks of successive pairs.
+    """The ratio of the sum of the first to the sum of the second.
 
-    The interval is that of the jackknife: it leaves out one block after the other.
+    The interval is a jackknife over blocks of successive pairs: it leaves out one block after the other.
     """
     count = min(len(pairs), MOST_BLOCKS)
     borders = [len(pairs) * number // count for number in range(count + 1)]
@@ -180,7 +180,7 @@ def _exceeding(samples: int, share: float, certainty: float) -> tuple[int, int]:
 class Estimate:
     """A quantile of the samples of all blocks together, with an interval from order statistics.
 
-    is_known: whether there are enough samples for the interval to be valid. Otherwise it ends with the largest one.
+    is_known: whether there are enough samples for a valid interval. Otherwise the interval ends at the largest sample.
     """
 
     value: float
@@ -195,8 +195,8 @@ class Estimate:
 
         blocks: the samples, by block. share: which quantile. certainty: that of the interval.
 
-        Where blocks differ by more than chance (clocks drift, calls of a round are alike), there are fewer independent
-        samples than calls, and the interval is wider.
+        Blocks may differ by more than chance: clocks drift, and calls of a round are alike. Then the calls count as
+        fewer independent samples, and the interval is wider.
         """
         ordered = sorted(chain.from_iterable(blocks))  # fast, if the samples of each block are in order
         value = float(ordered[_nearest_rank(len(ordered), share)])
@@ -221,7 +221,7 @@ def calls_for(share: float, certainty: float) -> int:
 
 
 def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], share: float) -> Ratio:
-    """The ratio of a quantile of all samples of the first to that of the second; each has a block for each round."""
+    """The ratio of a quantile of all samples of the first to that of the second. Each side has one block per round."""
     pairs = min(len(first), len(second))
     each = 1 - (1 - certainty_of(pairs)) / 2
     one, other = (Estimate.of(blocks, share, each) for blocks in (first, second))
@@ -257,7 +257,7 @@ def student(chance: float, freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Luck:
-    """By how much things differ each time they are opened (streams, contexts), beyond the noise of their samples.
+    """How much things differ from one opening (streams, contexts) to the next, beyond the noise of their samples.
 
     own: the variance of the openings of each thing, relative. typical: that of half of the things. freedom: from how
     many differences these are known. openings: how often each was opened, at the least.
@@ -269,10 +269,10 @@ class Luck:
     openings: int = 1
 
     def between(self, number: int | None = None, other: int | None = None) -> float:
-        """By how much two equal things may differ, as a share: typical ones, or those with these numbers.
+        """How much two equal things may differ, as a share: typical ones, or those with these numbers.
 
-        A thing whose own openings differ more than is typical counts with its own variance. One whose openings differ
-        less counts as typical, because two openings can be alike by chance.
+        If the openings of a thing differ more than is typical, its own variance counts. If they differ less, the
+        typical variance counts, because two openings can be alike by chance.
         """
         if not self.freedom:
             return 0.0
@@ -282,9 +282,9 @@ class Luck:
 
     @classmethod
     def of(cls, things: Sequence[Sequence[Mapping[int, float]]], *, of_noise: bool = True) -> Luck:
-        """The luck in samples by round, of each opening of each thing. What a round does to all alike is left out.
+        """The luck in the samples of each opening of each thing, by round, without what a round does to all of them.
 
-        of_noise: leave out what noise of the samples explains. Few samples cannot distinguish the two.
+        of_noise: subtract the variance that noise of the samples explains. Few samples cannot distinguish the two.
         """
         rounds: dict[int, list[float]] = {}
         for openings in things:

@@ -12,9 +12,9 @@ __all__ = ["Latency", "Spread", "summary"]
 
 @dataclass(frozen=True)
 class Spread:
-    """Samples in seconds: what they estimate, 10th and 90th percentile, and the number of samples.
+    """Samples in seconds: their value, 10th and 90th percentile, and number.
 
-    value: their median, unless it estimates something else, such as a quantile of what the samples are made of.
+    value: the median of the samples, or another estimate, such as a quantile of all calls.
     """
 
     value: float
@@ -26,7 +26,7 @@ class Spread:
     def of(cls, values: Sequence[float], value: float | None = None) -> Spread:
         """The spread of samples.
 
-        values: the samples, in any order and unit. value: what they estimate, if not their median.
+        values: the samples, in any order and unit. value: the estimate, if it is not their median.
         """
         value = median(values) if value is None else value
         return cls(value, quantile(values, 0.1), quantile(values, 0.9), len(values))
