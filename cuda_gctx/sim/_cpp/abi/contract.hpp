@@ -30,7 +30,9 @@ struct Rule {
 // What a call does to captures that are under way.
 enum class InCapture : std::uint8_t {
   safe,
+  joining,  // it draws its stream into the capture of its event, and invalidates what cannot be drawn in, in every mode
   whole,    // it orders a whole context: it invalidates the captures of that context's streams, in every mode
+  awaited,  // likewise, and that of the event that the context would wait for
   own,      // asked of a stream that is capturing, it invalidates that capture, in every mode
   beside,   // potentially unsafe, unless its stream captures it
   context,  // potentially unsafe: it disturbs the captures of the context that it waits for
@@ -58,6 +60,8 @@ struct Contract {
   constexpr Contract unsafe() const { return set<&Contract::in_capture>(InCapture::unsafe); }
   constexpr Contract unsafe_beside() const { return set<&Contract::in_capture>(InCapture::beside); }
   constexpr Contract disturbs_own() const { return set<&Contract::in_capture>(InCapture::own); }
+  constexpr Contract disturbs_joining() const { return set<&Contract::in_capture>(InCapture::joining); }
+  constexpr Contract disturbs_awaited() const { return set<&Contract::in_capture>(InCapture::awaited); }
   constexpr Contract disturbs_whole() const { return set<&Contract::in_capture>(InCapture::whole); }
   constexpr Contract disturbs_context() const { return set<&Contract::in_capture>(InCapture::context); }
   // A median of docs/appendix/hardware-facts.md.

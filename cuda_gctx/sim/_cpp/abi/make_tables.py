@@ -202,7 +202,9 @@ def since(version: int) -> str:
 
 IN_CAPTURE = {
     "safe": "",
+    "joining": "draws its stream into the capture of its event",
     "whole": "disturbs the captures of the whole context",
+    "awaited": "disturbs the captures of the whole context, and of its event",
     "own": "refused on a stream that is capturing",
     "context": "disturbs the captures of its context",
     "beside": "unsafe, but on the stream that captures it",

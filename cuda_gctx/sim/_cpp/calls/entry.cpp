@@ -68,6 +68,15 @@ bool disturbs_streams_of(const Context& context) {
   return any;
 }
 
+// Ends a call that the capture, where there is one, does not survive.
+void refuse_in(Capture* capture, CUresult code) {
+  if (capture != nullptr) {
+    refuse_if(capture->state() == Capture::State::invalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    capture->invalidate();
+    refuse(code);
+  }
+}
+
 }  // namespace
 
 CUresult carry_out(Fn function, const Arguments& arguments, const void* body,
@@ -106,18 +115,25 @@ bool allows(Fn function, std::size_t index, std::uint64_t value) {
 
 void spare_captures(Call& call, const Subjects& subjects) {
   const InCapture rule = contract(call.function).in_capture;
-  if (rule == InCapture::whole) {
-    return refuse_if(disturbs_streams_of(*subjects.context), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  Capture* of_stream = subjects.stream == nullptr ? nullptr : subjects.stream->capture.get();
+  Capture* of_event = subjects.event == nullptr ? nullptr : subjects.event->capture.get();
+  if (rule == InCapture::joining && call.arguments[2] != CU_EVENT_WAIT_EXTERNAL) {
+    refuse_in(of_event == nullptr ? of_stream : nullptr, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    // Assumed: a default stream, which cannot be captured, ends the capture.
+    const bool is_default = subjects.stream == subjects.stream->context->default_stream.get();
+    const bool is_captured = of_event != nullptr && of_event->is_active();
+    refuse_in(is_default && is_captured ? of_event : nullptr, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   }
-  if (rule == InCapture::beside && subjects.stream != nullptr && subjects.stream->capture) {
+  if (rule == InCapture::whole || rule == InCapture::awaited) {
+    refuse_if(disturbs_streams_of(*subjects.context), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    return refuse_in(rule == InCapture::awaited ? of_event : nullptr, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  }
+  if (rule == InCapture::beside && of_stream != nullptr) {
     return;
   }
   if (rule >= InCapture::own) {
-    refuse_if(subjects.event != nullptr && subjects.event->capture, CUDA_ERROR_CAPTURED_EVENT);
-    if (subjects.stream != nullptr && subjects.stream->capture) {
-      subjects.stream->capture->invalidate();
-      refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    }
+    refuse_if(of_event != nullptr, CUDA_ERROR_CAPTURED_EVENT);
+    refuse_in(of_stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
   const Context* waited_for = subjects.stream != nullptr    ? subjects.stream->context
                               : subjects.context != nullptr ? subjects.context

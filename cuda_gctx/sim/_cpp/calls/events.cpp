@@ -47,21 +47,12 @@ void wait_for_event(Call& c, Stream& stream, Event& event, unsigned flags) {
     return capture_external(c, event, stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT);
   }
   if (event.capture) {
-    // Waiting for an event of a capture draws the stream into it. Recorded: when the capture is over, the event is an
-    // invalid value. What follows for a default stream, which cannot be captured, is assumed.
+    // Recorded: when the capture is over, the event is an invalid value.
     refuse_if(event.capture->state() == Capture::State::over, CUDA_ERROR_INVALID_VALUE);
     refuse_if(!event.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     refuse_if(stream.capture && stream.capture != event.capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
-    if (&stream == stream.context->default_stream.get()) {
-      event.capture->invalidate();
-      refuse(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-    }
     Capture::join(event.capture, stream);
     return extend(stream.capture_tail, event.captured);
-  }
-  if (stream.capture) {
-    stream.capture->invalidate();
-    refuse(CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
   }
   const WorkPtr record = awaited(c, event);
   if (!record || record->done) {
@@ -89,10 +80,6 @@ void record_context(Call& c, Context& context, Event& event) {
 }
 
 void wait_context(Call& c, Context& context, Event& event) {
-  if (event.capture) {
-    event.capture->invalidate();
-    refuse(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  }
   const WorkPtr record = awaited(c, event);
   if (!record || record->done) {
     return;

@@ -164,13 +164,6 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
 }
 
 void replay(Call& c, GraphExec& exec, Stream& stream) {
-  if (stream.capture) {
-    // Seen on an H200: only graphs that are not instantiated go into others.
-    const bool active = stream.capture->is_active();
-    stream.capture->invalidate();
-    refuse_if(active, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    refuse(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-  }
   check_contexts(c, exec.nodes);
   pass_memory(c, exec, exec.nodes);
   // Recorded: of several graphs, the last one is hidden.
