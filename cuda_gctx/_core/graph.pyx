@@ -248,9 +248,8 @@ cdef class Capture:
     """A ``with`` block in which a stream captures. Afterwards it has the graph."""
 
     cdef Stream _stream
-    # Its own handle, so that the capture ends also if the stream is closed in the block.
+    # Its own handle while a block begins, is open or ends, so that the capture ends also if the stream is closed there.
     cdef cpp.Slot[cpp.StreamBox] _capturing
-    cdef bint _is_free  # that slot, for the next block
     cdef bint _is_open
     cdef int _mode
     cdef Graph _graph
@@ -264,18 +263,16 @@ cdef class Capture:
 
     def __enter__(self):
         cpp.present(self._stream._slot)
-        if not self._is_free:
+        if self._capturing.borrow().get() != NULL:
             raise RuntimeError("this block is already open: each block needs a Stream.capture() of its own")
-        self._is_free = False
-        self._graph = None
         self._capturing.share(self._stream._slot)
+        self._graph = None
         try:
             cpp.begin_capture(self._capturing, <cpp.CUstreamCaptureMode>self._mode)
             self._is_open = True
         finally:
             if not self._is_open:
                 cpp.drop(self._capturing)
-                self._is_free = True
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -292,7 +289,6 @@ cdef class Capture:
             return
         finally:
             cpp.drop(self._capturing)
-            self._is_free = True
         if kind is None:
             self._graph = graph
 
@@ -308,7 +304,6 @@ def capture(Stream stream not None, str mode):
     if mode not in MODE_OF_NAME:
         raise ValueError(f"mode must be one of {', '.join(map(repr, MODE_OF_NAME))}, not {mode!r}")
     cdef Capture made = Capture.__new__(Capture)
-    made._is_free = True
     made._stream = stream
     made._mode = MODE_OF_NAME[mode]
     return made

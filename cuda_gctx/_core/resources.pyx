@@ -465,10 +465,7 @@ cdef class WorkqueueResource:
         self._runtime.demand_usable()
         if options.sharing_scope is not None:
             scope = <int>NUMBER_OF_SCOPE[options.sharing_scope]
-            if scope == <int>cpp.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED:
-                self._config.wqConfig.sharingScope = cpp.CU_WORKQUEUE_SCOPE_GREEN_CTX_BALANCED
-            else:
-                self._config.wqConfig.sharingScope = cpp.CU_WORKQUEUE_SCOPE_DEVICE_CTX
+            self._config.wqConfig.sharingScope = <cpp.CUdevWorkqueueConfigScope>scope
         if options.concurrency_limit is not None:
             self._config.wqConfig.wqConcurrencyLimit = options.concurrency_limit
         if (options.sharing_scope, options.concurrency_limit) != (None, None):

@@ -62,6 +62,13 @@ class Driver : public DriverTable {
       fail(result, call);
     }
   }
+  // Whether work is done, as such a call answers.
+  bool check_done(CUresult result, const char* call) const {
+    if (result != CUDA_ERROR_NOT_READY) {
+      check(result, call);
+    }
+    return result == CUDA_SUCCESS;
+  }
   [[noreturn]] void fail(CUresult result, const char* call) const;
   Error error(CUresult result, const char* call) const;
   std::string describe(CUresult result, const char* call) const;

@@ -12,6 +12,12 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+std::string address_text(const void* address) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%p", address);
+  return text.data();
+}
+
 void fail(ErrorKind kind, std::string message) { throw Error(kind, std::move(message)); }
 
 void fail_value(std::string message) { fail(ErrorKind::bad_value, std::move(message)); }
@@ -21,9 +27,7 @@ void fail_state(std::string message) { fail(ErrorKind::bad_state, std::move(mess
 void name_dead_handle(Error& error, const char* kind, const void* handle) {
   if (error.code == CUDA_ERROR_INVALID_HANDLE || error.code == CUDA_ERROR_INVALID_CONTEXT ||
       error.code == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
-    std::array<char, 32> number{};
-    std::snprintf(number.data(), number.size(), "%p", handle);
-    error.message = std::string(number.data()) + " is not a live " + kind + ": " + error.message;
+    error.message = address_text(handle) + " is not a live " + kind + ": " + error.message;
   }
 }
 

@@ -42,6 +42,7 @@ class Error : public std::exception {
 };
 
 std::string version_text(int version);  // 13010 -> "13.1"
+std::string address_text(const void* address);
 
 [[noreturn]] void fail_value(std::string message);
 [[noreturn]] void fail_state(std::string message);

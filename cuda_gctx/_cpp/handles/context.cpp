@@ -26,10 +26,11 @@ ContextBox::~ContextBox() {
 }
 
 void ContextBox::take(CUcontext handle, CUgreenCtx green_handle) {
+  unsigned long long id = 0;
   handle_ = owned_->handle = handle;
   green_handle_ = green_handle;
-  owned_->ask_id();
-  id_ = owned_->id;
+  GCTX_CALL(runtime_.driver(), cuCtxGetId, handle, &id);
+  id_ = owned_->id = id;
 }
 
 void ContextBox::take_pinned() noexcept {
@@ -128,19 +129,14 @@ void ContextBox::close() {
   if (is_current()) {
     fail_current(true);
   }
-  switch (state_.close()) {
-    case ContextState::Closing::refused:
-      fail_current(false);
-    case ContextState::Closing::done_and_gone:
-      let_go();
-      break;
-    case ContextState::Closing::done:
-      if (claim_) {
-        claim_->note_closed();
-      }
-      break;
-    case ContextState::Closing::was_closed:
-      break;
+  const ContextState::Closing closing = state_.close();
+  if (closing == ContextState::Closing::refused) {
+    fail_current(false);
+  }
+  if (closing == ContextState::Closing::done_and_gone) {
+    let_go();
+  } else if (closing == ContextState::Closing::done && claim_) {
+    claim_->note_closed();
   }
 }
 

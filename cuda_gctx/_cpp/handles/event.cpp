@@ -39,12 +39,7 @@ EventHandle create_event(const ContextHandle& context, unsigned flags) {
 
 bool EventBox::is_done() const {
   const Driver& driver = context()->runtime().driver();
-  const CUresult result = driver.cuEventQuery(handle());
-  if (result == CUDA_ERROR_NOT_READY) {
-    return false;
-  }
-  driver.check(result, "cuEventQuery");
-  return true;
+  return driver.check_done(driver.cuEventQuery(handle()), "cuEventQuery");
 }
 
 bool event_is_done(const EventHandle& event) {

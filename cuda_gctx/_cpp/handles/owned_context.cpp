@@ -28,13 +28,7 @@ class ShortEvent {
     }
     return result == CUDA_SUCCESS;
   }
-  bool is_done() const {
-    const CUresult result = driver_.cuEventQuery(event_);
-    if (result != CUDA_ERROR_NOT_READY) {
-      driver_.check(result, "cuEventQuery");
-    }
-    return result == CUDA_SUCCESS;
-  }
+  bool is_done() const { return driver_.check_done(driver_.cuEventQuery(event_), "cuEventQuery"); }
   void wait() const { GCTX_CALL(driver_, cuEventSynchronize, event_); }
 
  private:
@@ -70,12 +64,6 @@ CUresult OwnedContext::ask_whether_there() const noexcept {
   const CUresult answer = runtime.driver().cuCtxGetId(handle, &now);
   const bool is_other = answer == CUDA_ERROR_INVALID_CONTEXT || (answer == CUDA_SUCCESS && now != id);
   return is_other ? CUDA_ERROR_CONTEXT_IS_DESTROYED : answer;
-}
-
-void OwnedContext::ask_id() {
-  unsigned long long answer = 0;
-  GCTX_CALL(runtime.driver(), cuCtxGetId, handle, &answer);
-  id = answer;
 }
 
 bool OwnedContext::is_made_of(const SmResource& sms, const std::optional<CUdevResource>& wanted) const noexcept {

@@ -28,7 +28,6 @@ class OwnedContext {
   // they destroy it. A green one of ours stays: while there is one, the driver (13.0) refuses the reset.
   bool is_there() const noexcept { return ask_whether_there() != CUDA_ERROR_CONTEXT_IS_DESTROYED; }
   CUresult ask_whether_there() const noexcept;
-  void ask_id();
 
   bool is_made_of(const SmResource& sms, const std::optional<CUdevResource>& wanted) const noexcept;
   bool has_anything() noexcept { return green || streams.has_own(); }

@@ -1,21 +1,10 @@
 #include "handles/stack.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <new>
 #include <string>
 
 namespace gctx {
-namespace {
-
-std::string address_text(const void* address) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%p", address);
-  return text.data();
-}
-
-}  // namespace
 
 template <typename Call>
 bool ContextStack::twice(const char* name, Call&& call) noexcept {

@@ -309,12 +309,8 @@ bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
 bool stream_is_done(const StreamHandle& stream) {
   const StreamScope scope(*stream);
   demand_no_capture(stream, "asking whether it is done");
-  const CUresult result = driver_of(stream).cuStreamQuery(stream->handle());
-  if (result == CUDA_ERROR_NOT_READY) {
-    return false;
-  }
-  driver_of(stream).check(result, "cuStreamQuery");
-  return true;
+  const Driver& driver = driver_of(stream);
+  return driver.check_done(driver.cuStreamQuery(stream->handle()), "cuStreamQuery");
 }
 
 void synchronize_stream(const StreamHandle& stream) {
