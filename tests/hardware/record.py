@@ -30,6 +30,7 @@ from recorder.sections import SECTIONS
 
 # Sections with a limit of their own, in seconds: one that may end by it, and one of many processes.
 LIMITS = {"graph_contexts.cooperative": 10.0, "contract": 200.0, "codes": 120.0}
+GROUPS = {group for group, _, item in (name.partition(".") for name in SECTIONS) if item}
 FORMAT = 2  # 1 is the recording of 2026-11-20, which had the device, split_by_count and smids alone
 
 
@@ -114,7 +115,8 @@ def add(path: Path, other: Path) -> None:
         raise SystemExit(f"{other} is of another card or driver: {found['device']}, not {recording['device']}")
     dates = recording["recorded"].setdefault("later", {})
     for name in found.keys() - {"_what", "format", "recorded", "absent", "device"}:
-        recording[name] = found[name]
+        # Of a section of several items, those that were recorded now.
+        recording[name] = recording.get(name, {}) | found[name] if name in GROUPS else found[name]
         dates[name] = found["recorded"]["date"]
     recording["absent"].update(found.get("absent", {}))
     path.write_text(text_of(recording) + "\n")

@@ -70,6 +70,21 @@ def test_a_command_lists_what_differs(tmp_path: Path) -> None:
     assert "limits/invented\n  recorded  1\n  simulated -\n" in run.stdout
 
 
+def test_a_later_recording_replaces_the_items_that_it_has(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    device = {"name": "a card"}
+    of_old = {"device": device, "recorded": {"date": "2026-11-01"}, "absent": {}, "codes": {"a": 1, "b": 2}}
+    of_new = {"device": device, "recorded": {"date": "2026-11-02"}, "absent": {}, "codes": {"a": 3}}
+    old.write_text(json.dumps(of_old | {"misuse": {"threads": {"a": 1}, "nulls": {"b": 2}}}))
+    new.write_text(json.dumps(of_new | {"misuse": {"nulls": {"b": 3}, "edited": {}}}))
+    command = [sys.executable, str(FOLDER / "record.py"), "--add", str(new), "--out", str(old)]
+    subprocess.run(command, check=True, timeout=60)
+    recording = json.loads(old.read_text())
+    assert recording["codes"] == {"a": 3}
+    assert recording["misuse"] == {"threads": {"a": 1}, "nulls": {"b": 3}, "edited": {}}
+    assert recording["recorded"]["later"] == {"codes": "2026-11-02", "misuse": "2026-11-02"}
+
+
 @pytest.mark.parametrize("version", ["13.1", "13.4", "13.5"])
 def test_what_only_newer_drivers_have_is_recorded_of_them(version: str, tmp_path: Path) -> None:
     out = tmp_path / "recording.json"

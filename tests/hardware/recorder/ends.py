@@ -9,6 +9,7 @@ that a wait for the kernel is as good as one for them.
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from .notes import Note
 SMS, WAVES, WAVE_CYCLES = 8, 4, 2_000_000  # a wave: about 1 ms
 BLOCKS = WAVES * 2 * SMS
 BYTES, LONG_BYTES, UNWRITTEN, WRITTEN = 4096, 64 << 20, 0xFF, 7
+TIMES = 200
 Call = Callable[[], Any]
 
 
@@ -54,6 +56,13 @@ class Bench:
 
     def kernel(self) -> None:
         self.launch(self.host, self.green.stream)
+
+    def short_copy(self) -> None:
+        self.driver.must("cuMemcpyDtoHAsync", self.host, self.source, BYTES, self.green.stream)
+
+    def fill_and_copy(self) -> None:
+        self.driver.must("cuMemsetD8Async", self.source, WRITTEN, BYTES, self.green.stream)
+        self.short_copy()
 
     def long_copy(self) -> None:
         self.is_long = True
@@ -174,7 +183,21 @@ def recorder_of(name: str, of: Callable[[Bench], Call]) -> Callable[[Gpu, Note],
     return record
 
 
+def record_repeated(gpu: Gpu, note: Note) -> Any:
+    """What one answer cannot show: a wait that ends too early now and then. How often is not compared."""
+    bench = Bench(gpu)
+    for name, work in (("a short copy", bench.short_copy), ("a fill and a short copy", bench.fill_and_copy)):
+        for destroyed, destroy in (("nothing", ()), ("the context", (bench.destroy_context,))):
+
+            def repeated(work: Call = work, destroy: tuple[Call, ...] = destroy) -> Any:
+                return {"measured": Counter(bench.ask(work, (), destroy, (bench.wait,)) for _ in range(TIMES))}
+
+            note(f"{name}, {destroyed} destroyed, {TIMES} waits for the primary context", repeated)
+    return note.answers
+
+
 SECTIONS = {
+    "ends.repeated": record_repeated,
     "ends.kernel": recorder_of("a kernel", lambda bench: bench.kernel),
     "ends.graph": recorder_of("a graph", lambda bench: bench.in_graph(bench.kernel)),
     "ends.long_copy": recorder_of("a long copy", lambda bench: bench.long_copy),

@@ -329,6 +329,29 @@ def misuse_primary_released(gpu: Gpu, note: Note) -> Any:
     return note.answers
 
 
+def misuse_primary_closed(gpu: Gpu, note: Note) -> Any:
+    """One library releases and resets what another one has retained and made current (cuda.close() of Numba does)."""
+    driver = gpu.driver
+    active = lambda: list(driver.call("cuDevicePrimaryCtxGetState", gpu.device)[1])  # noqa: E731
+
+    def use(when: str) -> None:
+        note(f"{when}: cuCtxSetCurrent", lambda: driver.code("cuCtxSetCurrent", gpu.primary))
+        note(f"{when}: cuMemGetInfo", lambda: driver.code("cuMemGetInfo"))
+        note(f"{when}: cuMemAlloc", lambda: driver.code("cuMemAlloc", 4096))
+        note(f"{when}: cuCtxSynchronize", lambda: driver.code("cuCtxSynchronize"))
+
+    note("release", lambda: driver.code("cuDevicePrimaryCtxRelease", gpu.device))
+    note("active [flags, active] after it", active)
+    note("reset", lambda: driver.code("cuDevicePrimaryCtxReset", gpu.device))
+    note("active after the reset", active)
+    use("by the other library")
+    note("active then", active)
+    again = note("retained again", lambda: driver.code("cuDevicePrimaryCtxRetain", gpu.device))
+    if again == 0:
+        use("by the other library after that")
+    return note.answers
+
+
 def misuse_inner_after_outer(gpu: Gpu, note: Note) -> Any:
     """Groups split from a context's resource, used after that context is gone."""
     driver, outer = gpu.driver, Green(gpu, gpu.groups(16)[:1])

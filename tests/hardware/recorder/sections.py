@@ -72,6 +72,7 @@ SECTIONS: dict[str, Section] = {
     "misuse.nulls": misuse.misuse_nulls,
     "misuse.no_current_context": misuse.misuse_no_current_context,
     "misuse.primary_released": misuse.misuse_primary_released,
+    "misuse.primary_closed": misuse.misuse_primary_closed,
     "misuse.inner_after_outer": misuse.misuse_inner_after_outer,
     "misuse.edited": misuse.misuse_edited,
     "misuse.threads": misuse.misuse_threads,
