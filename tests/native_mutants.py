@@ -141,7 +141,7 @@ MUTANTS = {
         f"{HANDLES}/child.hpp",
         "void demand_live() const { context()->demand_there(); }",
         "void demand_live() const {}",
-        "tests/core/test_objects.py tests/core/test_event.py tests/core/test_device.py",
+        "tests/core/test_context.py tests/core/test_waiting.py -k reset",
     ),
     # Counting.
     "a context is destroyed with a use left": Mutant(

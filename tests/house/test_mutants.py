@@ -38,7 +38,6 @@ def test_every_end_of_tests_but_success_counts_as_noticed(tmp_path: Path, body: 
     assert (answer is None) if says is None else (answer is not None and says in answer), answer
 
 
-@pytest.mark.long  # what needs a build of its own is tried every week
 def test_every_mutant_of_the_core_and_of_the_claims_applies() -> None:
     assert native_mutants.misfits(native_mutants.MUTANTS) == []
     assert native_mutants.misfits(broken_claims.mutants()) == []

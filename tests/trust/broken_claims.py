@@ -46,7 +46,7 @@ BREAKS = {
         f"{HANDLES}/stream.cpp", "  if (!owned_) {\n    return;\n  }\n  context()->streams().remove",
         "  context()->streams().remove",
     ),
-    "Two processes do not know": ("partitions/layout.py", "zip(self.names, self.specs, strict=True)",
+    "Processes do not see": ("partitions/layout.py", "zip(self.names, self.specs, strict=True)",
                                   "zip(self.names, self.specs[::-1], strict=True)"),
     "- One of three ranks on two GPUs died": (
         "comm/_kernels/guard.cuh", "report(call, FAULT_TIMEOUT, source, epoch);",
