@@ -4,9 +4,11 @@
 
 runs compute-sanitizer over a program that spins in partitions and proves them, with copies of the installed package
 whose core holds another text of the kernel: the one of today, the one in which thread 0 alone waits and comes to the
-barrier after the lanes of its warp, and one without any barrier. The forms take turns, TIMES runs each, or as many as
-fit in LIMIT seconds. A line of JSON for each form says in how many runs, and in how many proofs of how many, synccheck
-reported something, and where. The exit code is 1 if it reported the text of today, or a run of it did not end well.
+barrier after the lanes of its warp, one in which the other warps end at once, and one in which all warps wait. The
+forms take turns, TIMES runs each, or as many as fit in LIMIT seconds. A line of JSON for each form says in how many
+runs, and in how many proofs of how many, synccheck reported something, and where; and how many blocks an SM had at once
+out of four times as many as fit, without the tool: more than fit would mean that a block gives up its place before it
+ends. The exit code is 1 if synccheck reported the text of today, or a run of it did not end well.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +55,17 @@ def one_waits(text: str) -> str:
     return replaced(text, "@%p5 st.", "st.")
 
 
+def others_leave(text: str) -> str:
+    """The first warp alone holds the block's place."""
+    return replaced(text, "  bar.sync 0;\n", "")
+
+
 def all_wait(text: str) -> str:
     """Each warp stays for the whole time, so that none has to wait for another."""
     return replaced(replaced(text, "  @%p1 bra done;\n", ""), "  bar.sync 0;\n", "")
 
 
-FORMS = {"today": today, "one_waits": one_waits, "all_wait": all_wait}
+FORMS = {"today": today, "others_leave": others_leave, "one_waits": one_waits, "all_wait": all_wait}
 
 
 def replaced(text: str, old: str, new: str) -> str:
@@ -80,6 +88,18 @@ def copied(form: str, package: Path, folder: Path) -> None:
     library.write_bytes(changed(library.read_bytes(), form))
 
 
+def most_at_once(device: Any) -> int:
+    """How many blocks one SM had at once, of four times as many as there is room for."""
+    from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
+
+    with device.create_stream() as stream:
+        blocks = 4 * device.sm_count * probe_blocks_per_sm(device.context)
+        [seen] = run_probe([stream], [blocks], 200_000, 5_000_000_000)
+    assert len(seen) == blocks
+    events = sorted([(sm, end, -1) for sm, _, end in seen] + [(sm, begin, 1) for sm, begin, _ in seen])
+    return max(accumulate(change for _, _, change in events))  # each SM begins and ends with none
+
+
 def prove() -> None:
     """What runs under the tool."""
     import cuda_gctx
@@ -90,7 +110,9 @@ def prove() -> None:
     if library not in Path("/proc/self/maps").read_text():
         raise RuntimeError(f"{library} is not the core in use")
 
-    with Device(0).partition(a=16, b=32) as parts:
+    dev = Device(0)
+    print(f"AT ONCE {most_at_once(dev)}", flush=True)
+    with dev.partition(a=16, b=32) as parts:
         for number in range(PROOFS):
             print(f"PROOF {number}", flush=True)
             for part in parts:
@@ -100,21 +122,27 @@ def prove() -> None:
     print(DONE, flush=True)
 
 
-def check(sanitizer: str, folder: Path) -> tuple[int, list[str], str]:
-    """How many proofs had a report, where, and all that was said."""
-    command = ["timeout", "-s", "KILL", str(RUN_S), sanitizer, "--tool", "synccheck", "--show-backtrace", "no"]
-    command += ["--print-limit", "10000", sys.executable, __file__, "--prove"]
+def run(folder: Path, *tool: str) -> str:
+    """What a process says that uses the package of a folder."""
     done = subprocess.run(
-        command,
+        ["timeout", "-s", "KILL", str(RUN_S), *tool, sys.executable, __file__, "--prove"],
         capture_output=True,
         text=True,
         check=False,
         errors="replace",
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
     )
-    proofs = done.stdout.split("PROOF ")[1:]
-    places = [re.findall(r"^=+ +(at .*|by thread .* in block .*)$", proof, re.MULTILINE) for proof in proofs]
-    return sum(map(bool, places)), [place for proof in places for place in proof], done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def check(sanitizer: str, folder: Path) -> tuple[int, list[str], str]:
+    """How many proofs had a report, the warp of each reported thread, and all that was said."""
+    options = ("--tool", "synccheck", "--show-backtrace", "no", "--print-limit", "10000")
+    said = run(folder, sanitizer, *options)
+    proofs = said.split("PROOF ")  # the first is what comes before them
+    threads = [re.findall(r"^=+ +by thread \((\d+),.*\) in block \((\d+),", proof, re.MULTILINE) for proof in proofs]
+    warps = [f"warp {int(thread) // 32} of block {block}" for proof in threads for thread, block in proof]
+    return sum(map(bool, threads)), warps, said
 
 
 def main() -> int:
@@ -143,25 +171,28 @@ def main() -> int:
         form: {"form": form, "runs": 0, "runs reported": 0, "proofs": 0, "proofs reported": 0, "failed": 0}
         for form in options.forms
     }
-    places = {form: Counter[str]() for form in rows}
+    warps_of = {form: Counter[str]() for form in rows}
     with tempfile.TemporaryDirectory() as folder:
-        for form in rows:
+        for form, row in rows.items():
             copied(form, package, Path(folder) / form)
+            said = run(Path(folder) / form)
+            row["blocks on an SM at once"] = int(found[1]) if (found := re.search(r"AT ONCE (\d+)", said)) else said
+            row["proved"] = DONE in said
         for _ in range(options.times):
             for form, row in rows.items():
                 if time.monotonic() > end:
                     break
-                reported, found, said = check(sanitizer, Path(folder) / form)
+                reported, warps, said = check(sanitizer, Path(folder) / form)
                 ended = DONE in said and "ERROR SUMMARY" in said
                 row["runs"] += 1
                 row["runs reported"] += reported > 0
                 row["proofs"] += said.count("PROOF ")
                 row["proofs reported"] += reported
                 row["failed"] += not ended
-                places[form].update(found)
+                warps_of[form].update(warps)
                 if (reported or not ended) and "said" not in row:
                     row["said"] = said[:2000] + said[-1000:] * (len(said) > 3000)
-    lines = [json.dumps(row | {"places": places[form].most_common(8)}) + "\n" for form, row in rows.items()]
+    lines = [json.dumps(row | {"reports": warps_of[form].most_common()}) + "\n" for form, row in rows.items()]
     print("".join(lines), end="")
     if options.out:
         options.out.write_text("".join(lines))
