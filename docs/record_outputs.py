@@ -182,6 +182,7 @@ def run_page(page: Path, sender: Connection) -> None:
                     "block": number,
                     "of": digest(text, block),
                     "outcome": outcome,
+                    "date": time.strftime("%Y-%m-%d"),
                 }
                 sender.send(
                     {
@@ -320,32 +321,32 @@ def section(result: Row) -> str:
 
 def blocks_section(result: Row | None) -> str:
     """A row for each page: how many of its blocks need a GPU, and how many ran there as they stand."""
-    known = (
-        {row["of"]: row["outcome"].partition(":")[0] for row in result["rows"]}
-        if result
-        else {}
-    )
+    known = {row["of"]: row for row in result["rows"]} if result else {}
     lines = [
-        "| page | blocks that need a GPU | what is known |",
-        "| --- | --- | --- |",
+        "| page | blocks that need a GPU | what is known | date |",
+        "| --- | --- | --- | --- |",
     ]
     for page in pages():
         text = page.read_text()
-        states = Counter(
-            known.get(digest(text, block), "not run as written")
+        rows = [
+            known.get(digest(text, block), {"outcome": "not run as written"})
             for block in on_a_gpu(text)
             if block.kind == "gpu"
-        )
+        ]
+        states = Counter(row["outcome"].partition(":")[0] for row in rows)
+        dates = ", ".join(sorted({row["date"] for row in rows if "date" in row}))
         if states:
             words = ", ".join(
                 f"{number} {state}" for state, number in states.items()
             )
-            lines.append(f"| `{name_of(page)}` | {states.total()} | {words} |")
+            lines.append(
+                f"| `{name_of(page)}` | {states.total()} | {words} | {dates} |"
+            )
     if result is None:
         return "\n".join(
             ["The blocks of the pages that need a GPU:", "", *lines, ""]
         )
-    card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}, {result['date']}"
+    card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}"
     return "\n".join(
         [
             f"The blocks of the pages that need a GPU, on an {card}:",
