@@ -26,6 +26,7 @@ from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._memory import Workspaces
 from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import (
+    LISTED,
     CopyEngines,
     Gloo,
     Hierarchical,
@@ -179,11 +180,13 @@ class OnGpu:
                 MixedCommMode.ONE_EXCHANGE: OneExchange(*how, self._kernels, most),
                 MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, staging, self._copying, self.staged_bytes),
             }
-        if self._is_on_one_host and MixedCommOp.ALLGATHER in self._kernels and self.staged_bytes:
+        if self._is_on_one_host and self.staged_bytes:
             assert self.mapped is not None
             staged_inputs = [address + geometry.staged_input for address in addresses]
+            # In a broadcast, ranks only meet, which the kernels of any operation do.
+            kernels = self._kernels | {MixedCommOp.BROADCAST: self._kernels[info.valid_ops[0]]}
             found[MixedCommMode.COPY_ENGINES] = CopyEngines(
-                *how, info, self._kernels, self.mapped, staged_inputs, self.staged_bytes, self._copying
+                *how, info, kernels, self.mapped, staged_inputs, self.staged_bytes, self._copying
             )
         if self._node_kernels:
             own = addresses[info.world_rank]
@@ -213,6 +216,8 @@ class OnGpu:
         }
         faults = self.fault.address, round(arguments.timeout_s * 1_000_000_000)
         for op in info.every_op:
+            if op is MixedCommOp.BROADCAST:
+                continue  # copy engines or a library move it
             calls = Calls(info, op, block_sizes=arguments.block_sizes, **how)
             calls.connect(addresses, *faults, stops=arguments.stops)
             self._kernels[op] = Kernels(
@@ -429,9 +434,10 @@ def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
         nccl = groups.nccl_modes(arguments)
         modes |= {one: Nccl(one, info, groups.world, groups.tp, groups.dp) for one in nccl}
     else:
-        modes[MixedCommMode.GLOO] = Gloo(exchange_on_cpu, info, lambda: groups.backend, groups.tp, groups.dp)
+        here = info, lambda: groups.backend
+        modes[MixedCommMode.GLOO] = Gloo(exchange_on_cpu, frozenset(MixedCommOp), *here, groups.tp, groups.dp)
         if info.use_inter:
-            by_nodes = Gloo(exchange_by_nodes, info, lambda: groups.backend, groups.local, groups.inter)
+            by_nodes = Gloo(exchange_by_nodes, LISTED, *here, groups.local, groups.inter)
             modes[MixedCommMode.HIERARCHICAL] = by_nodes
     mapped, reaches_all = (None, False) if gpu is None else (gpu.mapped, gpu.staged_bytes == 0)
     messages = Messages(info, arguments.dtype, arguments.device, mapped, reaches_all=reaches_all)

@@ -67,8 +67,8 @@ class FaultRecord:
         kind, peer, detail = self.read()
         if kind == Fault.MISMATCH:
             return CommFault(
-                f"rank {self._rank} and rank {peer} were called with different operations, modes, types or sizes; "
-                f"{OVER}",
+                f"rank {self._rank} and rank {peer} were called with different operations, modes, types, sizes or "
+                f"roots; {OVER}",
                 "mismatch",
                 peer,
             )

@@ -273,24 +273,33 @@ class MixedCommHandler:
             raise RuntimeError("a handler on the CPU cannot map tensors: its ranks exchange them through the host")
         return self._gpu
 
-    def _run(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, skip_check: bool = False) -> Any:
-        done = self._known(op, x_in, x_out, mode, skip_check)
-        return self._run_first(op, x_in, x_out, mode, is_checked=skip_check) if done is None else done
+    def _run(
+        self,
+        op: MixedCommOp,
+        x_in: Any,
+        x_out: Any,
+        mode: MixedCommMode | None,
+        skip_check: bool = False,
+        root: int | None = None,
+    ) -> Any:
+        # What is kept of calls does not know of roots.
+        done = self._known(op, x_in, x_out, mode, skip_check) if root is None else None
+        return self._run_first(op, x_in, x_out, mode, root, is_checked=skip_check) if done is None else done
 
     def _run_first(
-        self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, *, is_checked: bool
+        self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, root: int | None, *, is_checked: bool
     ) -> Any:
         """A call that nothing is known of yet, or with which something is wrong."""
         self._demand_open()
-        message = self._messages.of(op, x_in, x_out, is_checked=is_checked)
+        message = self._messages.of(op, x_in, x_out, is_checked=is_checked, root=root)
         chosen, sms = MixedCommMode.AUTOTUNE, 0
         if mode is not None:
-            chosen = self._modes.valid_one(mode)
+            chosen = self._modes.valid_one(mode, message.sizes.op)
         if chosen is MixedCommMode.AUTOTUNE:
             table = self._tuning_table if self._arguments.use_autotune or mode is not None else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
         launched = self._modes[chosen].run(message, sms or self._arguments.grid_size)
-        if launched is not None:
+        if launched is not None and root is None:
             self._calls.keep(op, mode, message, *launched, has_output=x_out is not None)
         return message.x_out
 
@@ -511,12 +520,13 @@ class MixedCommHandler:
 
 
 class _RunMixedComm:
-    """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None, skip_check=False)``: runs an operation.
+    """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None, skip_check=False, *, root=None)``: runs an operation.
 
     Returns its output.
 
     Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work runs on torch's current
     stream. mode: None lets the handler choose. skip_check: not to check device, type, layout and shape of tensors.
+    root: the world rank whose input BROADCAST brings to all, the same on all ranks; ValueError for other operations.
     """
 
     def __call__(
@@ -527,10 +537,12 @@ class _RunMixedComm:
         x_out: Any = None,
         mode: MixedCommMode | None = None,
         skip_check: bool = False,
+        *,
+        root: int | None = None,
     ) -> Any:
         if handler._is_compiling():
-            return handler._as_node(handler._number, op, x_in, x_out, mode)
-        return handler._run(op, x_in, x_out, mode, skip_check)
+            return handler._as_node(handler._number, op, x_in, x_out, mode, root)
+        return handler._run(op, x_in, x_out, mode, skip_check, root)
 
     @staticmethod
     def is_compute_capability_supported(capability: int) -> bool:

@@ -128,6 +128,7 @@ class Calls:
         self._info = info
         self._op = op
         self._block_sizes = block_sizes
+        self.numbers = numbers
         self._number = partial(numbers.next, op)
         self._blocks = len(info.plan(op).blocks)
         plan = info.plan(op)
@@ -356,10 +357,11 @@ class Kernels:
         finally:
             call.limit = usual
 
-    def meet_in_one_block(self, signature: int, record: Record) -> None:
-        """The ranks meet, and move nothing: one block with little shared memory is enough."""
+    def meet_in_one_block(self, op: MixedCommOp, signature: int, record: Record) -> None:
+        """The ranks meet for an operation, and move nothing: one block with little shared memory is enough."""
         self.calls.two_exchange(0, 0, 0, signature)
         arguments = self.calls.sums.arguments
+        arguments.call.number = self.calls.numbers.next(op)
         self._loaded.note(record, "two_exchange", arguments, 1, TWO_EXCHANGE_THREADS, TILES_OFFSET)
 
     def look_for_torn_packets(self, signature: int, limit_ns: int, record: Record) -> None:

@@ -16,7 +16,7 @@ from cuda_gctx.comm._backends import CommBackend
 from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import Modes
 from cuda_gctx.comm._protocol import ALIGNMENT
-from cuda_gctx.comm._topology import MixedCommMode
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 from cuda_gctx.comm._tuning import Case
 
 __all__ = ["Measured"]
@@ -78,9 +78,9 @@ class Measured:
                 del self._buffers[True]
         else:
             del self._buffers[not reaches_all]
-        self.cases = [
-            Case(op, size, is_mapped) for op in handler.valid_op_list for size in sizes for is_mapped in self._buffers
-        ]
+        # Where no mode computes an operation, there is nothing to choose.
+        ops = [op for op in self._info.every_op if modes.that_compute(op)]
+        self.cases = [Case(op, size, is_mapped) for op in ops for size in sizes for is_mapped in self._buffers]
 
     def _two(self, size: int) -> list[Any]:
         handler = self._handler
@@ -113,7 +113,8 @@ class Measured:
     def microseconds(self, case: Case, mode: MixedCommMode, grid: int) -> float:
         """The time of a call on this rank: the median of several rounds."""
         x_in, x_out = self._tensors(case)
-        message = self._messages.of(case.op, x_in, x_out, is_checked=True)
+        root = 0 if case.op is MixedCommOp.BROADCAST else None
+        message = self._messages.of(case.op, x_in, x_out, is_checked=True, root=root)
         calls = next(count for most, count in CALLS_OF_A_GRAPH if case.message_bytes <= most)
 
         def work() -> None:
@@ -121,7 +122,7 @@ class Measured:
 
         if self._handler.device.type == "cpu":
             return self._on_the_host(work)
-        return self._in_graphs(work, calls, is_of_torch=not self._modes[mode].has_kernels)
+        return self._in_graphs(work, calls, is_of_torch=self._modes[mode].is_of_torch)
 
     def _on_the_host(self, work: Callable[[], None]) -> float:
         taken = []

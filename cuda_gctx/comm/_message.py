@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cuda_gctx.comm._launch import Seen
 from cuda_gctx.comm._tensors import MappedTensors, span
-from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
+from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo, checked_root
 
 __all__ = ["Message", "Messages", "Sizes"]
 
@@ -38,7 +38,7 @@ class Message(NamedTuple):
     """One call. It does not change on its way.
 
     in_address, out_address: of the tensors on this rank. seen: their addresses in the processes of all ranks; None if
-    not both are mapped. is_reached: whether the kernels of all ranks reach both tensors.
+    not both are mapped. is_reached: whether the kernels of all ranks reach both tensors. root: of a broadcast.
     """
 
     sizes: Sizes
@@ -48,6 +48,7 @@ class Message(NamedTuple):
     out_address: int
     seen: Seen | None
     is_reached: bool
+    root: int | None = None
 
 
 class Messages:
@@ -66,13 +67,14 @@ class Messages:
         self._reaches_all = reaches_all
         self._sizes: dict[tuple[int, tuple[int, ...]], Sizes] = {}
 
-    def of(self, op: MixedCommOp, x_in: Any, x_out: Any, *, is_checked: bool) -> Message:
+    def of(self, op: MixedCommOp, x_in: Any, x_out: Any, *, is_checked: bool, root: int | None = None) -> Message:
         """The message of a call. is_checked: that the caller has checked device, type, layout and shapes."""
         device, dtype = self._device, self._dtype
         # Asked twice, where a function would take as long as what it asks.
         if not (is_checked or (x_in.device == device and x_in.dtype is dtype and x_in.is_contiguous())):
             self.demand_tensor("x_in", x_in)
         sizes = self._sizes.get((op, x_in.shape)) or self.sizes(op, x_in.shape, x_in.element_size())
+        root = checked_root(self._info, sizes.op, root)
         if x_out is None:
             x_out = x_in.new_empty(sizes.out_shape)
         elif not is_checked:
@@ -86,7 +88,8 @@ class Messages:
             in_seen = self._mapped.find(in_address, sizes.in_bytes)
             out_seen = self._mapped.find(out_address, sizes.out_bytes)
             seen = None if in_seen is None or out_seen is None else (in_seen, out_seen)
-        return Message(sizes, x_in, x_out, in_address, out_address, seen, self._reaches_all or seen is not None)
+        is_reached = self._reaches_all or seen is not None
+        return Message(sizes, x_in, x_out, in_address, out_address, seen, is_reached, root)
 
     def sizes(self, op: MixedCommOp, shape: Sequence[int], element_size: int) -> Sizes:
         """The sizes of a call; ValueError if the operation is not valid, or the shape cannot be divided."""

@@ -6,8 +6,8 @@ Nothing else tells modes apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 from cuda_gctx import Stream
@@ -16,7 +16,7 @@ from cuda_gctx.comm._launch import Kernels, Seen
 from cuda_gctx.comm._message import MOST_KEPT, Message, Sizes
 from cuda_gctx.comm._nodes import NodeKernels, rounds_of
 from cuda_gctx.comm._order import Order
-from cuda_gctx.comm._protocol import ALIGNMENT, room_of, signature
+from cuda_gctx.comm._protocol import ALIGNMENT, part_of, room_of, signature
 from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_with_nccl
 from cuda_gctx.comm._staging import Copy, Part, Staging
@@ -24,8 +24,10 @@ from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable
 
-__all__ = ["CopyEngines", "Gloo", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
+__all__ = ["LISTED", "CopyEngines", "Gloo", "Hierarchical", "Mode", "Modes", "Nccl", "OneExchange", "TwoExchange"]
 
+# In the lists of valid modes, which programs try with each operation of a topology, are those that compute these.
+LISTED = frozenset(MixedCommOp) - {MixedCommOp.ALLTOALL, MixedCommOp.BROADCAST}
 # More than any message has.
 NO_LIMIT = 1 << 62
 # More rounds than this are not tuned.
@@ -49,10 +51,11 @@ class Mode(Protocol):
     has_kernels: bool
     """Whether the kernels are those of this package, which use as many SMs as `run` is called with."""
 
-    has_all_operations: bool
-    """Whether it computes every operation of a topology. Those that do not are not in the list of valid modes, each of
-    which programs try with each operation.
-    """
+    is_of_torch: bool
+    """Whether torch runs it, which then has to capture it as well."""
+
+    operations: frozenset[MixedCommOp]
+    """What it computes, where the topology has it."""
 
     def takes(self, sizes: Sizes) -> bool:
         """Whether it can compute a call of these sizes."""
@@ -70,7 +73,7 @@ class Modes:
     def __init__(self, info: ParallelInfo, modes: Mapping[MixedCommMode, Mode]) -> None:
         self._info = info
         self._modes = modes
-        listed = [name for name, mode in modes.items() if mode.has_all_operations]
+        listed = [name for name, mode in modes.items() if mode.operations >= LISTED]
         self.valid = [*listed, MixedCommMode.AUTOTUNE] if modes else []
         # What was chosen by this table.
         self._chosen: tuple[TuningTable | None, dict[tuple[Sizes, bool], tuple[MixedCommMode, int]]] = None, {}
@@ -78,21 +81,26 @@ class Modes:
     def __getitem__(self, mode: MixedCommMode) -> Mode:
         return self._modes[mode]
 
-    def valid_one(self, mode: MixedCommMode) -> MixedCommMode:
-        if type(mode) is MixedCommMode and mode in self._modes:
-            return mode
+    def valid_one(self, mode: MixedCommMode, op: MixedCommOp) -> MixedCommMode:
+        """A mode that a call of an operation names."""
         mode = MixedCommMode(mode)
         if mode not in self._modes and mode not in self.valid:
             valid = ", ".join(one.name for one in dict.fromkeys([*self.valid, *self._modes]))
             raise ValueError(f"mode {mode.name} is not valid for this handler; valid: {valid}")
+        if mode in self._modes and op not in self._modes[mode].operations:
+            others = ", ".join(one.name for one in self.that_compute(op)) or "none of this handler"
+            raise ValueError(f"mode {mode.name} does not compute {op.name}; modes that do: {others}")
         return mode
+
+    def that_compute(self, op: MixedCommOp) -> list[MixedCommMode]:
+        return [name for name, mode in self._modes.items() if op in mode.operations]
 
     def possible(self, sizes: Sizes, *, is_reached: bool) -> list[MixedCommMode]:
         """From which to choose for a call."""
         return [
             name
-            for name, mode in self._modes.items()
-            if mode.takes(sizes) and sizes.largest <= mode.largest(is_reached=is_reached)
+            for name in self.that_compute(sizes.op)
+            if (mode := self._modes[name]).takes(sizes) and sizes.largest <= mode.largest(is_reached=is_reached)
         ]
 
     def choose(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
@@ -120,9 +128,25 @@ class Modes:
         small = SMALL_REACHED_BYTES if is_reached else SMALL_STAGED_BYTES
         received = sizes.block_bytes * (self._info.world_size - 1)
         best = MixedCommMode.ONE_EXCHANGE if received <= small else MixedCommMode.TWO_EXCHANGE
-        # Others where that one is not there, or does not take the sizes; they are refused by name if none does.
-        order = best, MixedCommMode.GLOO, MixedCommMode.HIERARCHICAL, MixedCommMode.NCCL_ONE, MixedCommMode.ONE_EXCHANGE
-        there = [mode for mode in order if mode in self._modes]
+        # Others where that one is not there, or does not compute or take this; they are refused by name if none does.
+        # In pieces, ONE_EXCHANGE is slower than NCCL.
+        that_compute = self.that_compute(sizes.op)
+        at_once = [one for one in self.possible(sizes, is_reached=is_reached) if one is MixedCommMode.ONE_EXCHANGE]
+        order = (
+            best,
+            MixedCommMode.GLOO,
+            MixedCommMode.HIERARCHICAL,
+            *at_once,
+            MixedCommMode.NCCL_ONE,
+            MixedCommMode.ONE_EXCHANGE,
+            MixedCommMode.COPY_ENGINES,
+        )
+        there = [mode for mode in order if mode in that_compute]
+        if not there:
+            raise ValueError(
+                f"no mode of this handler computes {sizes.op.name}: it needs NCCL, or ranks on one host for which "
+                "max_message_bytes= reserves memory"
+            )
         return next((mode for mode in there if self._modes[mode].takes(sizes)), there[0])
 
 
@@ -130,10 +154,9 @@ class _WithKernels:
     """What the modes with kernels of this package have in common."""
 
     has_kernels = True
-    has_all_operations = True
+    is_of_torch = False
+    operations = LISTED
     name: MixedCommMode
-    # ALLTOALL sums nothing.
-    takes_alltoall = False
 
     # In Prepared, the addresses of a call: of its input and output here, and then of its input and its output as each
     # rank sees them, if they are mapped.
@@ -145,7 +168,7 @@ class _WithKernels:
         self.prepared: dict[tuple[MixedCommOp, int, int, bool], Prepared] = {}
 
     def takes(self, sizes: Sizes) -> bool:
-        return sizes.block_bytes % ALIGNMENT == 0 and (self.takes_alltoall or sizes.op is not MixedCommOp.ALLTOALL)
+        return sizes.block_bytes % ALIGNMENT == 0
 
     def run(self, message: Message, sms: int) -> Launched | None:
         if not message.sizes.in_bytes:
@@ -191,8 +214,6 @@ class _WithKernels:
                 f"{sizes.op.name} of {list(message.x_in.shape)} moves blocks of {sizes.block_bytes} bytes: the kernels "
                 f"need a multiple of {ALIGNMENT}"
             )
-        if sizes.op is MixedCommOp.ALLTOALL and not self.takes_alltoall:
-            raise ValueError(f"mode {self.name.name} does not compute ALLTOALL, in which nothing is summed")
         if (x_in | x_out) % ALIGNMENT:
             name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
             raise ValueError(f"{name} starts at {address:#x}: the kernels need an address aligned to {ALIGNMENT} bytes")
@@ -208,7 +229,7 @@ class OneExchange(_WithKernels):
     """Every rank sends its input as packets; blocks that packets do not carry at once go in pieces."""
 
     name = MixedCommMode.ONE_EXCHANGE
-    takes_alltoall = True
+    operations = LISTED | {MixedCommOp.ALLTOALL}
 
     def __init__(
         self, dtype: str, order: Order, numbers: Numbers, kernels: Mapping[MixedCommOp, Kernels], largest: int
@@ -351,23 +372,35 @@ class Hierarchical(_WithKernels):
         spoil(x_out, sizes.out_bytes)
 
 
+class Fetched(NamedTuple):
+    """A call of copy engines but for its addresses.
+
+    places: of the inputs in what the ranks have mapped together, and of the outputs of a broadcast; empty: inputs are
+    staged. is_in_place: whether the input is where this rank's output has it.
+    """
+
+    sizes: Sizes
+    root: int | None
+    places: tuple[tuple[int, int], ...]
+    is_in_place: bool
+
+
 class CopyEngines(_WithKernels):
-    """All-gathers and all-to-alls: each rank fetches its part of the inputs of the others, by copies between devices.
+    """All-gathers, all-to-alls and broadcasts: ranks fetch what they need of others, by copies between devices.
 
     The ranks meet in a kernel of one block before the copies, when their inputs are complete, and after them, when
     these may be overwritten. A stream that waits for a word in memory would need no SM, but has no time limit, and goes
     on whatever the word is.
 
-    Inputs that are mapped are fetched from where they are, if all ranks call with the same place of tensors that they
-    mapped together. Others are staged, in rounds.
+    Tensors that are mapped are fetched from where they are, if all ranks call with the same place of tensors that they
+    mapped together: inputs, and for a broadcast outputs as well. Others are staged, in rounds.
 
     staged: where the input of each rank is staged, as this rank reaches it. staged_bytes: how much of it at once.
     """
 
     name = MixedCommMode.COPY_ENGINES
     has_kernels = False  # whose number of SMs could be chosen
-    has_all_operations = False
-    takes_alltoall = True
+    operations = frozenset({MixedCommOp.ALLGATHER, MixedCommOp.ALLTOALL, MixedCommOp.BROADCAST})
 
     def __init__(
         self,
@@ -387,77 +420,88 @@ class CopyEngines(_WithKernels):
         self._mapped = mapped
         self._staged = staged
         self._staged_bytes = staged_bytes
-        self._fetching: dict[tuple[Sizes, tuple[int, int] | None, bool], Prepared] = {}
-
-    def takes(self, sizes: Sizes) -> bool:
-        return super().takes(sizes) and sizes.op in self._kernels and not sizes.op.scatters
+        self._fetching: dict[Fetched, Prepared] = {}
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
 
     def run(self, message: Message, sms: int) -> Launched | None:
-        sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
-        if sizes.op.scatters:
-            raise ValueError(f"mode {self.name.name} cannot sum for {sizes.op.name}: use it for ALLGATHER and ALLTOALL")
+        sizes, x_in, x_out, root = message.sizes, message.in_address, message.out_address, message.root
         if not sizes.in_bytes:
             return None
-        # The input may be the rank's block of the output.
-        is_in_place = sizes.op.gathers and x_in == x_out + self._info.dp_rank * sizes.block_bytes
+        # The input may be the rank's block of the output, or all of it.
+        block = None if sizes.op.divides else 0 if root is not None else self._info.dp_rank * sizes.block_bytes
+        is_in_place = block is not None and x_in == x_out + block
         self._demand_layout(message, is_in_place=is_in_place)
-        span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
-        place, sources = self._mapped.find_together(*span) or (None, ())
-        key = sizes, place, is_in_place
-        given = x_in, x_out, *sources
+        if root is not None:
+            spans = [(x_in, sizes.in_bytes), (x_out, sizes.out_bytes)]
+        else:
+            spans = [(x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)]
+        found = [together for span in spans if (together := self._mapped.find_together(*span)) is not None]
+        if len(found) < len(spans):
+            found = []
+        call = Fetched(sizes, root, tuple(place for place, _ in found), is_in_place)
+        given = x_in, x_out, *(address for _, addresses in found for address in addresses)
         with self._order:
             stream = self._order.stream()
-            prepared = self._fetching.get(key) or self._prepare_fetching(key)
+            prepared = self._fetching.get(call) or self._prepare_fetching(call)
             prepared.launch(stream, given)
         return prepared, given
 
-    def _prepare_fetching(self, key: tuple[Sizes, tuple[int, int] | None, bool]) -> Prepared:
-        sizes, place, is_in_place = key
-
+    def _prepare_fetching(self, call: Fetched) -> Prepared:
         def note_at(record: Record, addresses: tuple[int, ...]) -> None:
-            x_in, x_out, *sources = addresses
-            self.note_fetching(record, sizes, x_in, x_out, place, sources, is_in_place=is_in_place)
+            x_in, x_out, *theirs = addresses
+            self.note_call(record, call, x_in, x_out, theirs)
 
         if len(self._fetching) >= MOST_KEPT:
             self._fetching.clear()
-        given = 2 if place is None else 2 + self._info.world_size
-        prepared = self._fetching[key] = Prepared(note_at, given, self._numbers, self._copying)
+        given = 2 + len(call.places) * self._info.world_size
+        prepared = self._fetching[call] = Prepared(note_at, given, self._numbers, self._copying)
         return prepared
 
-    def note_fetching(
-        self,
-        record: Record,
-        sizes: Sizes,
-        x_in: int,
-        x_out: int,
-        place: tuple[int, int] | None,
-        sources: Sequence[int],
-        *,
-        is_in_place: bool,
-    ) -> None:
+    def note_call(self, record: Record, call: Fetched, x_in: int, x_out: int, mapped: Sequence[int]) -> None:
         """Notes a call.
 
-        place: of the inputs in what the ranks have mapped together, and the inputs there; of the outputs, if each input
-        is a block of its rank's output. None: inputs are staged.
+        mapped: what is at its places, of all ranks: the inputs, or the outputs that they are blocks of; in a broadcast
+        the inputs and then the outputs.
         """
-        kernels, block_bytes = self._kernels[sizes.op], sizes.block_bytes
+        note = self._note_fetching if call.root is None else self._note_broadcast
+        note(record, call, x_in, x_out, mapped)
+        self._kernels[call.sizes.op].spoil(x_out, call.sizes.out_bytes, record)
+
+    def _meetings(self, record: Record, call: Fetched, *agreed: object) -> Callable[[str], None]:
+        """What notes a meeting of the ranks by its name, for which they agree on more than they do in any call."""
+        kernels, op = self._kernels[call.sizes.op], call.sizes.op
         kernels.calls.grid = 1
-        info, own, world = self._info, self._info.world_rank, self._info.world_size
-        agreed = self._signature(sizes, is_staged=place is None)
-        begins, ends = (crc32(f"{what} {place} {is_in_place}".encode(), agreed) for what in ("begins", "ends"))
+        of_call = self._signature(call.sizes, is_staged=not call.places)
+
+        def meet(name: str) -> None:
+            words = " ".join(map(str, (name, *call.places, *agreed)))
+            kernels.meet_in_one_block(op, crc32(words.encode(), of_call), record)
+
+        return meet
+
+    def _rounds(self, call: Fetched) -> Iterator[tuple[int, int]]:
+        """Where each round begins in a block, and how much it moves of it."""
+        sizes = call.sizes
+        room = sizes.block_bytes
+        if not call.places:
+            room = self._staged_bytes // (sizes.in_bytes // room) // ALIGNMENT * ALIGNMENT
+        for first in range(0, sizes.block_bytes, room):
+            yield first, min(room, sizes.block_bytes - first)
+
+    def _note_fetching(self, record: Record, call: Fetched, x_in: int, x_out: int, inputs: Sequence[int]) -> None:
+        info, block_bytes, is_in_place = self._info, call.sizes.block_bytes, call.is_in_place
+        own, world = info.world_rank, info.world_size
+        meet = self._meetings(record, call, is_in_place)
         aside = BEFORE if self._copying else MAIN
-        count = sizes.in_bytes // block_bytes  # of blocks of an input, of which each rank gets one
-        room = block_bytes if place is not None else self._staged_bytes // count // ALIGNMENT * ALIGNMENT
+        count = call.sizes.in_bytes // block_bytes  # of blocks of an input, of which each rank gets one
         # Which one this rank gets.
-        mine = info.dp_rank if sizes.op.divides else 0
-        for first in range(0, block_bytes, room):
-            size = min(room, block_bytes - first)
-            for block in range(count) if place is None else ():
+        mine = info.dp_rank if call.sizes.op.divides else 0
+        for first, size in self._rounds(call):
+            for block in range(count) if not inputs else ():
                 record.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
-            kernels.meet_in_one_block(begins, record)
+            meet("begins")
             # Within the device, next to the copies between devices.
             if not is_in_place:
                 if aside != MAIN:
@@ -468,20 +512,66 @@ class CopyEngines(_WithKernels):
             for rank in ((own + hop) % world for hop in range(1, world)):
                 block = info.at(rank).dp_rank
                 source = self._staged[rank] + mine * size
-                if place is not None:
-                    source = sources[rank] + (block if is_in_place else mine) * block_bytes + first
+                if inputs:
+                    source = inputs[rank] + (block if is_in_place else mine) * block_bytes + first
                 record.copy(Copy(x_out + block * block_bytes + first, source, size))
             if not is_in_place and aside != MAIN:
                 record.wait(MAIN, aside)
-            kernels.meet_in_one_block(ends, record)
-        kernels.spoil(x_out, sizes.out_bytes, record)
+            meet("ends")
+
+    def _note_broadcast(self, record: Record, call: Fetched, x_in: int, x_out: int, mapped: Sequence[int]) -> None:
+        """Each of the others fetches a part from the root, and then the parts that the others have fetched.
+
+        If all fetched everything from the root, its links would carry the message once for each of them.
+        """
+        assert call.root is not None
+        world, own, root = self._info.world_size, self._info.world_rank, call.root
+        meet = self._meetings(record, call, root)
+        others = [rank for rank in range(world) if rank != root]
+        # Each rank begins with its successor, so that not all of them fetch from the same one at once.
+        at = 0 if own == root else others.index(own)
+        following = [] if own == root else [*others[at + 1 :], *others[:at]]
+        is_copied_within = not call.is_in_place if own == root else not mapped and bool(following)
+        aside = BEFORE if self._copying else MAIN
+
+        def copy(to: int, source: int, part: tuple[int, int], stream: int = MAIN) -> None:
+            begin, size = part
+            if size:
+                record.copy(Copy(to + begin, source + begin, size), stream)
+
+        for first, size in self._rounds(call):
+            parts = {rank: part_of(number, len(others), size) for number, rank in enumerate(others)}
+            # Where the root has the message, and each of the others its part.
+            at_root = mapped[root] + first if mapped else self._staged[root]
+            held = {rank: mapped[world + rank] + first if mapped else self._staged[rank] for rank in others}
+            to = x_out + first
+            if len(others) == 1:
+                held[others[0]] = to  # from where nobody fetches it
+            if own == root and not mapped:
+                copy(at_root, x_in + first, (0, size))
+            meet("begins")
+            if own != root:
+                copy(held[own], at_root, parts[own])
+            if len(others) > 1:
+                meet("spreads")
+            # Within the device, next to the copies between devices.
+            if is_copied_within and aside != MAIN:
+                record.wait(aside, MAIN)
+            if is_copied_within:
+                source, part = (x_in + first, (0, size)) if own == root else (held[own], parts[own])
+                copy(to, source, part, aside)
+            for rank in following:
+                copy(to, held[rank], parts[rank])
+            if is_copied_within and aside != MAIN:
+                record.wait(MAIN, aside)
+            meet("ends")
 
 
 class _OfLibrary:
     """What the modes without kernels of this package have in common."""
 
     has_kernels = False
-    has_all_operations = True
+    is_of_torch = True
 
     def takes(self, sizes: Sizes) -> bool:
         return True
@@ -497,9 +587,11 @@ class Nccl(_OfLibrary):
         self._name = name
         self._info = info
         self._groups = world, tp_group, dp_group
+        self.operations = frozenset(MixedCommOp) if name is MixedCommMode.NCCL_ONE else LISTED
 
     def run(self, message: Message, sms: int) -> None:
-        exchange_with_nccl(self._info, message.sizes.op, self._name, message.x_in, message.x_out, *self._groups)
+        call = self._info, message.sizes.op, self._name, message.x_in, message.x_out
+        exchange_with_nccl(*call, *self._groups, message.root)
 
 
 class Gloo(_OfLibrary):
@@ -509,13 +601,20 @@ class Gloo(_OfLibrary):
     """
 
     def __init__(
-        self, exchange: Callable[..., Any], info: ParallelInfo, world: Callable[[], CommBackend], *groups: Any
+        self,
+        exchange: Callable[..., Any],
+        operations: frozenset[MixedCommOp],
+        info: ParallelInfo,
+        world: Callable[[], CommBackend],
+        *groups: Any,
     ) -> None:
         self._exchange = exchange
+        self.operations = operations
         self._info = info
         self._world = world
         self._groups = [as_backend(group) for group in groups]
 
     def run(self, message: Message, sms: int) -> None:
         call = self._info, message.sizes.op, message.x_in
-        message.x_out.copy_(self._exchange(*call, self._world(), *self._groups))
+        root = () if message.root is None else (message.root,)
+        message.x_out.copy_(self._exchange(*call, self._world(), *self._groups, *root))

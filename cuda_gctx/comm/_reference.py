@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx.comm._backends import CommBackend, gather
-from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo, checked_root
 
 __all__ = ["exchange_by_nodes", "exchange_on_cpu", "exchange_with_nccl", "expected", "rounded_sum"]
 
@@ -43,7 +43,13 @@ def _chunk(info: ParallelInfo, tensor: Tensor) -> Tensor:
 
 
 def expected(
-    info: ParallelInfo, op: MixedCommOp, inputs: Sequence[Tensor], exchanges: int = 1, *, by_nodes: bool = False
+    info: ParallelInfo,
+    op: MixedCommOp,
+    inputs: Sequence[Tensor],
+    exchanges: int = 1,
+    *,
+    by_nodes: bool = False,
+    root: int | None = None,
 ) -> Tensor:
     """The output of a rank for the inputs of all ranks, in the order of the world ranks.
 
@@ -51,14 +57,18 @@ def expected(
     exchanges: how often a sum is rounded: 2 for REDUCESCATTER_ALLREDUCE in two collectives, which round the sum over
     each dp group and then the sum of those. by_nodes: round as HIERARCHICAL does, the sum over each node and then the
     sum of those. ONE_EXCHANGE and TWO_EXCHANGE round once.
+    root: the world rank whose input BROADCAST brings to all; None for other operations.
 
     Raises ValueError unless there is an input of the same shape for each rank.
     """
     exchanges, by_nodes = as_int("exchanges", exchanges, 1, 2), as_bool("by_nodes", by_nodes)
+    root = checked_root(info, op, root)
     if len(inputs) != info.world_size:
         raise ValueError(f"expected {info.world_size} inputs, one for each rank, not {len(inputs)}")
     demand_same_shape([tuple(tensor.shape) for tensor in inputs])
     info.output_shape(op, inputs[0].shape)
+    if root is not None:
+        return inputs[root]
     if op is MixedCommOp.REDUCESCATTER_ALLREDUCE and exchanges == 2:
         halves = [
             rounded_sum([_chunk(info, inputs[rank]) for rank in info.dp_ranks(tp_rank)])
@@ -111,10 +121,21 @@ def _gather(backend: CommBackend, value: Any, dtype: Any) -> list[Any]:
 
 
 def exchange_on_cpu(
-    info: ParallelInfo, op: MixedCommOp, x_in: Tensor, world: CommBackend, tp_group: CommBackend, dp_group: CommBackend
+    info: ParallelInfo,
+    op: MixedCommOp,
+    x_in: Tensor,
+    world: CommBackend,
+    tp_group: CommBackend,
+    dp_group: CommBackend,
+    root: int | None = None,
 ) -> Tensor:
-    """Two collectives, one for each axis, of gathers and of sums that are exact in fp32."""
-    _demand_same_call(info, op, MixedCommMode.GLOO, x_in, world)
+    """Two collectives, one for each axis, of gathers and of sums that are exact in fp32; a broadcast is one of all."""
+    _demand_same_call(info, op, MixedCommMode.GLOO, x_in, world, root)
+    if root is not None:
+        as_bytes = _viewed(x_in, _torch().uint8) if info.world_rank == root else None
+        copied = _viewed(world.bcast(as_bytes, root).clone(), x_in.dtype)
+        world.barrier()  # between threads, what is copied is the root's input itself
+        return copied
     if op is MixedCommOp.ALLTOALL:
         return _torch().cat([_chunk(info, one) for one in _gather(dp_group, x_in, x_in.dtype)])
     if op.scatters:
@@ -150,13 +171,14 @@ def exchange_by_nodes(
 
 
 def _demand_same_call(
-    info: ParallelInfo, op: MixedCommOp, mode: MixedCommMode, x_in: Tensor, world: CommBackend
+    info: ParallelInfo, op: MixedCommOp, mode: MixedCommMode, x_in: Tensor, world: CommBackend, root: int | None = None
 ) -> None:
-    calls = gather(world, (MixedCommOp(op).name, mode.name, str(x_in.dtype), tuple(x_in.shape)))
-    if len({call[:3] for call in calls}) > 1:
-        found = ", ".join(f"rank {rank}: {name} {mode} of {dtype}" for rank, (name, mode, dtype, _) in enumerate(calls))
-        raise ValueError(f"all ranks must call the same operation and mode with the same dtype; found {found}")
-    demand_same_shape([call[3] for call in calls])
+    of_root = "" if root is None else f" from rank {root}"
+    calls = gather(world, (f"{MixedCommOp(op).name} {mode.name} of {x_in.dtype}{of_root}", tuple(x_in.shape)))
+    if len({call for call, _ in calls}) > 1:
+        found = ", ".join(f"rank {rank}: {call}" for rank, (call, _) in enumerate(calls))
+        raise ValueError(f"all ranks must call the same operation and mode with the same dtype and root; found {found}")
+    demand_same_shape([shape for _, shape in calls])
     info.output_shape(op, x_in.shape)
 
 
@@ -169,6 +191,7 @@ def exchange_with_nccl(
     world: Any,
     tp_group: Any,
     dp_group: Any,
+    root: int | None = None,
 ) -> None:
     """Calls collectives of torch.distributed on its groups: one of the world, or one for each axis.
 
@@ -184,6 +207,11 @@ def exchange_with_nccl(
         distributed.reduce_scatter_tensor(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.ALLTOALL:
         distributed.all_to_all_single(x_out, x_in, group=dp_group)
+    elif root is not None:
+        if info.world_rank == root:
+            x_out.copy_(x_in)
+        source = root if world is None else distributed.get_global_rank(world, root)
+        distributed.broadcast(x_out, src=source, group=world)
     elif op is MixedCommOp.ALLREDUCE_ALLGATHER and mode is MixedCommMode.NCCL_ONE:
         everything = x_in.new_empty((info.world_size * x_in.shape[0], *x_in.shape[1:]))
         distributed.all_gather_into_tensor(everything, x_in, group=world)

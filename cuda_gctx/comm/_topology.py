@@ -21,6 +21,7 @@ __all__ = [
     "NodePlan",
     "ParallelInfo",
     "Plan",
+    "checked_root",
     "on_hosts",
     "say_that_there_is_no_multicast",
 ]
@@ -35,8 +36,11 @@ class MixedCommOp(IntEnum):
     ALLREDUCE_ALLGATHER: [n, ..] -> [n * dp, ..], the sums over each tp group in the order of the dp ranks.
     REDUCESCATTER_ALLREDUCE: [n, ..] -> [n / dp, ..], chunk ``dp_rank`` of the sum over the world.
     ALLTOALL: [n, ..] -> [n, ..], chunk ``dp_rank`` of each input, in the order of the dp ranks. It can be called where
-    ALLGATHER is valid. The lists of valid operations have those alone that every mode in the list of valid modes
-    computes.
+    ALLGATHER is valid.
+    BROADCAST: [n, ..] -> [n, ..], the input of one rank of the world, the root.
+
+    The lists of valid operations have those alone that every mode in the list of valid modes computes: neither ALLTOALL
+    nor BROADCAST.
     """
 
     ALLREDUCE = 0
@@ -45,6 +49,7 @@ class MixedCommOp(IntEnum):
     ALLREDUCE_ALLGATHER = 3
     REDUCESCATTER_ALLREDUCE = 4
     ALLTOALL = 5
+    BROADCAST = 6
 
     @property
     def gathers(self) -> bool:
@@ -90,8 +95,8 @@ class MixedCommMode(IntEnum, metaclass=_Modes):
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
-    COPY_ENGINES: all-gathers and all-to-alls, by copies between devices; the kernels of the ranks only meet, in one
-    block each.
+    COPY_ENGINES: all-gathers, all-to-alls and broadcasts, by copies between devices; the kernels of the ranks only
+    meet, in one block each.
     AUTOTUNE: the mode that ``run_autotune()`` measured to be the fastest; before that, a choice by the size.
     """
 
@@ -366,8 +371,9 @@ class ParallelInfo:
 
     @property
     def every_op(self) -> tuple[MixedCommOp, ...]:
-        """The valid operations, and ALLTOALL where it can be called."""
-        return (*self.valid_ops, *([MixedCommOp.ALLTOALL] if self.use_dp and not self.use_tp else []))
+        """The valid operations, and ALLTOALL and BROADCAST where they can be called."""
+        more = [MixedCommOp.ALLTOALL] if self.use_dp and not self.use_tp else []
+        return (*self.valid_ops, *more, MixedCommOp.BROADCAST) if self.valid_ops else ()
 
     def demand_valid(self, op: MixedCommOp) -> None:
         """Check that this topology has an operation.
@@ -406,9 +412,11 @@ class ParallelInfo:
     def plan(self, op: MixedCommOp) -> Plan:
         """What this rank does in an operation.
 
-        op: the operation.
+        op: the operation. Raises ValueError for one that is not valid, and for BROADCAST, which depends on its root.
         """
         self.demand_valid(op)
+        if op is MixedCommOp.BROADCAST:
+            raise ValueError("BROADCAST has no plan: what a rank does depends on the root")
         world = tuple(range(self.world_size))
         tp, dp = self.tp_rank, self.dp_rank
         if op is MixedCommOp.ALLREDUCE:
@@ -421,7 +429,8 @@ class ParallelInfo:
     def node_plan(self, op: MixedCommOp) -> NodePlan:
         """What this rank does in the hierarchical form of an operation.
 
-        op: the operation. Raises ValueError for one that is not valid, and for ALLTOALL, which has no such form.
+        op: the operation. Raises ValueError for one that is not valid, and for ALLTOALL and BROADCAST, which have no
+        such form.
         """
         if op not in self.valid_ops:
             self.demand_valid(op)
@@ -465,6 +474,17 @@ class ParallelInfo:
             within = (len(of_node.sources) - 1) * len(of_node.chunks) + (len(of_node.targets) - 1) * len(of_node.sums)
             return (within + self.inter_size - 1) * block // of_node.shares
         raise ValueError(f"{mode.name} has no kernel in this package: its library decides how much it sends")
+
+
+def checked_root(info: ParallelInfo, op: MixedCommOp, root: int | None) -> int | None:
+    """The root of a call, as it was given; ValueError unless BROADCAST has one, and no other operation."""
+    if op is MixedCommOp.BROADCAST:
+        if root is None:
+            raise ValueError("BROADCAST needs a root: pass root=, the world rank whose input all ranks get")
+        return as_int("root", root, 0, info.world_size - 1)
+    if root is not None:
+        raise ValueError(f"{MixedCommOp(op).name} has no root: omit root={root}, which is for BROADCAST")
+    return None
 
 
 def on_hosts(

@@ -17,7 +17,7 @@ __all__ = ["call", "is_compiling", "number_of"]
 torch: Any = import_module("torch")
 is_compiling = torch.compiler.is_compiling
 
-NO_MODE = -1
+NO_MODE = NO_ROOT = -1
 _numbers = itertools.count()
 _calls: dict[int, WeakMethod[Any]] = {}
 
@@ -37,39 +37,39 @@ def _method(number: int) -> Any:
     return run
 
 
-def call(number: int, op: Any, x_in: Any, x_out: Any, mode: Any) -> Any:
+def call(number: int, op: Any, x_in: Any, x_out: Any, mode: Any, root: Any) -> Any:
     """A call of a handler as a node of a graph."""
-    name = NO_MODE if mode is None else int(mode)
+    how = int(op), NO_MODE if mode is None else int(mode), NO_ROOT if root is None else root
     if x_out is None:
-        return torch.ops.cuda_gctx.mixed_comm(x_in, number, int(op), name)
-    torch.ops.cuda_gctx.mixed_comm_out(x_in, x_out, number, int(op), name)
+        return torch.ops.cuda_gctx.mixed_comm(x_in, number, *how)
+    torch.ops.cuda_gctx.mixed_comm_out(x_in, x_out, number, *how)
     return x_out
 
 
-def _run(x_in: Any, x_out: Any, number: int, op: int, mode: int) -> Any:
+def _run(x_in: Any, x_out: Any, number: int, op: int, mode: int, root: int) -> Any:
     chosen = None if mode == NO_MODE else MixedCommMode(mode)
-    return _method(number)(MixedCommOp(op), x_in, x_out, chosen)
+    return _method(number)(MixedCommOp(op), x_in, x_out, chosen, root=None if root == NO_ROOT else root)
 
 
-def _mixed_comm(x_in: Any, number: int, op: int, mode: int) -> Any:
-    return _run(x_in, None, number, op, mode)
+def _mixed_comm(x_in: Any, number: int, op: int, mode: int, root: int) -> Any:
+    return _run(x_in, None, number, op, mode, root)
 
 
-def _mixed_comm_out(x_in: Any, x_out: Any, number: int, op: int, mode: int) -> None:
-    _run(x_in, x_out, number, op, mode)
+def _mixed_comm_out(x_in: Any, x_out: Any, number: int, op: int, mode: int, root: int) -> None:
+    _run(x_in, x_out, number, op, mode, root)
 
 
-def _shape_of_mixed_comm(x_in: Any, number: int, op: int, mode: int) -> Any:
+def _shape_of_mixed_comm(x_in: Any, number: int, op: int, mode: int, root: int) -> Any:
     return x_in.new_empty(_method(number).__self__.para_info.output_shape(MixedCommOp(op), x_in.shape))
 
 
-def _nothing(x_in: Any, x_out: Any, number: int, op: int, mode: int) -> None:
+def _nothing(x_in: Any, x_out: Any, number: int, op: int, mode: int, root: int) -> None:
     pass
 
 
 _library = torch.library.Library("cuda_gctx", "FRAGMENT")
-_library.define("mixed_comm(Tensor x_in, int handler, int op, int mode) -> Tensor")
-_library.define("mixed_comm_out(Tensor x_in, Tensor(a!) x_out, int handler, int op, int mode) -> ()")
+_library.define("mixed_comm(Tensor x_in, int handler, int op, int mode, int root) -> Tensor")
+_library.define("mixed_comm_out(Tensor x_in, Tensor(a!) x_out, int handler, int op, int mode, int root) -> ()")
 for _kind in ("CPU", "CUDA"):
     _library.impl("mixed_comm", _mixed_comm, _kind)
     _library.impl("mixed_comm_out", _mixed_comm_out, _kind)

@@ -21,7 +21,7 @@ from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, s
 from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._message import Sizes
-from cuda_gctx.comm._modes import CopyEngines
+from cuda_gctx.comm._modes import CopyEngines, Fetched
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
@@ -357,20 +357,22 @@ class Ranks:
         return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
 
     def copy_engine_call(
-        self, rank: int, x_in: Any, x_out: Any, *, place: tuple[int, int] | None, inputs: Sequence[int], room: int
+        self, rank: int, x_in: Any, x_out: Any, *, mapped: Sequence[int], room: int, root: int | None = None
     ) -> list[HostCall]:
-        """A call of the mode that copies, with its own launches. inputs: of all ranks, if they are not staged.
+        """A call of the mode that copies, with its own launches. mapped: tensors of all ranks, if they are not staged.
 
-        room: how much is staged at once.
+        room: how much is staged at once. root: of a broadcast.
         """
         info, calls, block = self.info.at(rank), self._calls(rank, 1), x_in.nbytes
-        kernels = {self.op: NotedKernels(info, self.op, self.geometry, calls)}
+        op = self.op if root is None else MixedCommOp.BROADCAST
+        kernels = {op: NotedKernels(info, self.op, self.geometry, calls)}
         staged = [address + self.geometry.staged_input for address in self.addresses]
         mode = CopyEngines("float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, ())
-        sizes = Sizes(self.op, (), block, x_out.nbytes, block)
+        sizes = Sizes(op, (), block, x_out.nbytes, block)
         record, addresses = Record(), (int(x_in.ctypes.data), int(x_out.ctypes.data))
-        is_in_place = addresses[0] == addresses[1] + info.dp_rank * block
-        mode.note_fetching(record, sizes, *addresses, place, inputs, is_in_place=is_in_place)
+        is_in_place = addresses[0] == addresses[1] + (info.dp_rank * block if root is None else 0)
+        places = ((0, 0),) * (len(mapped) // info.world_size)
+        mode.note_call(record, Fetched(sizes, root, places, is_in_place), *addresses, mapped)
         made: list[HostCall] = []
         copies: list[tuple[int, int, int]] = []
         for step in record.steps:
@@ -379,7 +381,7 @@ class Ranks:
                 copies.append((step.copy.to, step.copy.source, step.copy.size))
                 continue
             words = bytearray(struct.pack(f"<{len(step.words)}Q", *step.words))
-            words[step.number_at : step.number_at + 4] = struct.pack("<I", self._numbers[rank].next(self.op))
+            words[step.number_at : step.number_at + 4] = struct.pack("<I", self._numbers[rank].next(op))
             arguments = ctypes.create_string_buffer(bytes(words))
             self._kept.append(arguments)
             made.append(HostCall(step.function, step.blocks, self.threads_of_two, 1, ctypes.addressof(arguments)))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import itertools
 import json
 import os
 import sys
@@ -74,7 +75,7 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
     """Every operation of every topology of a size, compared with the exact value, bit for bit."""
     import torch
 
-    from cuda_gctx.comm import MixedCommMode, expected, run_mixed_comm
+    from cuda_gctx.comm import MixedCommMode, MixedCommOp, expected, run_mixed_comm
 
     compared = 0
     types = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
@@ -88,11 +89,12 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
                 for rows in (1, 3):
                     rows_in = rows * info.dp_size if op.divides else rows
                     inputs = inputs_of(rows_in, size, dtype, seed=rows)
-                    out = run_mixed_comm(op, handler, inputs[info.world_rank])
-                    wanted = expected(info, op, inputs, exchanges=2)
+                    root = rows % size if op is MixedCommOp.BROADCAST else None
+                    out = run_mixed_comm(op, handler, inputs[info.world_rank], root=root)
+                    wanted = expected(info, op, inputs, exchanges=2, root=root)
                     assert same_bits(out, wanted), f"{op.name} of {rows} rows at {info}"
                     into = torch.empty_like(wanted)
-                    assert run_mixed_comm(op, handler, inputs[info.world_rank], into) is into
+                    assert run_mixed_comm(op, handler, inputs[info.world_rank], into, root=root) is into
                     assert same_bits(into, wanted)
                     compared += 1
                     if info.use_inter and op in handler.valid_op_list:
@@ -121,8 +123,9 @@ def is_rounded_at_most_at_each_addition(info: Any, op: Any, inputs: Sequence[Any
 def compare_forms_for_nccl(rank: int, size: int) -> int:
     """The forms for NCCL, through gloo, which has the same collectives."""
     import torch
+    import torch.distributed as dist
 
-    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, expected
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, expected
     from cuda_gctx.comm._reference import exchange_with_nccl
 
     compared = 0
@@ -134,6 +137,14 @@ def compare_forms_for_nccl(rank: int, size: int) -> int:
         for op in info.every_op:
             # Sums of small integers are exact; others are rounded at each addition, in an order of gloo's own.
             whole = [torch.arange(8 * info.dp_size).view(-1, 2).remainder(7 + one).bfloat16() for one in range(size)]
+            if op is MixedCommOp.BROADCAST:
+                for root, world in itertools.product(range(size), (None, dist.group.WORLD)):
+                    out = torch.empty_like(whole[rank])
+                    how = MixedCommMode.NCCL_ONE, whole[rank], out, world, None, None
+                    exchange_with_nccl(info, op, *how, root)
+                    assert torch.equal(out, whole[root])
+                    compared += 1
+                continue
             for inputs in (whole, inputs_of(8 * info.dp_size, size, torch.bfloat16, 5)):
                 wanted = expected(info, op, inputs)
                 for mode in (MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP):
@@ -239,6 +250,13 @@ def refusals(rank: int, size: int, folder: Path) -> dict[str, str]:
     found |= {
         "uneven nodes": message_of(ValueError, lambda: call(op, two_nodes, x_uneven, None, modes[0])),
         "different modes": message_of(ValueError, lambda: call(op, two_nodes, x, None, modes[rank])),
+        "different roots": message_of(ValueError, lambda: call(MixedCommOp.BROADCAST, two_nodes, x, root=rank)),
+        "no root": message_of(ValueError, lambda: call(MixedCommOp.BROADCAST, two_nodes, x)),
+        "no such root": message_of(ValueError, lambda: call(MixedCommOp.BROADCAST, two_nodes, x, root=size)),
+        "a root": message_of(ValueError, lambda: call(op, two_nodes, x, root=0)),
+        "broadcast by nodes": message_of(
+            ValueError, lambda: call(MixedCommOp.BROADCAST, two_nodes, x, None, modes[0], root=0)
+        ),
         "no nodes": message_of(ValueError, lambda: call(op, handler, x, None, modes[0])),
     }
     two_nodes.shutdown()
@@ -397,12 +415,19 @@ def compiled(rank: int, size: int, folder: Path) -> list[int]:
         assert same_bits(out + 1, wanted)
         compared += 1
     assert graphs == [["cuda_gctx.mixed_comm", "cuda_gctx.mixed_comm_out"]], graphs
+    broadcast = MixedCommOp.BROADCAST
+    from_last = torch.compile(
+        lambda x: run_mixed_comm(broadcast, handler, x, root=size - 1), fullgraph=True, backend=backend
+    )
+    assert same_bits(from_last(inputs[rank]), inputs[-1])
     whole = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
     assert same_bits(whole(inputs[rank]), expected(handler.para_info, gather, inputs))
     wrong = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
     words = "x_in must have dtype torch.bfloat16, not torch.float32"
     assert words in message_of(ValueError, lambda: wrong(inputs[rank].float()))
-    assert "no longer" in message_of(RuntimeError, lambda: torch.ops.cuda_gctx.mixed_comm(inputs[rank], 10**9, 1, -1))
+    assert "no longer" in message_of(
+        RuntimeError, lambda: torch.ops.cuda_gctx.mixed_comm(inputs[rank], 10**9, 1, -1, -1)
+    )
     handler.shutdown()
     dist.destroy_process_group()
     return [compared]
@@ -430,11 +455,15 @@ def autotune(rank: int, size: int, folder: Path) -> dict[str, Any]:
     other.use_tuning_table(TuningTable.load(folder / f"table-{rank}.json"))
     assert other.tuning_table == table
     assert torch.equal(run_mixed_comm(op, other, x), wanted)
+    nodes = MixedCommHandler(rank, size, 0, 1, rank, size, None, None, 1, size, torch.float16, "cpu")
+    by_nodes = nodes.run_autotune(message_bytes=[1024], rounds=1)
+    nodes.shutdown()
     lone = TuningTable(table.description, table.rankings[: 1 + rank])
     found = {
         "before": before,
         "after": handler.select_autotune_mode(op, x).name,
         "table": table.to_json(),
+        "by nodes": {case.op.name: sorted(one.mode.name for one in ranking) for case, ranking in by_nodes.rankings},
         "different": message_of(ValueError, lambda: other.use_tuning_table(lone)),
         "sizes": message_of(ValueError, lambda: other.run_autotune(message_bytes=[8])),
     }

@@ -57,7 +57,7 @@ CASES = [
     (one, op)
     for one in TOPOLOGIES
     if one.inter_size == 1 and one.world_size in (2, 8)
-    for op in (one.every_op if one.dp_size == 8 else one.valid_ops)
+    for op in (*one.valid_ops, *([MixedCommOp.ALLTOALL] if one.dp_size == 8 else []))
 ]
 
 

@@ -1132,6 +1132,68 @@ def test_blocks_that_the_kernels_do_not_take_go_to_nccl_where_it_is(
     assert done == [(MixedCommOp.ALLREDUCE, MixedCommMode.NCCL_ONE)] * (2 * has_nccl)
 
 
+@pytest.mark.parametrize("has_nccl", [False, True])
+def test_all_to_alls_go_in_packets_as_far_as_these_carry_them_at_once(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, has_nccl: bool
+) -> None:
+    kinds = [MixedCommMode.NCCL_ONE] if has_nccl else []
+    monkeypatch.setattr(_groups.Groups, "nccl_modes", lambda groups, arguments: kinds)
+    one = MixedCommMode.ONE_EXCHANGE
+    largest = packet_bytes(2) * 2
+    wanted = {1024: one, largest // 2: one, largest: one, largest + 64: kinds[0] if kinds else one}
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> dict[int, MixedCommMode]:
+        sizes = {size: handler._messages.sizes(MixedCommOp.ALLTOALL, (2, size // 4), 2) for size in wanted}
+        return {size: handler._modes.choose(found, None, is_reached=False)[0] for size, found in sizes.items()}
+
+    assert on_ranks(driver, 2, work, local_dp_size=2) == [wanted] * 2
+
+
+def test_a_broadcast_goes_to_nccl_where_it_is_and_to_copy_engines_elsewhere(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(_modes, "exchange_with_nccl", lambda info, op, mode, *how: done.append((op, mode, how[-1])))
+    kinds: list[MixedCommMode] = []
+    monkeypatch.setattr(_groups.Groups, "nccl_modes", lambda groups, arguments: kinds)
+    op, copies = MixedCommOp.BROADCAST, MixedCommMode.COPY_ENGINES
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> list[str]:
+        x, uneven = Tensor(handler.device, torch.bfloat16, 16, 64), Tensor(handler.device, torch.bfloat16, 3, 3)
+        assert op not in handler.valid_op_list
+        if kinds:
+            for one in (x, uneven):
+                run_mixed_comm(op, handler, one, root=1)
+            with pytest.raises(
+                ValueError, match="NCCL_TP_DP does not compute BROADCAST; modes that do: COPY_ENGINES, NCCL_ONE"
+            ):
+                run_mixed_comm(op, handler, x, None, MixedCommMode.NCCL_TP_DP, root=1)
+            return list(driver.done)
+        if copies not in handler._modes.possible(handler._messages.sizes(op, x.shape, 2), is_reached=True):
+            # Nothing is reserved where all ranks are threads on one device.
+            with pytest.raises(ValueError, match="no mode of this handler computes BROADCAST: it needs NCCL, or ranks"):
+                run_mixed_comm(op, handler, x, root=1)
+            return list(driver.done)
+        run_mixed_comm(op, handler, x, root=1)
+        with pytest.raises(ValueError, match="the kernels need a multiple of 16"):
+            run_mixed_comm(op, handler, uneven, root=1)
+        beside = copy(x)
+        beside._address += 16
+        with pytest.raises(ValueError, match="share memory"):
+            run_mixed_comm(op, handler, x, beside, root=1)
+        return list(driver.done)
+
+    assert on_ranks(driver, 2, work) == [[]] * 2
+    staged = {"max_message_bytes": 1 << 20}
+    meet = "two_exchange"
+    of_root, of_other = ["copy", meet, "copy", meet], [meet, "copy", meet]
+    assert on_ranks(driver, 2, work, **staged) == [[*one, "spoil_after_fault"] for one in (of_other, of_root)]
+    assert done == []
+    kinds += [MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP]
+    assert on_ranks(driver, 2, work, **staged) == [[]] * 2
+    assert done == [(op, MixedCommMode.NCCL_ONE, 1)] * 4
+
+
 def test_a_checkpoint_comes_back_at_the_same_addresses_through_any_backend(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         assert handler._gpu is not None
@@ -1340,7 +1402,7 @@ def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> N
             before = copies - 2 if how in ("staged", "in rounds") else 0
             round_ = ["copy"] * before + ["two_exchange"] + ["copy"] * (copies - before) + ["two_exchange"]
             assert driver.done == [*round_ * rounds, "spoil_after_fault"]
-            with pytest.raises(ValueError, match="COPY_ENGINES cannot sum"):
+            with pytest.raises(ValueError, match="COPY_ENGINES does not compute REDUCESCATTER; modes that do: ONE_EX"):
                 run_mixed_comm(MixedCommOp.REDUCESCATTER, handler, x_out, None, MixedCommMode.COPY_ENGINES)
             rank.partition.stream.sync()  # type: ignore[union-attr]
             found = ctypes.create_string_buffer(2 * block)

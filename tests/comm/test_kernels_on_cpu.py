@@ -12,7 +12,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ CASES = [
     (info, op)
     for info in ON_ONE_NODE
     if (info.tp_size, info.dp_size) in GRIDS
-    for op in (info.every_op if info.dp_size == 3 else info.valid_ops)
+    for op in (*info.valid_ops, *([MixedCommOp.ALLTOALL] if info.dp_size == 3 else []))
 ]
 
 
@@ -244,12 +244,21 @@ def test_torn_packets_are_seen_when_the_ranks_meet(is_torn: bool, folder: Path) 
     assert all(found) if is_torn else not any(found)
 
 
-# Without one of the meetings, by its place among the kernels of a call.
-MEETINGS = {"before the copies": 0, "after the copies": 1}
+# Of calls that copy.
+HOWS = ("mapped", "in place", "staged")
+# Without one of the meetings: of an all-gather or of a broadcast, and its place among the kernels of a call.
+MEETINGS = {
+    "before the copies": ("mapped", 0),
+    "after the copies": ("mapped", 1),
+    "before the copies from the root": ("broadcast mapped", 0),
+    "between the copies": ("broadcast mapped", 1),
+    # In others, only the next call writes to what is read, and meets first.
+    "after the copies from all": ("broadcast in place", 2),
+}
 
 
-def run_copies(ranks: Ranks, seed: int, count: int, without: int | None = None) -> list[str]:
-    """All-gathers by copies and by a kernel, back to back; inputs mapped, staged and in place; what was wrong."""
+def run_copies(ranks: Ranks, seed: int, count: int, hows: Sequence[str], without: int | None = None) -> list[str]:
+    """All-gathers and broadcasts by copies, and all-gathers by a kernel, back to back; what was wrong."""
     info, op, world = ranks.info, ranks.op, ranks.info.world_size
     rng, choose = np.random.default_rng(seed), random.Random(seed)
     calls: list[list[Any]] = [[] for _ in range(world)]
@@ -257,27 +266,32 @@ def run_copies(ranks: Ranks, seed: int, count: int, without: int | None = None) 
     for _ in range(count):
         elements = 8 * choose.choice([1, 3, 17, 200])
         inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
-        how = choose.choice(["mapped", "in place", "staged", "by a kernel"] if without is None else ["mapped"])
+        how = choose.choice(hows)
+        root = choose.randrange(world) if how.startswith("broadcast") else None
         room = ALIGNMENT * -(-elements // 8 // choose.choice([1, 3]))
-        tensors = [ranks.tensors(rank, 2 * elements, 2 * elements * world) for rank in range(world)]
+        out_elements = elements * (world if root is None else 1)
+        tensors = [ranks.tensors(rank, 2 * elements, 2 * out_elements) for rank in range(world)]
+        in_place = how.endswith("in place")
+        mapped = [int(one[in_place].ctypes.data) for one in tensors]
+        mapped += [int(x_out.ctypes.data) for _, x_out in tensors] if root is not None else []
         for rank in range(world):
             x_in, x_out = tensors[rank]
             out = aligned(x_out.nbytes).view(np.uint16)
-            if how == "in place":
-                x_in = x_out[rank * 2 * elements :][: 2 * elements]
+            if in_place:
+                x_in = x_out[rank * 2 * elements if root is None else 0 :][: 2 * elements]
             if how == "by a kernel":
                 made = ranks.call(rank, TWO, x_in, x_out, grid=choose.randint(1, 3))
             else:
-                place = None if how == "staged" else (0, 0)
-                sources = [int(one[how == "in place"].ctypes.data) for one in tensors]
-                made = ranks.copy_engine_call(rank, x_in, x_out, place=place, inputs=sources, room=room)
+                there = [] if how.endswith("staged") else mapped
+                made = ranks.copy_engine_call(rank, x_in, x_out, mapped=there, room=room, root=root)
                 if without is not None:
                     made[without].present = 0
                     made[without + 1].begin_with(
                         *((one.to, one.source, one.size) for one in made[without].before[: made[without].copies_before])
                     )
             calls[rank] += ranks.surround(made, x_in, x_out, inputs[rank], out)
-            wanted.append(expected_bits(info.at(rank), op, inputs, Element.BFLOAT16))
+            bits = expected_bits(info.at(rank), op, inputs, Element.BFLOAT16) if root is None else inputs[root]
+            wanted.append(bits)
             found.append(out)
     for one in calls:
         one += [HostCall(0, 1, 1, 0)] * (max(map(len, calls)) - len(one))
@@ -297,13 +311,17 @@ def gathering(request: pytest.FixtureRequest, folder: Path) -> Callable[[], Rank
 
 
 def test_copies_between_meetings_give_the_exact_bits(gathering: Callable[[], Ranks]) -> None:
-    for seed in range(3):
-        assert run_copies(gathering(), seed, 5) == [], seed
+    hows = [*HOWS, "by a kernel", *(f"broadcast {how}" for how in HOWS)]
+    for seed in range(5):
+        assert run_copies(gathering(), seed, 6, hows) == [], seed
 
 
 @pytest.mark.parametrize("without", MEETINGS)
 def test_copies_without_a_meeting_are_found_out(without: str, gathering: Callable[[], Ranks]) -> None:
-    assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, MEETINGS[without]) != [])
+    how, meeting = MEETINGS[without]
+    # Of two ranks, one copies from the root, and then there is only the meeting at the end.
+    meeting = min(meeting, gathering().info.world_size - 1)
+    assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, [how], meeting) != [])
 
 
 def test_copies_of_a_rank_that_does_not_come_leave_no_numbers(folder: Path) -> None:
@@ -312,7 +330,7 @@ def test_copies_of_a_rank_that_does_not_come_leave_no_numbers(folder: Path) -> N
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
     tensors = [ranks.tensors(rank, 128, 256) for rank in range(2)]
     sources = [int(x_in.ctypes.data) for x_in, _ in tensors]
-    calls = [ranks.copy_engine_call(rank, *tensors[rank], place=(0, 0), inputs=sources, room=128) for rank in range(2)]
+    calls = [ranks.copy_engine_call(rank, *tensors[rank], mapped=sources, room=128) for rank in range(2)]
     for one in calls[1]:
         one.present, one.copies_before = 0, 0
     assert ranks.run(calls, 1) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import multiprocessing
 import os
@@ -175,12 +176,23 @@ def failure(rank: Rank) -> list[tuple[str, list[str]]]:
 
 
 class NoKernels:
-    """In place of kernels, none of which runs on the software driver: the host lets the ranks meet."""
+    """In place of kernels, none of which runs on the software driver: the host lets the ranks meet.
 
-    calls = SimpleNamespace(grid=1)
+    agreed: the signatures of the meetings of the last call.
+    """
 
-    def meet_in_one_block(self, signature: int, record: Record) -> None:
-        pass
+    def __init__(self, rank: Rank, stream: Any) -> None:
+        self._rank, self._stream = rank, stream
+        self.calls = SimpleNamespace(grid=1)
+        self.agreed: list[int] = []
+
+    def meet_in_one_block(self, op: MixedCommOp, signature: int, record: Record) -> None:
+        def meet() -> None:
+            self._stream.sync()
+            self._rank.backend.barrier()
+            self.agreed.append(signature)
+
+        record.call(meet)
 
     def spoil(self, x_out: int, size: int, record: Record) -> None:
         pass
@@ -207,7 +219,8 @@ class Copying:
         self.mapped = MappedTensors(rank.device, self.own.ranks, rank.number)
         self.stream = rank.device.create_stream()
         order: Any = OneStream(self.stream)
-        kernels: Any = {sizes.op: NoKernels()}
+        self.kernels = NoKernels(rank, self.stream)
+        kernels: Any = {sizes.op: self.kernels}
         held = (kernels, self.mapped, self.own.addresses, staged_bytes, ())
         self.mode = CopyEngines("float16", order, Numbers(), info_of(rank), *held)
         with rank.device.context.current():
@@ -216,20 +229,17 @@ class Copying:
     def map(self) -> None:
         self.mapped.add(self.rank.backend, [(self.x_in, self.sizes.in_bytes), (self.x_out, self.sizes.out_bytes)])
 
-    def run(self, given: int, fills: dict[int, int]) -> None:
-        """Twice: the first call stages the inputs, the second one finds those of all ranks.
-
-        fills: the byte of each block of the input, by the address of the block.
-        """
+    def run(self, given: int, fills: dict[int, int], root: int | None = None) -> None:
+        """fills: the byte of each of the equal parts of the input, by its address."""
         with self.rank.device.context.current():
             call("cuMemsetD8", self.x_out, 0xFF, self.sizes.out_bytes)
             for address, byte in fills.items():
-                call("cuMemsetD8", address, byte, self.sizes.block_bytes)
+                call("cuMemsetD8", address, byte, self.sizes.in_bytes // len(fills))
             call("cuCtxSynchronize")
-        for _ in range(2):
-            self.rank.backend.barrier()
-            self.mode.run(Message(self.sizes, None, None, given, self.x_out, None, False), 1)
-            self.stream.sync()
+        self.kernels.agreed.clear()
+        self.rank.backend.barrier()
+        self.mode.run(Message(self.sizes, None, None, given, self.x_out, None, False, root), 1)
+        self.stream.sync()
         self.rank.backend.barrier()
 
     def close(self) -> None:
@@ -272,7 +282,25 @@ def copy_engines(rank: Rank) -> dict[str, Any]:
     return found | {"left": rank.left()}
 
 
-PROGRAMS = (workspaces, tensors, copy_engines, all_to_all, failure)
+def broadcast(rank: Rank) -> dict[str, Any]:
+    """The input of each rank in turn: what has come of its four quarters, and in which meetings."""
+    size = 3 * 4096
+    quarters = [size // 4 * number for number in range(4)]
+    found: dict[str, Any] = {}
+    for room, hows in ((size, ("staged", "mapped", "in place")), (4096 + 16, ("in rounds",))):
+        copying = Copying(rank, Sizes(MixedCommOp.BROADCAST, (), size, size, size), room)
+        for how, root in itertools.product(hows, range(RANKS)):
+            if (how, root) == ("mapped", 0):
+                copying.map()
+            given = copying.x_out if how == "in place" else copying.x_in
+            copying.run(given, {given + begin: 60 * rank.number + begin // (size // 4) for begin in quarters}, root)
+            read = [rank.read(copying.x_out + begin + at) for begin in quarters for at in (0, size // 4 - BYTES)]
+            found[f"{how} from {root}"] = read, copying.kernels.agreed[:]
+        copying.close()
+    return found | {"left": rank.left()}
+
+
+PROGRAMS = (workspaces, tensors, copy_engines, all_to_all, broadcast, failure)
 
 
 def in_a_pid_namespace(work: Callable[[], None]) -> None:
@@ -381,6 +409,23 @@ def test_copies_between_processes_bring_every_input_to_every_rank(ranks: list[An
         for number, how in enumerate(("staged", "mapped", "in place"))
     }
     assert [found["copy_engines"] for found in ranks] == [wanted | {"left": []}] * RANKS
+
+
+@pytest.mark.parametrize(("how", "rounds"), [("staged", 1), ("mapped", 1), ("in place", 1), ("in rounds", 3)])
+def test_copies_between_processes_bring_the_input_of_the_root_to_every_rank(
+    ranks: list[Any], how: str, rounds: int
+) -> None:
+    signatures = set()
+    for root in range(RANKS):
+        of_ranks = [found["broadcast"][f"{how} from {root}"] for found in ranks]
+        assert [read for read, _ in of_ranks] == [[60 * root + quarter for quarter in range(4) for _ in range(2)]] * 3
+        meetings = of_ranks[0][1]
+        assert [agreed for _, agreed in of_ranks] == [meetings] * RANKS
+        # Before the copies from the root, between them and those from the others, and behind these.
+        assert meetings == meetings[:3] * rounds
+        signatures |= set(meetings)
+    assert len(signatures) == 3 * RANKS  # another root is another call
+    assert [found["broadcast"]["left"] for found in ranks] == [[]] * RANKS
 
 
 def test_each_rank_reaches_the_tensors_of_the_others(ranks: list[Any]) -> None:

@@ -93,6 +93,12 @@ def test_misuse_is_refused_by_name_on_every_rank(ranks: Ranks, tmp_path: Path) -
         "mode": "mode ONE_EXCHANGE is not valid for this handler; valid: GLOO",
         "uneven nodes": "all ranks must pass inputs of the same shape; found rank 0: [4, 8], rank 1: [5, 8]",
         "different modes": "found rank 0: ALLREDUCE HIERARCHICAL of torch.float16, rank 1: ALLREDUCE GLOO of",
+        "different roots": "found rank 0: BROADCAST GLOO of torch.float16 from rank 0, rank 1: BROADCAST GLOO of "
+        "torch.float16 from rank 1",
+        "no root": "BROADCAST needs a root: pass root=",
+        "no such root": "root must be an int from 0 to 1, not 2",
+        "a root": "ALLREDUCE has no root: omit root=0",
+        "broadcast by nodes": "mode HIERARCHICAL does not compute BROADCAST; modes that do: GLOO",
         "no nodes": "mode HIERARCHICAL is not valid for this handler; valid: GLOO",
         "nvshmem": "NVSHMEM cannot be initialised: the handler is on the CPU",
         "mapping": "a handler on the CPU cannot map tensors",
@@ -126,8 +132,12 @@ def test_torch_compile_keeps_calls_in_one_graph(ranks: Ranks, tmp_path: Path) ->
 def test_every_rank_follows_one_tuning_table(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks.run("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]
-    # Two operations, and two sizes: one that the topology cannot divide is rounded down.
-    assert [one["bytes"] for one in json.loads(found[0]["table"])["cases"]] == [1024, 4096] * 2
+    # Of every operation two sizes: one that the topology cannot divide is rounded down.
+    cases = [(one["op"], one["bytes"]) for one in json.loads(found[0]["table"])["cases"]]
+    ops = ("ALLGATHER", "REDUCESCATTER", "ALLTOALL", "BROADCAST")
+    assert cases == [(op, size) for op in ops for size in (1024, 4096)]
+    # Nodes do not compute all of them.
+    assert found[0]["by nodes"] == {op: ["GLOO", *(["HIERARCHICAL"] if op in ops[:2] else [])] for op in ops}
     for answers in found:
         assert (answers["before"], answers["after"]) == ("GLOO", "GLOO")
         assert "the tuning table must be the same on all ranks" in answers["different"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo, _topology
-from cuda_gctx.comm._topology import on_hosts
+from cuda_gctx.comm._topology import checked_root, on_hosts
 
 from ..common import for_each
 from .topologies import TOPOLOGIES, name_of
@@ -65,10 +65,25 @@ def test_valid_ops_follow_the_sizes_of_the_axes(first: ParallelInfo) -> None:
         (True, True): {"ALLREDUCE_ALLGATHER", "REDUCESCATTER_ALLREDUCE"},
     }
     assert names == expected[first.tp_size > 1, first.dp_size > 1]
-    assert set(first.every_op) - set(first.valid_ops) == ({MixedCommOp.ALLTOALL} if "ALLGATHER" in names else set())
+    more = ({MixedCommOp.ALLTOALL} if "ALLGATHER" in names else set()) | ({MixedCommOp.BROADCAST} if names else set())
+    assert set(first.every_op) - set(first.valid_ops) == more
     for op in set(MixedCommOp) - set(first.every_op):
         with pytest.raises(ValueError, match=f"{op.name} is not valid for tp_size={first.tp_size}"):
             first.plan(op)
+
+
+def test_what_a_rank_does_in_a_broadcast_is_not_a_plan_and_depends_on_the_root() -> None:
+    info = ParallelInfo.of(1, 4, 1, 4, 0, 1, 2, 2)
+    for plan in (info.plan, info.node_plan, lambda op: info.sent_size(op, MixedCommMode.COPY_ENGINES, 64)):
+        with pytest.raises(ValueError, match="BROADCAST"):
+            plan(MixedCommOp.BROADCAST)
+    assert info.output_shape(MixedCommOp.BROADCAST, [5, 7]) == (5, 7)
+    assert checked_root(info, MixedCommOp.BROADCAST, 3) == 3
+    for root, words in ((None, "BROADCAST needs a root"), (4, "root must be an int from 0 to 3, not 4")):
+        with pytest.raises(ValueError, match=words):
+            checked_root(info, MixedCommOp.BROADCAST, root)
+    with pytest.raises(ValueError, match="ALLREDUCE_ALLGATHER has no root: omit root=0"):
+        checked_root(info, MixedCommOp.ALLREDUCE_ALLGATHER, 0)
 
 
 def written(first: ParallelInfo, op: MixedCommOp, elements: int) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -251,6 +266,7 @@ def test_values_of_the_ops_are_those_that_programs_have_stored() -> None:
         "ALLREDUCE_ALLGATHER",
         "REDUCESCATTER_ALLREDUCE",
         "ALLTOALL",
+        "BROADCAST",
     ]
 
 

@@ -46,6 +46,7 @@ SETTINGS: dict[str, list[Setting]] = {
         "| tp = 1, dp > 1 | `ALLGATHER`",
         "| tp = 1, dp > 1 | `REDUCESCATTER`",
         "| tp = 1, dp > 1 | `ALLTOALL`",
+        ("`ONE_EXCHANGE` up to {} MiB, which its packets", "comm._protocol: PACKET_MESSAGE_BYTES >> 20"),
         ("of more than {} MiB divided by", "comm._protocol: PACKET_MESSAGE_BYTES >> 20"),
         ("receives at most {} MiB from all others together", "comm._modes: SMALL_STAGED_BYTES >> 20"),
         ("together, or {} KiB with [mapped", "comm._modes: SMALL_REACHED_BYTES >> 10"),

@@ -31,7 +31,7 @@ from cuda_gctx import (
     WorkqueueResourceOptions,
     tune,
 )
-from cuda_gctx.comm import ParallelInfo, expected, local_world
+from cuda_gctx.comm import MixedCommOp, ParallelInfo, expected, local_world
 from cuda_gctx.compat import flashinfer, sgl_kernel, torch_green
 from cuda_gctx.compat.torch_green import GreenContext, SMPartition
 from cuda_gctx.interop.library_sms import cublas_sms
@@ -370,6 +370,12 @@ DOORS: dict[str, Door] = {
     "ParallelInfo.tp_ranks(dp_rank)": Door(INT, 0, lambda w, v: w.info.tp_ranks(v)),
     "ParallelInfo.dp_ranks(tp_rank)": Door(INT, 0, lambda w, v: w.info.dp_ranks(v)),
     "expected(exchanges)": Door(INT, 1, lambda w, v: expected(w.info, 0, [], v), then="one for each rank, not 0"),
+    "expected(root)": Door(
+        INT,
+        0,
+        lambda w, v: expected(w.info, MixedCommOp.BROADCAST, [], root=v),
+        then="one for each rank, not 0",
+    ),
     "expected(by_nodes)": Door(
         BOOL, True, lambda w, v: expected(w.info, 0, [], by_nodes=v), then="one for each rank, not 0"
     ),
