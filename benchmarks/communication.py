@@ -61,6 +61,10 @@ NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"
 # Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
 ZERO_CTA = 2
 AGAIN = "NCCL_ONE again"
+# Of broadcasts.
+ROOT = 0
+# Called so, where torch's collectives are.
+IN_PLACE = (MixedCommOp.ALLREDUCE, MixedCommOp.BROADCAST)
 NCCL, NCCL_TWO, ONE, TWO, HIERARCHICAL, COPIES = (
     MixedCommMode.NCCL_ONE,
     MixedCommMode.NCCL_TP_DP,
@@ -161,7 +165,7 @@ class Ranks:
 
 
 def nccl_calls(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any, groups: tuple[Any, Any]) -> None:
-    """The collectives of torch.distributed on all SMs, as they are usually called: all-reduces in place."""
+    """The collectives of torch.distributed on all SMs, as they are usually called: some in place."""
     tp_group, dp_group = groups
     if op is MixedCommOp.ALLREDUCE:
         ranks.dist.all_reduce(x_out, group=tp_group)
@@ -171,6 +175,8 @@ def nccl_calls(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any, groups: tup
         ranks.dist.reduce_scatter_tensor(x_out, x_in, group=dp_group)
     elif op is MixedCommOp.ALLTOALL:
         ranks.dist.all_to_all_single(x_out, x_in, group=dp_group)
+    elif op is MixedCommOp.BROADCAST:
+        ranks.dist.broadcast(x_out, src=ROOT)
     elif op is MixedCommOp.ALLREDUCE_ALLGATHER:
         ranks.dist.all_reduce(x_in, group=tp_group)
         ranks.dist.all_gather_into_tensor(x_out, x_in, group=dp_group)
@@ -180,8 +186,8 @@ def nccl_calls(ranks: Ranks, op: MixedCommOp, x_in: Any, x_out: Any, groups: tup
 
 
 def nccl_in_place(ranks: Ranks, op: MixedCommOp, x_in: Any, out: Any, scratch: Any, groups: tuple[Any, Any]) -> None:
-    """The same, with a tensor for the all-reduces to write to."""
-    if op is MixedCommOp.ALLREDUCE:
+    """The same, with a tensor for what is called in place to write to."""
+    if op in IN_PLACE:
         nccl_calls(ranks, op, None, scratch, groups)
     else:
         in_place = op is MixedCommOp.ALLREDUCE_ALLGATHER
@@ -286,38 +292,49 @@ def variants_of(
     shape, out_shape = shapes_of(handlers[8], op, size).values()
     x_in, out = buffers.of("in", shape), buffers.of("out", out_shape)
     mapped_in, mapped_out = buffers.of("mapped in", shape), buffers.of("mapped out", out_shape)
-    # What all-reduces in place may overwrite: zeros stay zeros.
-    scratch = buffers.of("scratch", out_shape if op is MixedCommOp.ALLREDUCE else shape)
+    # What calls in place may overwrite: zeros stay zeros.
+    scratch = buffers.of("scratch", out_shape if op in IN_PLACE else shape)
+    root = ROOT if op is MixedCommOp.BROADCAST else None
     wanted = None
     inputs = [ranks.input_of(rank, shape) for rank in (range(info.world_size) if size <= COMPARED else [ranks.rank])]
     if size <= COMPARED:
-        wanted = expected(info, op, inputs)
+        wanted = expected(info, op, inputs, root=root)
     x_in.copy_(inputs[ranks.rank if size <= COMPARED else 0])
     mapped_in.copy_(x_in)
     block_bytes = info.block_size(op, x_in.numel() * 2)
 
     def through(handler: MixedCommHandler, mode: MixedCommMode, source: Any, target: Any) -> Work:
-        return lambda: run_mixed_comm(op, handler, source, target, mode)
+        return lambda: run_mixed_comm(op, handler, source, target, mode, root=root)
 
     def nccl() -> None:
         nccl_in_place(ranks, op, x_in, out, scratch, groups)
 
-    calls = "two NCCL calls" if info.use_mixed else "NCCL"
+    calls = "two NCCL calls" if info.use_mixed and root is None else "NCCL"
+    # Other operations go by TWO_EXCHANGE where they are larger.
+    has_one = root is None and (op is MixedCommOp.ALLTOALL or block_bytes * info.world_size <= AT_ONCE)
     variants = {f"{calls}, all SMs": Variant(0, nccl, out, None)}
     for sms, handler in handlers.items():
-        for mode in (NCCL, NCCL_TWO):
+        for mode in (NCCL, NCCL_TWO) if root is None else (NCCL,):
             if mode in handler.valid_mode_list:
-                variants[f"{mode.name}, {sms} SMs"] = Variant(sms, through(handler, mode, x_in, out), out, None)
-        if block_bytes * info.world_size <= AT_ONCE:
+                work = through(handler, mode, x_in if root is None else out, out)
+                variants[f"{mode.name}, {sms} SMs"] = Variant(sms, work, out, None)
+        if has_one:
             variants[f"ONE_EXCHANGE, {sms} SMs"] = Variant(sms, through(handler, ONE, x_in, out), out, wanted)
-        if op is not MixedCommOp.ALLTOALL:
+        if op in info.valid_ops:
             variants[f"TWO_EXCHANGE, {sms} SMs, staged"] = Variant(sms, through(handler, TWO, x_in, out), out, wanted)
             work = through(handler, TWO, mapped_in, mapped_out)
             variants[f"TWO_EXCHANGE, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
-        if op in (MixedCommOp.ALLGATHER, MixedCommOp.ALLTOALL):
+        if op in (MixedCommOp.ALLGATHER, MixedCommOp.ALLTOALL, MixedCommOp.BROADCAST):
+            variants[f"COPY_ENGINES, {sms} SMs, staged"] = Variant(
+                sms, through(handler, COPIES, x_in, out), out, wanted
+            )
             work = through(handler, COPIES, mapped_in, mapped_out)
             variants[f"COPY_ENGINES, {sms} SMs, mapped"] = Variant(sms, work, mapped_out, wanted)
-    if block_bytes * info.world_size <= AT_ONCE:
+        if op in (MixedCommOp.ALLGATHER, MixedCommOp.BROADCAST):
+            within = mapped_out if root is not None else mapped_out.view(info.dp_size, *shape)[info.dp_rank]
+            work = through(handler, COPIES, within, mapped_out)
+            variants[f"COPY_ENGINES, {sms} SMs, mapped, in place"] = Variant(sms, work, mapped_out, None)
+    if has_one:
         work = through(programmatic, ONE, x_in, out)
         variants["ONE_EXCHANGE, 8 SMs, programmatic"] = Variant(8, work, out, wanted)
     return {name: variant for name, variant in variants.items() if not any(word in name for word in ranks.skipped)}

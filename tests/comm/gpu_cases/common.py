@@ -72,24 +72,26 @@ def bits_equal(torch: Any, one: Any, other: Any) -> bool:
     return bool(torch.equal(one.view(torch.uint8), other.view(torch.uint8)))
 
 
-def compare(rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...], seed: int) -> None:
+def compare(
+    rank: Any, handler: Any, op: Any, mode: Any, shape: tuple[int, ...], seed: int, root: int | None = None
+) -> None:
     """One call of an operation by all ranks, compared bit for bit with the exact value."""
     torch, comm = modules()
     info = handler.para_info
     # Every rank makes the inputs of all, which are the same on every GPU.
     inputs = inputs_of(torch, shape, handler.dtype, rank.size, seed, handler.device)
-    wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
+    wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL, root=root)
     out = torch.full_like(wanted, float("nan"))
     torch.cuda.current_stream().synchronize()
     rank.backend.barrier()
-    comm.run_mixed_comm(op, handler, inputs[rank.rank], out, mode)
+    comm.run_mixed_comm(op, handler, inputs[rank.rank], out, mode, root=root)
     torch.cuda.current_stream().synchronize()
     handler.check()
     if not bits_equal(torch, out, wanted):
         wrong = (out.view(torch.int16) != wanted.view(torch.int16)).flatten()
         where = wrong.nonzero().flatten()
         raise AssertionError(
-            f"{op.name} {mode.name} {list(shape)} {handler.dtype} at rank {rank.rank} of {info}: {len(where)} of "
+            f"{op.name} {mode!r} {list(shape)} {handler.dtype} at rank {rank.rank} of {info}: {len(where)} of "
             f"{wrong.numel()} wrong, first at {where[:4].tolist()}: {out.flatten()[where[:4]].tolist()}, wanted "
             f"{wanted.flatten()[where[:4]].tolist()}"
         )

@@ -1,10 +1,11 @@
-"""All-gathers by copy engines: staged, mapped, in place and replayed; all-to-alls; what stages small messages."""
+"""What copy engines compute: staged, mapped, in place and replayed; all-to-alls; what stages small messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .common import TIMEOUT_S, bits_equal, capture, case, compare, inputs_of, modules, replayed_us
+from .common import TIMEOUT_S, bits_equal, capture, case, compare, inputs_of, modules, raised, replayed_us
+from .processes import results_of, spawn
 
 
 def gathered_by_copies(size: int, gpus: int) -> dict[str, Any]:
@@ -108,6 +109,72 @@ def all_to_all() -> dict[str, Any]:
 @case(gpus=2)
 def all_to_all_on_two_gpus() -> dict[str, Any]:
     return {f"{size} ranks": {"calls compared": exchanged(size, 2)} for size in (2, 4)}
+
+
+def from_one_to_all(size: int, gpus: int) -> int:
+    """Broadcasts from each rank, staged, in rounds, mapped, in place and replayed, and one whose ranks disagree."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    op, mode = comm.MixedCommOp.BROADCAST, comm.MixedCommMode.COPY_ENGINES
+
+    def work(rank: Any) -> int:
+        torch.cuda.set_device(rank.device.device_id)
+        compared = 0
+        options = {"max_message_bytes": 8 << 20, "timeout_s": TIMEOUT_S}
+        with rank.partition.torch(), rank.handler(torch.bfloat16, **options) as handler:
+            for root in range(size):
+                # The last one in rounds.
+                for seed, shape in enumerate([(1, 8), (33, 4104), (64, 8192), (640, 8192)]):
+                    compare(rank, handler, op, (None, mode)[seed % 2], shape, seed, root)
+                    compared += 1
+            inputs = inputs_of(torch, (640, 8192), torch.bfloat16, size, 9, handler.device)
+            x, out = inputs[rank.rank], torch.zeros_like(inputs[0])
+            handler.map_tensors(x, out)
+            stream = torch.cuda.current_stream()
+
+            def call(source: Any, root: int) -> None:
+                comm.run_mixed_comm(op, handler, source, out, mode, root=root)
+
+            for root in range(size):
+                graphs = {"mapped, replayed": capture(torch, lambda root=root: call(x, root))}
+                calls = {"mapped": lambda root=root: call(x, root), "in place": lambda root=root: call(out, root)}
+                for how, run in (calls | {how: graph.replay for how, graph in graphs.items()}).items():
+                    out.copy_(x) if how == "in place" else out.fill_(float("nan"))
+                    stream.synchronize()
+                    rank.backend.barrier()
+                    run()
+                    stream.synchronize()
+                    handler.check()
+                    assert bits_equal(torch, out, inputs[root]), f"rank {rank.rank}, {how} from {root}"
+                    compared += 1
+
+            def with_roots_of_their_own() -> None:
+                call(x, rank.rank % 2)
+                stream.synchronize()
+                handler.check()
+
+            rank.backend.barrier()
+            fault = raised(comm.CommFault, with_roots_of_their_own)
+            assert getattr(fault, "kind", "") == "mismatch", fault
+            handler.recover()
+            compare(rank, handler, op, mode, (33, 4104), 5, size - 1)
+            handler.unmap_tensors(x, out)
+        return compared + 1
+
+    with comm.local_world(size, [Device(number) for number in range(gpus)], sms=16) as world:
+        return int(world.run(work)[0])
+
+
+@case()
+def broadcast() -> dict[str, Any]:
+    return {f"{size} ranks": {"calls compared": from_one_to_all(size, 1)} for size in (2, 4)}
+
+
+@case(gpus=2)
+def broadcast_on_two_gpus() -> dict[str, Any]:
+    by_threads = {f"{size} ranks": {"calls compared": from_one_to_all(size, 2)} for size in (2, 4)}
+    return by_threads | {"2 processes": results_of(spawn(2, "broadcast"))[0]}
 
 
 @case(is_timed=True)

@@ -45,8 +45,8 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
         dist.destroy_process_group()
         return
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
-        run = faults_through_nvshmem if what == "faults through NVSHMEM" else compare_processes
-        print(json.dumps(run(rank, size, parts.comm, options)), flush=True)
+        programs = {"faults through NVSHMEM": faults_through_nvshmem, "broadcast": broadcasts_of_processes}
+        print(json.dumps(programs.get(what, compare_processes)(rank, size, parts.comm, options)), flush=True)
     dist.destroy_process_group()
 
 
@@ -123,16 +123,18 @@ def compare_processes(rank: int, size: int, partition: Any, options: dict[str, A
     return {"compared": compared, "modes": sorted(modes)}
 
 
-def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out: Any, where: str) -> None:
+def replay_with_other_inputs(
+    handler: Any, op: Any, mode: Any, x_in: Any, x_out: Any, where: str, root: int | None = None
+) -> None:
     """A captured call, replayed with inputs that were not there when it was captured."""
     torch, comm = modules()
     import torch.distributed as dist
 
     info = handler.para_info
-    graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x_in, x_out, mode))
+    graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x_in, x_out, mode, root=root))
     for seed in (11, 12, 13):
         inputs = inputs_of(torch, tuple(x_in.shape), x_in.dtype, info.world_size, seed, handler.device)
-        wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL)
+        wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL, root=root)
         x_in.copy_(inputs[info.world_rank])
         torch.cuda.synchronize()
         dist.barrier()
@@ -140,6 +142,35 @@ def replay_with_other_inputs(handler: Any, op: Any, mode: Any, x_in: Any, x_out:
         torch.cuda.current_stream().synchronize()
         handler.check()
         assert bits_equal(torch, x_out, wanted), f"replay {seed} of {where}"
+
+
+def broadcasts_of_processes(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """From each rank, through NCCL and by copy engines, in place too, and from graphs."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    op, names, compared = comm.MixedCommOp.BROADCAST, comm.MixedCommMode, 0
+    handler = handler_of_process(rank, size, partition, torch.bfloat16, {}, timeout_s=40.0, max_message_bytes=8 << 20)
+    # The second one is no multiple of 16 bytes, and the last one goes in rounds.
+    shapes = ((64, 8192), (3, 3), (640, 8192))
+    modes = (names.NCCL_ONE, None, names.COPY_ENGINES)
+    for shape, mode, root, in_place in itertools.product(shapes, modes, range(size), (False, True)):
+        if shape == (3, 3) and mode is names.COPY_ENGINES:
+            continue
+        inputs = inputs_of(torch, shape, torch.bfloat16, size, root, handler.device)
+        x_in = inputs[rank].clone()
+        x_out = x_in if in_place else torch.zeros_like(x_in)
+        torch.cuda.synchronize()
+        dist.barrier()
+        comm.run_mixed_comm(op, handler, x_in, x_out, mode, root=root)
+        torch.cuda.current_stream().synchronize()
+        handler.check()
+        where = f"{mode!r} from {root} of {list(shape)} at rank {rank}, {'in place' * in_place}"
+        assert bits_equal(torch, x_out, inputs[root]), where
+        replay_with_other_inputs(handler, op, mode, x_in, x_out, where, root)
+        compared += 1
+    handler.shutdown()
+    return {"compared": compared}
 
 
 def faults_through_nvshmem(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
