@@ -113,8 +113,6 @@ cdef extern from "driver/process.hpp" namespace "gctx":
     void begin_exit() noexcept
 
 
-# ---- objects and their handles
-
 cdef extern from "handles/context.hpp" namespace "gctx":
     enum class ContextKind(int):
         primary
@@ -135,6 +133,10 @@ cdef extern from "handles/context.hpp" namespace "gctx":
         void rename(const char*) except +raise_error
 
     ctypedef shared_ptr[ContextBox] ContextHandle
+
+    struct PriorityRange:
+        int least
+        int greatest
 
 
 cdef extern from "handles/stream.hpp" namespace "gctx":
@@ -177,26 +179,6 @@ cdef extern from "handles/moved_graph.hpp" namespace "gctx":
         string name
         vector[unsigned int] sm_ids
 
-
-cdef extern from "_core/call.hpp" namespace "gctx":
-    # For what is done before the GIL is given up or other code of Python runs.
-    cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
-        Box* get() noexcept
-
-    # Where an object keeps its handle: a call works on a copy of it, and closing takes it away.
-    cdef cppclass Slot "gctx::ObjectSlot"[Box]:
-        void put(shared_ptr[Box]) noexcept
-        void share(const Slot[Box]&) noexcept
-        shared_ptr[Box] get() noexcept
-        cbool was_filled() noexcept
-        Borrowed[Box] borrow() noexcept
-
-    Borrowed[Box] live[Box](Slot[Box]&) except *
-    Borrowed[Box] present[Box](Slot[Box]&) except *
-    cbool drop[Box](Slot[Box]&) noexcept
-
-
-# ---- the driver in use
 
 cdef extern from "handles/runtime.hpp" namespace "gctx":
     cdef cppclass Runtime:
@@ -248,49 +230,11 @@ cdef extern from "handles/split_contexts.hpp" namespace "gctx":
     SplitContexts& split_contexts(Runtime&) except +raise_error
 
 
-cdef extern from "_core/call.hpp" namespace "gctx":
-    Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
-    Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
-    int close_driver "gctx::call<&gctx::close_driver>"(Runtime&) except -1
-    int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
-    int resume "gctx::call<&gctx::Runtime::resume>"() except -1
-
-    SmResourcePtr device_sm "gctx::call<&gctx::Runtime::device_sm>"(Runtime*, int) except *
-    CUdevResource device_workqueue "gctx::call<&gctx::Runtime::device_workqueue>"(Runtime*, int) except *
-    int drop_pinned "gctx::call<&gctx::drop_pinned>"(Runtime&) except -1
-    SplitResult split_resource "gctx::call<&gctx::split_resource>"(
-        Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
-    ) except *
-    CUdevResourceDesc descriptor_of "gctx::call<&gctx::descriptor_of>"(const Driver&, const SmResource&) except? NULL
-    int drop_split_contexts "gctx::call<&gctx::drop_split_contexts>"(Runtime&) except -1
-
-
-# ---- devices
-
 cdef extern from "handles/device.hpp" namespace "gctx":
     cdef struct DeviceMemory:
         size_t free
         size_t total
 
-
-cdef extern from "handles/context.hpp" namespace "gctx":
-    struct PriorityRange:
-        int least
-        int greatest
-
-
-cdef extern from "_core/call.hpp" namespace "gctx":
-    int primary_context "gctx::make<&gctx::primary_context>"(Slot[ContextBox]&, Runtime&, int) except -1
-    PriorityRange priorities "gctx::call<&gctx::priorities>"(Runtime&, int) except *
-    string device_name "gctx::call<&gctx::device_name>"(Runtime&, int) except *
-    string device_pci_bus_id "gctx::call<&gctx::device_pci_bus_id>"(Runtime&, int) except *
-    CUuuid device_uuid "gctx::call<&gctx::device_uuid>"(Runtime&, int) except *
-    int device_attribute "gctx::call<&gctx::device_attribute>"(Runtime&, int, CUdevice_attribute) except? 0
-    DeviceMemory device_memory "gctx::call<&gctx::device_memory>"(Runtime&, int) except *
-    string capturing_stream "gctx::call<&gctx::capturing_stream>"(Runtime&, int) except *
-
-
-# ---- contexts
 
 # Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversion is not.
 cdef extern from "<vector>" nogil:
@@ -328,19 +272,94 @@ cdef extern from "handles/current.hpp" namespace "gctx":
     ThreadEntries* this_thread "&gctx::ThreadEntries::here"() except +raise_error
 
 
+cdef extern from "handles/probe.hpp" namespace "gctx":
+    cdef cppclass ProbeBlock:
+        uint64_t sm
+        uint64_t start_ns
+        uint64_t end_ns
+        uint64_t index
+
+    cdef cppclass Stamps:
+        pass
+
+    const unsigned int probe_threads
+
+    cdef cppclass LaunchShape:
+        CUfunction function
+        unsigned int threads
+        unsigned int shared_bytes
+
+
+cdef extern from "handles/switching.hpp" namespace "gctx":
+    cdef cppclass NewUse "gctx::Switching::NewUse":
+        NewUse() noexcept
+        unsigned int part
+        ContextHandle context
+        StreamHandle stream
+        SmResourcePtr sms
+        vector[unsigned int] ids
+
+    cdef cppclass Switching:
+        cbool may_share(unsigned int, unsigned int) noexcept
+        vector[unsigned int] places_of(unsigned int) except +raise_error
+
+
 cdef extern from "_core/call.hpp" namespace "gctx":
+    # For what is done before the GIL is given up or other code of Python runs.
+    cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
+        Box* get() noexcept
+
+    # Where an object keeps its handle: a call works on a copy of it, and closing takes it away.
+    cdef cppclass Slot "gctx::ObjectSlot"[Box]:
+        void put(shared_ptr[Box]) noexcept
+        void share(const Slot[Box]&) noexcept
+        shared_ptr[Box] get() noexcept
+        cbool was_filled() noexcept
+        Borrowed[Box] borrow() noexcept
+
+    Borrowed[Box] live[Box](Slot[Box]&) except *
+    Borrowed[Box] present[Box](Slot[Box]&) except *
+    cbool drop[Box](Slot[Box]&) noexcept
+    cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
+    void renew(ContextHandle&, Slot[ContextBox]&) noexcept
+    void end_thread() noexcept
+
+    # What follows works without the GIL. The driver in use:
+    Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
+    Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
+    int close_driver "gctx::call<&gctx::close_driver>"(Runtime&) except -1
+    int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
+    int resume "gctx::call<&gctx::Runtime::resume>"() except -1
+
+    SmResourcePtr device_sm "gctx::call<&gctx::Runtime::device_sm>"(Runtime*, int) except *
+    CUdevResource device_workqueue "gctx::call<&gctx::Runtime::device_workqueue>"(Runtime*, int) except *
+    int drop_pinned "gctx::call<&gctx::drop_pinned>"(Runtime&) except -1
+    SplitResult split_resource "gctx::call<&gctx::split_resource>"(
+        Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
+    ) except *
+    CUdevResourceDesc descriptor_of "gctx::call<&gctx::descriptor_of>"(const Driver&, const SmResource&) except? NULL
+    int drop_split_contexts "gctx::call<&gctx::drop_split_contexts>"(Runtime&) except -1
+
+    # Devices:
+    int primary_context "gctx::make<&gctx::primary_context>"(Slot[ContextBox]&, Runtime&, int) except -1
+    PriorityRange priorities "gctx::call<&gctx::priorities>"(Runtime&, int) except *
+    string device_name "gctx::call<&gctx::device_name>"(Runtime&, int) except *
+    string device_pci_bus_id "gctx::call<&gctx::device_pci_bus_id>"(Runtime&, int) except *
+    CUuuid device_uuid "gctx::call<&gctx::device_uuid>"(Runtime&, int) except *
+    int device_attribute "gctx::call<&gctx::device_attribute>"(Runtime&, int, CUdevice_attribute) except? 0
+    DeviceMemory device_memory "gctx::call<&gctx::device_memory>"(Runtime&, int) except *
+    string capturing_stream "gctx::call<&gctx::capturing_stream>"(Runtime&, int) except *
+
+    # Contexts:
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
     int forget_current_of "gctx::call<&gctx::ThreadEntries::forget>"(ThreadEntries*, const Runtime&) except -1
     int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
-    cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
-    void renew(ContextHandle&, Slot[ContextBox]&) noexcept
     int leave "gctx::call<&gctx::ThreadEntries::leave>"(ThreadEntries*, Entry&, const void*) except -1
     int leave_what_was_left "gctx::call<&gctx::ThreadEntries::leave_what_was_left>"(ThreadEntries*) except -1
     int set_current "gctx::make<&gctx::ThreadEntries::set>"(
         Slot[ContextBox]&, ThreadEntries*, Slot[ContextBox]&, const void*
     ) except -1
-    void end_thread() noexcept
     unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
         Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const char*, cbool, cbool
     ) except *
@@ -358,10 +377,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     CUdevResource existing_workqueue "gctx::call<&gctx::existing_workqueue>"(Slot[ContextBox]&) except *
     int serve_as "gctx::call<&gctx::serve_as>"(Slot[ContextBox]&, const SmResource&) except -1
 
-
-# ---- streams and events
-
-cdef extern from "_core/call.hpp" namespace "gctx":
+    # Streams and events:
     int create_stream "gctx::make<&gctx::create_stream>"(
         Slot[StreamBox]&, Slot[ContextBox]&, optional[int], cbool
     ) except -1
@@ -394,10 +410,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int wait_context_event "gctx::call<&gctx::wait_context_event>"(Slot[ContextBox]&, Slot[EventBox]&) except -1
     int wait_context "gctx::call<&gctx::wait_context>"(Slot[ContextBox]&, Slot[ContextBox]&) except -1
 
-
-# ---- graphs
-
-cdef extern from "_core/call.hpp" namespace "gctx":
+    # Graphs:
     int begin_capture "gctx::call<&gctx::begin_capture>"(Slot[StreamBox]&, CUstreamCaptureMode) except -1
     int end_capture "gctx::make<&gctx::end_capture>"(Slot[GraphBox]&, Slot[StreamBox]&) except -1
     size_t node_count "gctx::call<&gctx::GraphBox::node_count>"(Slot[GraphBox]&) except? 0
@@ -412,28 +425,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int upload "gctx::call<&gctx::upload>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
     int launch "gctx::call<&gctx::launch>"(Slot[GraphExecBox]&, Slot[StreamBox]&) except -1
 
-
-# ---- where kernels run, and how much of one fits
-
-cdef extern from "handles/probe.hpp" namespace "gctx":
-    cdef cppclass ProbeBlock:
-        uint64_t sm
-        uint64_t start_ns
-        uint64_t end_ns
-        uint64_t index
-
-    cdef cppclass Stamps:
-        pass
-
-    const unsigned int probe_threads
-
-    cdef cppclass LaunchShape:
-        CUfunction function
-        unsigned int threads
-        unsigned int shared_bytes
-
-
-cdef extern from "_core/call.hpp" namespace "gctx":
+    # Where kernels run, and how much of one fits:
     vector[vector[ProbeBlock]] run_probe "gctx::call<&gctx::run_probe>"(
         vector[StreamHandle]&, const vector[unsigned int]&, uint64_t, uint64_t, unsigned int
     ) except *
@@ -449,24 +441,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         Slot[StreamBox]&, const LaunchShape&, unsigned int
     ) except? 0
 
-
-# ---- the order between arrangements
-
-cdef extern from "handles/switching.hpp" namespace "gctx":
-    cdef cppclass NewUse "gctx::Switching::NewUse":
-        NewUse() noexcept
-        unsigned int part
-        ContextHandle context
-        StreamHandle stream
-        SmResourcePtr sms
-        vector[unsigned int] ids
-
-    cdef cppclass Switching:
-        cbool may_share(unsigned int, unsigned int) noexcept
-        vector[unsigned int] places_of(unsigned int) except +raise_error
-
-
-cdef extern from "_core/call.hpp" namespace "gctx":
+    # The order between arrangements:
     unsigned int add_arrangement "gctx::call<&gctx::Switching::add_arrangement>"(Switching&, vector[NewUse]&) except? 0
     int remove_arrangement "gctx::call<&gctx::Switching::remove_arrangement>"(Switching&, unsigned int) except -1
     int clear_arrangements "gctx::call<&gctx::Switching::clear>"(Switching&) except -1
