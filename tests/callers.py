@@ -2,9 +2,9 @@
 
     CUDA_GCTX_CALLERS=FILE CUDA_GCTX_CALLED=ROOM pytest -p tests.callers TESTS
 
-writes {"FILE:LINE": [tests]}, the quickest test first, for each line that a test runs and for the first line of each
-function that it calls. What runs in processes that a test starts is not seen: the tests that start any stand under
-"processes".
+writes {"FILE:LINE": [[seconds, test]]}, the quickest test first, for each line that a test runs and for the first line
+of each function that it calls. What runs in processes that a test starts is not seen: the tests that start any stand
+under "processes".
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def pytest_sessionfinish() -> None:
     callers = {
-        (f"{file.removeprefix(PACKAGE)}:{line}" if line else PROCESSES): [name for _, name in sorted(tests)]
+        (f"{file.removeprefix(PACKAGE)}:{line}" if line else PROCESSES): sorted(tests)
         for (file, line), tests in _tests.items()
     }
     Path(os.environ["CUDA_GCTX_CALLERS"]).write_text(json.dumps(callers))

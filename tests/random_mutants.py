@@ -1,15 +1,15 @@
 """Mutants of the Python rooms and of the planner, chosen by a seed: how many of them does a test of their room notice?
 
-    python tests/random_mutants.py [--count 150] [--seed 42] [--rooms partitions,planner] [--out FILE]
+    python tests/random_mutants.py [--count 150] [--seed 42] [--rooms partitions,planner] [--jobs 1] [--out FILE]
 
 A mutant is one change of an expression: a comparison, `and` for `or`, a condition without its `not`, a number that is
 one larger, True for False, a sum for a difference, or None for what is returned. The seed ranks the places by their
 lines, so that a change of the sources draws others only for the lines that are gone. Each is tried with the tests of
 its room that run the changed line, quickest first, and with those that start processes (see tests/callers.py); what is
-run at import, with all tests of the room. The planner is C++, and is
-built anew for each of its mutants, as in tests/native_mutants.py. A line of JSON follows each. What survived has to be
-looked at: tests/survivors.json says of each that was seen why it changes nothing that a user would notice, or which
-test notices it now.
+run at import, with all tests of the room. JOBS are tried at the same time. The planner is C++, and is built anew for
+each of its mutants, one after the other, as in tests/native_mutants.py. A line of JSON follows each. What survived has
+to be looked at: tests/survivors.json says of each that was seen why it changes nothing that a user would notice, or
+which test notices it now.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +50,7 @@ ROOMS = {
 PLANNER = "planner"
 PLANNER_SOURCES, LIBRARY = "_cpp/resources", "libcuda_gctx.so"
 COMPILER = "(the compiler)"
+ONE_BUILD = threading.Lock()
 ROOMS[PLANNER] = (
     "tests/core/test_split.py tests/core/test_split_oracle.py tests/core/test_split_raw_values.py "
     "tests/core/test_split_contexts.py tests/core/test_overlap.py tests/core/test_workqueue.py "
@@ -191,15 +195,27 @@ def planner_sites() -> list[Site]:
     return found
 
 
-def run_by(room: str) -> dict[str, list[str]]:
+def run_by(room: str, jobs: int) -> dict[str, list[str]]:
     """The tests of a room that run each line, quickest first."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "callers.json"
-        path = os.pathsep.join([str(PACKAGE.parent), str(REPOSITORY)])
-        tests, asked = f"-p tests.callers {ROOMS[room]}", {"CUDA_GCTX_CALLERS": str(file), "CUDA_GCTX_CALLED": room}
-        if (test := failed_test(tests, PACKAGE.parent, 3600, **asked, PYTHONPATH=path)) is not None:
-            raise SystemExit(f"without a mutant, {test} fails")
-        return json.loads(file.read_text())  # type: ignore[no-any-return]
+    found: dict[str, list[tuple[float, str]]] = {}
+    # Each share of the tests has a file or more.
+    shares = min(jobs, sum(len(list((REPOSITORY / one).glob("test_*.py"))) or 1 for one in ROOMS[room].split()))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(shares) as pool:
+        files = [Path(folder) / f"{number}.json" for number in range(shares)]
+        path = os.pathsep.join([str(PACKAGE.parent), str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+
+        def trace(file: Path) -> str | None:
+            tests = f"-p tests.callers --share={int(file.stem) + 1}/{shares} {ROOMS[room]}"
+            asked = {"CUDA_GCTX_CALLERS": str(file), "CUDA_GCTX_CALLED": room, "PYTHONPATH": path}
+            return failed_test(tests, PACKAGE.parent, 3600, **asked)
+
+        for test in pool.map(trace, files):
+            if test is not None:
+                raise SystemExit(f"without a mutant, {test} fails")
+        for file in files:
+            for line, tests in json.loads(file.read_text()).items():
+                found[line] = sorted(found.get(line, []) + tests)
+    return {line: [name for _, name in tests] for line, tests in found.items()}
 
 
 def write_planner(site: Site, package: Path) -> bool:
@@ -226,7 +242,7 @@ def write_python(site: Site, package: Path) -> None:
 
 def killed_by(site: Site, run_by: dict[str, list[str]]) -> str | None:
     """What fails with a mutant: a test, or the compiler; None if it survives."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ONE_BUILD if site.room == PLANNER else nullcontext():
         copy = Path(folder) / "cuda_gctx"
         shutil.copytree(PACKAGE, copy, copy_function=os.link, ignore=shutil.ignore_patterns("__pycache__"))
         if site.room != PLANNER:
@@ -248,6 +264,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--rooms", default=",".join(ROOMS), help="the ones they are drawn from")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="none begins after these")
+    parser.add_argument("--jobs", type=int, default=1, help="how many are tried at the same time")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--list", action="store_true", help="name them, and run nothing")
     options = parser.parse_args()
@@ -257,24 +274,28 @@ def main() -> int:
     every = [site for room in rooms for site in (planner_sites() if room == PLANNER else sites(room))]
     wanted = sorted(every, key=lambda site: site.rank(options.seed))[: options.count]
     drawn = set() if options.list else {site.room for site in wanted}
-    found = {room: run_by(room) for room in drawn - {PLANNER}}
+    found = {room: run_by(room, options.jobs) for room in drawn - {PLANNER}}
     if PLANNER in drawn:
         native_mutants.prepare()
     begin, outcomes, rows = time.monotonic(), Counter[str](), []
-    for site in wanted:
-        if options.list:
-            print(site)
-            continue
+    if options.list:
+        print(*wanted, sep="\n")
+        return 0
+
+    def tried(site: Site) -> bool:
         if time.monotonic() - begin > options.seconds:
-            break
+            return False
         test = killed_by(site, found.get(site.room, {}))
         outcomes["survived" if test is None else "not compiled" if test == COMPILER else "killed"] += 1
         rows.append({"mutant": str(site), "killed_by": test})
         print(json.dumps(rows[-1]), flush=True)
         if options.out:
             options.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not options.list:
-        print(f"seed {options.seed}: {len(rows)} of {len(wanted)} run, out of {len(every)} places: {dict(outcomes)}")
+        return True
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        run = sum(pool.map(tried, wanted))
+    print(f"seed {options.seed}: {run} of {len(wanted)} run, out of {len(every)} places: {dict(outcomes)}")
     return 0
 
 
