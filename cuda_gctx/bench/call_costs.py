@@ -1,8 +1,8 @@
-"""What each call of the package costs, compared with raw driver calls, cuda.core and torch, in one process.
+"""The cost of each call of the package, compared with raw driver calls, cuda.core and torch, in one process.
 
-A sample is one loop over one call. The samples are taken in rounds: the calls in random order, and the contestants of a
-call one after the other, in random order, so that disturbances affect all of them. The collector is off, and the empty
-loop is subtracted. A destroyed green context loses 4 MiB of device memory on real drivers, so few of them are created.
+A sample is one loop over one call. The benchmark takes samples in rounds: the calls in random order, and in turn the
+contestants of each call in random order, so that disturbances affect all of them. It turns the garbage collector off,
+and subtracts the empty loop. On real drivers, a destroyed green context loses 4 MiB of device memory, so it makes few.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ QUICK = Effort(rounds=20, context_pairs=5, imports=3)
 
 @dataclass(frozen=True)
 class Call:
-    """One row: what each contestant does for the same effect. The statements of cuda_gctx and cuda.core are Python."""
+    """One row: the call of each contestant, all with the same effect. Those of cuda_gctx and cuda.core are Python."""
 
     name: str
     title: str
@@ -233,7 +233,7 @@ CALLS = (
 
 @dataclass
 class Contestant:
-    """One side of a row: how to time a number of calls, or why that is impossible; and the samples, in ns per call."""
+    """One side of a row: a timer of a number of calls, or the reason why there is none; the samples in ns per call."""
 
     does: str
     time_calls: Callable[[int], float] | None = None
@@ -243,7 +243,7 @@ class Contestant:
     samples: list[float] = field(default_factory=list)
 
     def prepare(self, most: int) -> None:
-        """Run it once, for the costs of the first call, and choose the length of its loop."""
+        """Run the call once, because a first call costs more, and choose the length of its loop."""
         assert self.time_calls is not None
         try:
             once = self.time_calls(1)
@@ -260,7 +260,7 @@ class Contestant:
 
 
 def statement_timer(statement: str, names: Mapping[str, object]) -> Callable[[int], float]:
-    """A loop around the statement, in which the names are local variables, as in a handwritten function."""
+    """A loop around the statement. The names are local variables, as in a handwritten function."""
     setup = "; ".join(f"{name} = names[{name!r}]" for name in names if re.search(rf"\b{name}\b", statement)) or "pass"
     timer = timeit.Timer(statement, setup, time.perf_counter_ns, {"names": names})
     return timer.timeit
@@ -356,7 +356,7 @@ def names_or_reason(names_of: Callable[[int], dict[str, object]], number: int) -
 
 
 def time_in_rounds(contestants: dict[str, dict[str, Contestant]], raw: RawCalls, effort: Effort) -> float:
-    """Fill the samples of every contestant; returns what one turn of the empty Python loop costs."""
+    """Fill the samples of every contestant; returns the cost of one turn of the empty Python loop."""
     order = random.Random(effort.seed)
     nothing = Contestant("pass", statement_timer("pass", {}), count=10_000)
     rows: list[tuple[Call | None, list[Contestant]]] = [(None, [nothing])]
@@ -393,7 +393,7 @@ def summary(samples: Sequence[float]) -> dict[str, float]:
 
 
 def ratios(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The times of this package to those of the others, in the same rounds."""
+    """The ratios of the times of this package to those of the others, in the same rounds."""
     ours = samples.get("cuda_gctx", ())
     return {
         side: round(median([one / other for one, other in zip(ours, samples[side], strict=True)]), 3)
@@ -405,8 +405,8 @@ def ratios(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 def targets(call: Call, samples: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """The targets of the row, and whether they are met; empty if there is nothing to compare with.
 
-    samples: of each contestant, by rounds. Each round is compared, and the median of that counts: hosts run at two
-    speeds, and the median of each contestant alone depends on how often it met which.
+    samples: of each contestant, by round. The median of the ratios of each round counts. Hosts run at two speeds, so
+    the median of one contestant alone depends on how often it ran at which speed.
     """
     if "cuda_gctx" not in samples:
         return [{"what": "runs", "met": False}]
@@ -474,7 +474,7 @@ def measure_calls(raw: RawCalls, effort: Effort, simulated: bool) -> list[dict[s
 
 
 def child(code: str, *arguments: str, **environment: str) -> str:
-    """The output of a fresh interpreter that finds its modules where this one does, in any current folder."""
+    """The output of a fresh interpreter with the module search path of this one, in any current folder."""
     found = f"import sys; sys.path[:] = {sys.path!r}; {code}"
     command = [sys.executable, "-c", found, *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment).stdout
@@ -487,7 +487,7 @@ def process_time(code: str) -> int:
 
 
 def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
-    """Times of fresh processes minus those of bare interpreters that ran between them."""
+    """The times of fresh processes, minus the times of bare interpreters that ran between them."""
     times: dict[str, list[float]] = {statement: [] for statement in ("pass", *IMPORTS)}
     for _, statement in in_rounds(times, rounds):
         times[statement].append(process_time(statement))
@@ -506,7 +506,7 @@ def measure_imports(rounds: int, simulated: bool) -> list[dict[str, Any]]:
 
 
 def measure(effort: Effort) -> dict[str, Any]:
-    """Everything, in this process: what ran here before, and which driver the peers find, affects it."""
+    """Measure everything in this process. Earlier work in the process and the driver that the peers find affect it."""
     device = Device(effort.device)
     machine = described(device)
     simulated = bool(machine["simulated"])
@@ -523,9 +523,9 @@ def measure(effort: Effort) -> dict[str, Any]:
 
 
 def measure_in_fresh_process(effort: Effort, driver: str | None = None) -> dict[str, Any]:
-    """Everything, in a fresh process, in which the peers find the driver that this package uses.
+    """Measure everything in a fresh process, in which the peers find the driver that this package uses.
 
-    driver: the value of CUDA_GCTX_DRIVER in that process, if not that of this one.
+    driver: the value of CUDA_GCTX_DRIVER in that process; None: the value in this process.
     """
     environment = {} if driver is None else {"CUDA_GCTX_DRIVER": driver}
     if driver or os.environ.get("CUDA_GCTX_DRIVER"):

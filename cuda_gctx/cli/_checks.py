@@ -1,6 +1,6 @@
 """The checks of ``cuda-gctx doctor``: the driver, environment variables, and versions of installed packages.
 
-None of the packages is imported, and no context is created.
+The checks import none of the packages, and create no context.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _mps() -> Finding:
     if mps.percentage is not None:
         setting = f"{PERCENTAGE}={mps.percentage}"
         advice = (
-            "under MPS this limits the SMs of partitions, and GEMMs were wrong on an H200: unset it, or set it to 100"
+            "under MPS this limits the SMs of partitions, and GEMMs on an H200 were wrong: unset it, or set it to 100"
         )
         if mps.daemon:
             return _problem(subject, setting, advice)

@@ -1,4 +1,4 @@
-"""How commands end: errors with a message and an exit status. Wrong usage is an error of click, with status 2."""
+"""How commands end: errors with a message and an exit status. Click reports wrong usage with status 2."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 class OutputFile(click.Path):
-    """A file that is written after the work; an unusable directory is refused before the work begins."""
+    """A file that a command writes after the work. An unusable directory is an error before the work begins."""
 
     def __init__(self) -> None:
         super().__init__(dir_okay=False, writable=True, path_type=Path)
@@ -71,7 +71,7 @@ class OutputFile(click.Path):
 
 
 def json_option(command: Callback) -> Callback:
-    """Add ``--json``, which the command gets as `as_json`."""
+    """Add ``--json``; the command receives it as `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")(command)
 
 
@@ -84,7 +84,7 @@ def open_driver() -> None:
 
 @contextmanager
 def simulated(profile: str, version: str | None) -> Iterator[Session]:
-    """A simulated card as the driver of this process, within a block."""
+    """Use a simulated card as the driver of this process within a block."""
     from cuda_gctx.sim import session
 
     with session(profile, driver=version, check=False) as machine:
@@ -92,7 +92,7 @@ def simulated(profile: str, version: str | None) -> Iterator[Session]:
 
 
 def driver_options(command: Callback) -> Callback:
-    """Add ``--profile`` and ``--driver``, which the command gets as `profile` and `version`; adds ``--json``."""
+    """Add ``--profile``, ``--driver`` and ``--json``; the command receives the first two as `profile` and `version`."""
 
     @click.option(
         "--profile",
@@ -132,14 +132,14 @@ def on_driver(command: Callback) -> Callback:
 
 
 def device_number(command: Callback) -> Callback:
-    """Add ``--device N``, which the command gets as `number`; None if it is not given."""
+    """Add ``--device N``; the command receives it as `number`, or None without it."""
     return click.option(
         "--device", "number", type=click.IntRange(min=0), metavar="N", help="Use this device (default: 0)."
     )(command)
 
 
 def device_of(number: int | None) -> Device:
-    """The device of a number."""
+    """The device with a number."""
     try:
         return Device(number or 0)
     except ValueError as error:
@@ -147,7 +147,7 @@ def device_of(number: int | None) -> Device:
 
 
 def device_option(command: Callback) -> Callback:
-    """Add ``--device N``, which the command gets as the Device `device`."""
+    """Add ``--device N``; the command receives the Device as `device`."""
 
     @functools.wraps(command)
     def run(*, number: int | None, **options: Any) -> None:

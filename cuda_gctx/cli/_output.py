@@ -26,7 +26,7 @@ UNLIMITED = 100_000
 def writing(file: Path | None = None) -> Iterator[None]:
     """Turn a failure to write a file, or else the standard output, into a message.
 
-    A closed pipe is left to click and rich, which end silently.
+    If a pipe is closed, click and rich end silently.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
 
 
 def show_report(text: str) -> None:
-    """Print a report: sentences are wrapped at the width of the terminal, and tables are left as they are."""
+    """Print a report. Sentences wrap at the width of the terminal; tables do not."""
     out = console()
     for line in text.splitlines():
         is_table = "  " in line.strip()

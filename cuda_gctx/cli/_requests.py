@@ -29,7 +29,7 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def layout_argument(command: Callable[..., None], *, required: bool) -> Callable[..., None]:
-    """Add the argument of a layout, which the command gets as the Layout `layout`, or as None."""
+    """Add the argument of a layout; the command receives the Layout as `layout`, or None."""
     metavar = "LAYOUT..." if required else "[LAYOUT]..."
     return click.argument(
         "layout", nargs=-1, required=required, metavar=metavar, callback=_convert, shell_complete=_complete

@@ -1,4 +1,4 @@
-"""The command ``cuda-gctx`` itself: its commands, each imported when it is used, and how errors end it."""
+"""The command ``cuda-gctx`` itself: it imports each of its commands at first use, and turns errors into messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _readable() -> Iterator[None]:
 
 
 class Commands(click.Group):
-    """A group whose commands are imported one by one."""
+    """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

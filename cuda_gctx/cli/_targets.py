@@ -45,7 +45,7 @@ def function_named(target: str) -> Callable[..., Any]:
 
 
 def work_named(targets: Sequence[str]) -> dict[str, Any]:
-    """The parts by name: several targets are the parts themselves; a single one returns all of them."""
+    """The parts by name. Several targets are the parts; a single target returns all of them."""
     if len(targets) > 1:
         names = [re.split("[.:]", target)[-1] for target in targets]
         functions = dict(zip(names, map(function_named, targets), strict=True))

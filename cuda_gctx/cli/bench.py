@@ -1,4 +1,4 @@
-"""``cuda-gctx bench``: what each call costs, compared with the raw driver call and cuda.core."""
+"""``cuda-gctx bench``: the cost of each call, compared with the raw driver call and cuda.core."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _ratio(call: dict[str, Any], side: str) -> float | None:
 
 
 def _refusals(result: dict[str, Any]) -> list[str]:
-    """Why a call has no time, as reported by the contestant."""
+    """The reason why a call has no time, from the contestant."""
     return [
         f"{side}, {call['title']}: {call['contestants'][side]['refused']}"
         for call in result["calls"]
@@ -79,8 +79,8 @@ def _show(result: dict[str, Any]) -> None:
 def bench(number: int | None, profile: str | None, version: str | None, quick: bool, as_json: bool) -> None:
     """Compare call costs with the raw driver and cuda.core.
 
-    Takes a few seconds, in a separate process. Each library creates and closes 50 contexts there (--quick: 5), which
-    take about 200 MiB of device memory (--quick: 20 MiB) until that process ends.
+    Takes a few seconds, in a separate process. Each library creates and closes 50 contexts (--quick: 5). They use about
+    200 MiB of device memory (--quick: 20 MiB) until that process ends.
     """
     with ExitStack() as closing:
         chosen = None

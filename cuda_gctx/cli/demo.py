@@ -47,7 +47,7 @@ class Verdict:
 
 @contextmanager
 def _device(number: int | None, profile: str | None, version: str | None) -> Iterator[tuple[Device, str | None]]:
-    """The device, and the reason if it is simulated: it is if nobody chose a driver and none works."""
+    """The device, and the reason if it is simulated: no driver was selected, and none works."""
     asked = os.environ.get("CUDA_GCTX_DRIVER")
     reason: str | None = None
     with ExitStack() as closing:
@@ -70,7 +70,7 @@ def _device(number: int | None, profile: str | None, version: str | None) -> Ite
 
 
 def _layout(device: Device) -> Layout:
-    """An eighth of the SMs, which the split rounds up if need be; the others become the background partition."""
+    """Request an eighth of the SMs, rounded up if necessary. The other SMs become the background partition."""
     return Layout(decode=max(1, device.sm_count // 8))
 
 
@@ -90,7 +90,7 @@ def _partitions(parts: Partitions) -> list[dict[str, Any]]:
 
 
 class _Story:
-    """Prints the device and the answer, and then the steps that led to it; nothing if a document is requested."""
+    """Prints the device, the answer, and then the steps. Prints nothing if a document is requested."""
 
     def __init__(self, silent: bool) -> None:
         self._out = None if silent else console()
@@ -102,7 +102,7 @@ class _Story:
                 self._out.print(one)
 
     def step(self, *what: Any, preformatted: bool = False) -> None:
-        """Keep what `tell` prints below the answer."""
+        """Keep the output of `tell` for the place below the answer."""
         self._steps += [(one, preformatted) for one in what]
 
     def tell(self) -> None:

@@ -1,4 +1,4 @@
-"""``cuda-gctx doctor``: what in the environment prevents or distorts the use of partitions, and how to fix it."""
+"""``cuda-gctx doctor``: find settings that prevent or distort the use of partitions, and suggest fixes."""
 
 from __future__ import annotations
 

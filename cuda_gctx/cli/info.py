@@ -13,7 +13,7 @@ from cuda_gctx.measure.machine import memory_of
 
 
 def _resources(device: Device) -> dict[str, Any]:
-    """What can be split and how much memory is free; all None if the driver has no green contexts."""
+    """The resources that can be split, and the free memory; all None if the driver has no green contexts."""
     try:
         whole = device.resources.sm
     except FeatureNotSupported:

@@ -20,8 +20,8 @@ from cuda_gctx.interop.mps import mps_plan
 def mps(device: Device, as_json: bool, layout: Layout) -> None:
     """Print the MPS settings that give each partition its own process.
 
-    Prints the environment for percentages, the commands for static partitions, and the file of MPS v3. Nothing is
-    started. LAYOUT has the same form as for plan.
+    Prints the environment for percentages, the commands for static partitions, and the file of MPS v3. Starts nothing.
+    LAYOUT has the same form as for plan.
     """
     try:
         planned = mps_plan(device, layout)

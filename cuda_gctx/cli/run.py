@@ -24,8 +24,8 @@ def run(text: str, name: str | None, program: tuple[str, ...]) -> None:
     """Run a command with a given layout of partitions.
 
     Sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens when it is called without arguments. LAYOUT has the
-    same form as for plan, as one word; JSON and the path of a file are accepted too. The layout is checked before the
-    command starts, and against the device when it is opened.
+    same form as for plan, as one word; it can also be JSON or the path of a file. An invalid layout is an error before
+    the command starts. A layout that does not fit the device is an error when it is opened.
     """
     try:
         layout = layout_of([text])

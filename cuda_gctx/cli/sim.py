@@ -1,4 +1,4 @@
-"""``cuda-gctx sim``: the commands of the software driver, which ``python -m cuda_gctx.sim`` has too."""
+"""``cuda-gctx sim``: the commands of the software driver, as in ``python -m cuda_gctx.sim``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cuda_gctx.sim import __main__ as commands
 
 @contextmanager
 def _messages() -> Iterator[None]:
-    """Turn what a command refuses into a message."""
+    """Turn the errors of a command into messages."""
     with writing():
         try:
             yield

@@ -1,4 +1,4 @@
-"""``cuda-gctx sizes``: every size that one partition can have."""
+"""``cuda-gctx sizes``: list every size that one partition can have."""
 
 from __future__ import annotations
 

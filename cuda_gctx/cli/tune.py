@@ -50,7 +50,7 @@ def _output_to_stderr() -> Iterator[None]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Record each Ctrl-C, which is still raised as KeyboardInterrupt."""
+    """Record each Ctrl-C, and still raise KeyboardInterrupt."""
     seen: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ def _interrupts() -> Iterator[list[int]]:
 def _refusals() -> Iterator[None]:
     """Turn errors of the tuner and of the package into messages.
 
-    An exception of the work is shown with its traceback first.
+    For an exception of the work, print its traceback first.
     """
     try:
         yield

@@ -27,7 +27,7 @@ SIXTEEN = (*HUES, *(f"bright_{hue}" for hue in HUES))
 
 
 def _coloured(picture: SMMap, terminal: str | None) -> Text:
-    """The SM map in the colours of the pictures, as far as the terminal has them."""
+    """The SM map in the colours of the pictures, as far as the terminal supports them."""
     few = terminal in ("standard", "windows")
     palette = cycle(SIXTEEN) if few else picture.colours.values()
     colours = {**dict(zip(picture.letters.values(), palette, strict=False)), SHARED: "bold red"}

@@ -1,6 +1,6 @@
 """Collective communication that runs inside a partition.
 
-Importing this loads no driver and no framework: each public name is imported from its module at first use.
+Importing this loads no driver and no framework: the first use of a public name imports its module.
 
 May use: ``cuda_gctx``, ``interop``, ``_core``.
 """

@@ -41,7 +41,7 @@ class CommBackend(Protocol):
         """
 
     def barrier(self) -> None:
-        """Returns when every rank has called it."""
+        """Wait until every rank has called it."""
 
 
 def as_backend(group: Any) -> CommBackend:

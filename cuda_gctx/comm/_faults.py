@@ -16,7 +16,7 @@ OVER = "the handler cannot be used until all ranks call recover()"
 
 
 class CommFault(RuntimeError):
-    """A rank was missing for the time limit or was called with other arguments, or two kernels of a rank ran at once.
+    """A rank was missing for the time limit, or ranks had different arguments, or two kernels of a rank ran at once.
 
     The handler cannot be used until all ranks call recover(). kind: "timeout", "mismatch" or "overlap"; peer_rank: the
     world rank that the kernel waited for, or the rank on which the two ran.

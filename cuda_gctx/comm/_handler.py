@@ -61,22 +61,22 @@ class MixedCommHandler:
     min_num_steps: the number of tiles into which a block of the kernel for large messages divides its work, as long as
     tiles stay large.
     ib_enable_ibgda: whether NVSHMEM, if the handler initialises it, lets GPUs drive InfiniBand adapters directly.
-    should_init_nvshmem: whether the handler initialises NVSHMEM, where nodes exchange through it; if not, the program
-    has done so.
+    should_init_nvshmem: whether the handler initialises NVSHMEM if nodes exchange through it. If not, the program must
+    do so first.
     use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
-    partition: the partition that the kernels run in.
+    partition: the partition for the kernels.
     timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks connected by
     torch.distributed wait for each other for the same time, but at least 60 s.
-    max_message_bytes: for which inputs and outputs memory is reserved; None: 64 MiB. Larger messages go in several
-    rounds, where TWO_EXCHANGE stages them and in HIERARCHICAL. Where all ranks are threads on one device, None reserves
-    nothing for TWO_EXCHANGE, because the ranks reach each other's tensors. Tensors passed to map_tensors() are not
-    staged.
-    comm_backend: what connects the ranks on the host, a CommBackend or a process group; None: torch.distributed.
+    max_message_bytes: the largest input or output with reserved memory; None: 64 MiB. HIERARCHICAL, and TWO_EXCHANGE if
+    it stages, send larger messages in several rounds. If all ranks are threads on one device, None reserves nothing for
+    TWO_EXCHANGE, because the ranks reach each other's tensors. The handler does not stage tensors that were passed to
+    map_tensors().
+    comm_backend: the connection of the ranks on the host, a CommBackend or a process group; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the previous kernel of the stream still runs; it
     waits for the end of that kernel on the device (programmatic dependent launch).
-    on_fault: what a call that cannot finish does: "nan" fills each part of its output that may be wrong, "trap" ends
-    everything that runs in the context with an error.
-    transport: how nodes exchange, where the topology has several: "nvshmem", "nccl", or "peers" on one host. The ranks
+    on_fault: the effect of a call that cannot finish: "nan" fills each part of its output that may be wrong, "trap"
+    ends everything that runs in the context with an error.
+    transport: the connection of the nodes, if there are several: "nvshmem", "nccl", or "peers" on one host. The ranks
     of a node run on one host.
     """
 
@@ -148,14 +148,14 @@ class MixedCommHandler:
     ) -> MixedCommHandler:
         """A handler for the processes of a group, which provides rank, size and hosts. Collective.
 
-        partition: where the kernels run; None: on the whole device.
+        partition: the partition for the kernels; None: the whole device.
         dtype: torch.float16 or torch.bfloat16.
         group: a process group of torch.distributed; None: all processes. Several groups of a job can have one each.
-        tp_size, dp_size: how its ranks are divided; both None: all are tp; one None: the remaining factor.
+        tp_size, dp_size: the division of its ranks. If both are None, all are tp; if one is None, the remaining factor.
         device: the GPU; None: that of the partition, or torch's current one.
-        options: the others of MixedCommHandler.
+        options: the other options of MixedCommHandler.
 
-        The nodes of the topology are the hosts. Raises ValueError if the ranks cannot be divided so.
+        The nodes of the topology are the hosts. Raises ValueError if this division of the ranks is not possible.
         """
         groups = Groups(group, HOST_S)
         backend = groups.backend
@@ -216,12 +216,12 @@ class MixedCommHandler:
 
     @property
     def tuning_table(self) -> TuningTable | None:
-        """The table that AUTOTUNE follows, of run_autotune() or use_tuning_table(); None without one."""
+        """The table for AUTOTUNE, from run_autotune() or use_tuning_table(); None without one."""
         return self._tuning_table
 
     @property
     def is_running(self) -> bool:
-        """Whether the handler has not been shut down."""
+        """Whether the handler is open: it has not been shut down."""
         return self._state is not _State.CLOSED
 
     @property
@@ -244,12 +244,12 @@ class MixedCommHandler:
 
     @property
     def has_fault(self) -> bool:
-        """Whether a kernel of this rank has reported a fault: reads host memory, from any thread."""
+        """Whether a kernel of this rank has reported a fault. Reads host memory; works on any thread."""
         fault = None if self._gpu is None else self._gpu.fault
         return self._state is _State.FAILED or bool(fault)
 
     def check(self) -> None:
-        """Raises CommFault if a kernel of this rank has reported one. Does not wait for kernels that still run.
+        """Raises CommFault if a kernel of this rank has reported a fault. Does not wait for running kernels.
 
         Every call does this, but a replay of a graph does not: call check() after each replay whose output you read.
         """
@@ -304,10 +304,10 @@ class MixedCommHandler:
         return message.x_out
 
     def select_autotune_mode(self, op: MixedCommOp, x_in: Any) -> MixedCommMode:
-        """The mode that AUTOTUNE takes for an input, with an output that is mapped if the input is.
+        """The mode that AUTOTUNE chooses for an input, and an output that is mapped if the input is.
 
-        op: the operation. x_in: the input, of which only its size and memory matter. The choice is that of the table of
-        run_autotune(), or without one by the size.
+        op: the operation. x_in: the input; only its size and memory matter. The choice comes from the table of
+        run_autotune(), or from the size if there is no table.
         """
         self._demand_open()
         self._messages.demand_tensor("x_in", x_in)
@@ -317,10 +317,10 @@ class MixedCommHandler:
     def run_autotune(
         self, *, message_bytes: Sequence[int] = TUNED_BYTES, rounds: int = 3, progress: bool | None = None
     ) -> TuningTable:
-        """Measures every mode and several grids at these sizes; later calls use the fastest. Collective.
+        """Measures every mode and several grids at these sizes. Later calls use the fastest. Collective.
 
-        message_bytes: sizes of the larger of input and output, rounded down to what the topology can divide.
-        rounds: how often each is measured; the median counts. The fastest are measured again, in turns.
+        message_bytes: sizes of the larger of input and output, rounded down to sizes that the topology can divide.
+        rounds: the number of measurements of each; the median counts. The fastest are measured again, in turns.
         progress: whether to show a bar on standard error; None: on the first rank, if standard error is a terminal.
 
         Call it inside ``with partition.torch():``, while nothing
@@ -344,9 +344,9 @@ class MixedCommHandler:
         return table
 
     def use_tuning_table(self, table: TuningTable) -> None:
-        """Uses the choices of a saved table. Collective: ValueError unless all ranks pass the same table.
+        """Uses the choices of a saved table. Collective: raises ValueError if the tables of the ranks differ.
 
-        ValueError also for a table of another topology, type, device or number of SMs.
+        Raises ValueError also for a table of another topology, type, device or number of SMs.
         """
         self._demand_open()
         demand_equal(self._groups.backend, "the tuning table", table)
@@ -365,12 +365,12 @@ class MixedCommHandler:
         return description_of(self.para_info, str(self.dtype), device, self.grid_size, driver_version)
 
     def init_virtual_memory(self) -> None:
-        """Does nothing: the constructor has mapped the workspaces. It exists for programs that call it."""
+        """Does nothing: the constructor has mapped the workspaces. The method exists for programs that call it."""
 
     def init_nvshmem(self) -> None:
         """Initialises NVSHMEM with the ranks of this handler, through nvshmem4py and without multicast. Collective.
 
-        RuntimeError, with the reason, if it cannot be initialised. Done once per process; the caller finalises NVSHMEM.
+        Does so once per process; the caller finalises NVSHMEM. RuntimeError, with the reason, if it is not possible.
         """
         self._demand_open()
         if self._gpu is None:
@@ -380,11 +380,11 @@ class MixedCommHandler:
     def map_tensors(self, *tensors: Any) -> None:
         """Maps these tensors on all ranks, so that TWO_EXCHANGE and HIERARCHICAL do not stage them. Collective.
 
-        Every rank passes the same number of tensors, in one order. Views of them count as mapped. A call is not staged
-        if its input and its output are mapped on every rank; if they are mapped on some ranks only, it is a CommFault
-        of kind "mismatch", or "timeout" where no mode is given and the ranks choose different ones. The handler keeps
-        the tensors alive. They must come from torch's allocator in its default
-        setting. Raises RuntimeError if the handler is on the CPU or closed.
+        Every rank passes the same number of tensors, in one order. Views of them count as mapped. A call does not stage
+        if its input and its output are mapped on every rank. If they are mapped on some ranks only, the call ends in a
+        CommFault of kind "mismatch", or "timeout" if no mode is given and the ranks choose different ones. The handler
+        keeps the tensors alive. They must come from torch's allocator in its default setting.
+        Raises RuntimeError if the handler is on the CPU or closed.
         """
         gpu = self._demand_gpu()
 
@@ -398,9 +398,9 @@ class MixedCommHandler:
         self._mapped_storages += [(one.data_ptr(), one.untyped_storage()) for one in tensors]
 
     def unmap_tensors(self, *tensors: Any) -> None:
-        """Unmap tensors. Collective; waits for the calls of all ranks.
+        """Unmaps tensors. Collective; waits for the calls of all ranks.
 
-        tensors: those that were mapped. Raises RuntimeError if the handler is on the CPU or closed.
+        tensors: the mapped tensors. Raises RuntimeError if the handler is on the CPU or closed.
         """
         gpu = self._demand_gpu()
         addresses = [one.data_ptr() for one in tensors]
@@ -414,7 +414,7 @@ class MixedCommHandler:
     def checkpoint_prepare(self) -> None:
         """Releases the physical memory but keeps the addresses, so that captured graphs stay valid. Collective.
 
-        A second call does nothing. NotImplementedError if nodes exchange through NVSHMEM, which cannot do that.
+        A second call does nothing. NotImplementedError if nodes exchange through NVSHMEM, which does not support this.
         """
         if self._state is _State.RELEASED:
             return
@@ -438,7 +438,7 @@ class MixedCommHandler:
         """Maps new memory at the same addresses. Collective.
 
         comm_backend: a CommBackend, or a process group of torch.distributed. ValueError if its rank or size differs;
-        another rank is a RuntimeError on the other ranks.
+        the other ranks then raise RuntimeError.
 
         Does nothing if the memory is there. RuntimeError if the handler has failed or been shut down.
         """
@@ -454,10 +454,10 @@ class MixedCommHandler:
     def recover(self) -> None:
         """Makes the handler usable again after a fault. Collective: every rank calls it, whether it has a fault or not.
 
-        Waits for the kernels of all ranks, of which none waits longer than `timeout_s`, and forgets what they have sent
-        to each other. Mapped tensors, tuning tables and captured graphs stay valid; outputs of calls that could not
-        finish do not. RuntimeError on all ranks if a rank does not come, or its device has failed: the handler stays as
-        it is then, and can be shut down.
+        Waits for the kernels of all ranks, each of which waits at most `timeout_s`, and discards what they have sent to
+        each other. Mapped tensors, tuning tables and captured graphs stay valid; outputs of unfinished calls do not.
+        RuntimeError on all ranks if a rank is missing, or its device has failed. The handler is then unchanged, and can
+        be shut down.
         """
         if self._state is not _State.FAILED:
             self._demand_there()
@@ -470,7 +470,7 @@ class MixedCommHandler:
     def shutdown(self) -> None:
         """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
 
-        If another rank does not come within `timeout_s`, but at least 60 s, the memory stays mapped, with a
+        If another rank is missing for `timeout_s`, but at least 60 s, the memory stays mapped, and there is a
         ResourceWarning. A second call does nothing.
         """
         if self._state is _State.CLOSED:
@@ -525,8 +525,8 @@ class _RunMixedComm:
     Returns its output.
 
     Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work runs on torch's current
-    stream. mode: None lets the handler choose. skip_check: not to check device, type, layout and shape of tensors.
-    root: the world rank whose input BROADCAST brings to all, the same on all ranks; ValueError for other operations.
+    stream. mode: None lets the handler choose. skip_check: skip the checks of device, type, layout and shape.
+    root: the world rank whose input BROADCAST sends to all, the same on all ranks; ValueError for other operations.
     """
 
     def __call__(

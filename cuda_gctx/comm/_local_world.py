@@ -20,8 +20,8 @@ Result = TypeVar("Result")
 class LocalRank:
     """One rank of a local world.
 
-    rank, size: its number, and the number of ranks; device: its GPU, None on the CPU; partition: where its kernels run,
-    None on the CPU; backend: connects it to the other ranks on the host.
+    rank, size: its number, and the number of ranks. device: its GPU, None on the CPU. partition: the partition for its
+    kernels, None on the CPU. backend: its connection to the other ranks on the host.
     """
 
     def __init__(self, device: Device | None, partition: Partition | None, backend: LocalBackend) -> None:
@@ -42,14 +42,14 @@ class LocalRank:
         inter_dp_size: int | None = None,
         **options: Any,
     ) -> MixedCommHandler:
-        """A handler of this rank; every rank of the world creates one at the same time.
+        """Create the handler of this rank. All ranks of the world do so at the same time.
 
         dtype: the type of the elements, as for MixedCommHandler.
         nodes: the number of nodes into which the ranks are divided.
         local_tp_size, local_dp_size, inter_tp_size, inter_dp_size: as for MixedCommHandler.
         options: those of MixedCommHandler; nodes exchange by peer access, because threads cannot be ranks of NVSHMEM.
 
-        Raises ValueError if the ranks cannot be divided so.
+        Raises ValueError if this division of the ranks is not possible.
         """
         nodes = as_int("nodes", nodes, 1)
         if self.size % nodes:
@@ -81,9 +81,9 @@ class LocalRank:
 
 
 class LocalWorld:
-    """The ranks of a world in one process. Close it, or use it in a ``with``.
+    """The ranks of a world in one process. Close it, or use it in a ``with`` block.
 
-    backgrounds: for each device, the partition over the SMs that no rank has; None where none are left over.
+    backgrounds: for each device, the partition of the remaining SMs; None if there are none.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class LocalWorld:
         self._partitions = partitions
 
     def run(self, function: Callable[..., Result], *arguments: Any) -> list[Result]:
-        """Calls ``function(rank, *arguments)`` for every rank, each on a thread, at the same time; returns the results.
+        """Calls ``function(rank, *arguments)`` on one thread for each rank, concurrently; returns the results.
 
-        Raises the first exception of a rank, because others may follow from it. The world cannot be used after that,
-        because ranks may have stopped at different places.
+        If ranks raise exceptions, raises the first one, because others may follow from it. The world cannot be used
+        after that, because ranks may have stopped at different places.
         """
         results: list[Any] = [None] * len(self.ranks)
         failures: list[tuple[int, BaseException]] = []
@@ -140,13 +140,13 @@ class LocalWorld:
 def local_world(
     size: int, device: Device | Sequence[Device] | None = None, *, sms: int | None = None, timeout_s: float = 60.0
 ) -> LocalWorld:
-    """A world of `size` ranks in this process, for tests and for several models that share one GPU.
+    """Create a world of `size` ranks in this process, for tests and for several models that share one GPU.
 
     device: the GPU whose SMs the ranks share, or several GPUs, each with the same number of ranks, in order; None: the
     ranks are on the CPU. sms: the number of SMs of each rank; None: an equal share. timeout_s: how long ranks wait for
     each other on the host.
 
-    Raises ValueError if the devices cannot have equally many ranks, and SplitError if they have too few SMs.
+    Raises ValueError if the ranks cannot be divided equally among the devices, and SplitError if there are too few SMs.
     """
     size, timeout_s = as_int("size", size, 1), as_seconds("timeout_s", timeout_s)
     sms = None if sms is None else as_int("sms", sms, 1)

@@ -1,4 +1,4 @@
-"""The place of a rank and what an operation does: ranks, groups, shapes, byte counts. Needs no GPU and no framework.
+"""The place of a rank and its work in an operation: ranks, groups, shapes, byte counts. Needs no GPU and no framework.
 
 Tensor parallelism (tp) is the fast axis, both among the ranks of a node and among the nodes.
 """
@@ -39,8 +39,8 @@ class MixedCommOp(IntEnum):
     ALLGATHER is valid.
     BROADCAST: [n, ..] -> [n, ..], the input of one rank of the world, the root.
 
-    The lists of valid operations have those alone that every mode in the list of valid modes computes: neither ALLTOALL
-    nor BROADCAST.
+    ALLTOALL and BROADCAST are not in the lists of valid operations: these contain only operations that all modes in the
+    list of valid modes compute.
     """
 
     ALLREDUCE = 0
@@ -63,7 +63,7 @@ class MixedCommOp(IntEnum):
 
     @property
     def divides(self) -> bool:
-        """Each dp rank gets a chunk of the input of its own."""
+        """Each dp rank gets a separate chunk of the input."""
         return self.scatters or self is MixedCommOp.ALLTOALL
 
 
@@ -74,7 +74,7 @@ def say_that_there_is_no_multicast() -> None:
 
 
 class _Modes(EnumMeta):
-    """The modes, with FlashInfer's names for forms that use multicast."""
+    """The modes, and FlashInfer's names for forms with multicast."""
 
     def __getattr__(cls, name: str) -> Any:
         without = name.removesuffix("_MC") + "_UC"
@@ -89,15 +89,15 @@ class _Modes(EnumMeta):
 class MixedCommMode(IntEnum, metaclass=_Modes):
     """The way in which an operation is computed.
 
-    ONE_EXCHANGE: one kernel, which sends every input to each rank that needs it; for small messages.
+    ONE_EXCHANGE: one kernel sends every input to each rank that needs it; for small messages.
     TWO_EXCHANGE: one kernel, in which each rank sums a share and sends the sum to others; for large messages.
     HIERARCHICAL: each node sums, the nodes exchange the sums, each node distributes the result; for several nodes.
     NCCL_ONE: one collective of NCCL, with a local operation before or after it.
     NCCL_TP_DP: two collectives of NCCL, one for each axis.
     GLOO: tensors on the CPU, exchanged through gloo or through the ranks' own backend.
-    COPY_ENGINES: all-gathers, all-to-alls and broadcasts, by copies between devices; the kernels of the ranks only
-    meet, in one block each.
-    AUTOTUNE: the mode that ``run_autotune()`` measured to be the fastest; before that, a choice by the size.
+    COPY_ENGINES: all-gathers, all-to-alls and broadcasts by copies between devices. Each rank runs a kernel of one
+    block, only to meet the others.
+    AUTOTUNE: the fastest mode in the measurements of ``run_autotune()``; before that, a choice by the size.
     """
 
     ONE_EXCHANGE = 0
@@ -116,14 +116,14 @@ class MixedCommMode(IntEnum, metaclass=_Modes):
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank does in an operation, the same for the kernels and for the references.
+    """The work of one rank in an operation, the same for the kernels and for the references.
 
-    blocks: the output is this many equal blocks after each other; each is the sum over the world ranks listed, in the
-    order listed.
-    sources, targets: where the rank's share of the output is summed from and sent to, with the rank itself in both.
+    blocks: the output consists of this many equal blocks. Each is the sum over the listed world ranks, in the listed
+    order.
+    sources, targets: the ranks whose inputs this rank sums, and those that get the sums; both include this rank.
     share, shares: the rank sums part ``share`` of ``shares`` equal parts of one block.
-    input_block: which chunk of the inputs that block is made from, in units of the block. 0 if the block is all of it.
-    output_block: where the block is in the output, in units of the block.
+    input_block: the chunk of the inputs for that block, in units of the block. 0 if the block is the whole input.
+    output_block: the place of the block in the output, in units of the block.
     """
 
     blocks: tuple[tuple[int, ...], ...]
@@ -137,15 +137,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What one rank does in the hierarchical form of an operation.
+    """The work of one rank in the hierarchical form of an operation.
 
     First, the ranks of a node sum their inputs: a rank sums part ``share`` of ``shares`` equal parts of some chunks of
     the inputs. Then ranks with the same local rank exchange these pieces. Last, each rank sums what it has received and
     sends the sums to ranks of its node.
 
     sources: the local ranks whose inputs are summed, in this order.
-    chunks: which chunks of the inputs, in units of the block. 0 if the block is all of the input.
-    chunk_of_node: for each node, which of the chunks it receives, as an index of ``chunks``.
+    chunks: the chunks of the inputs, in units of the block. 0 if the block is the whole input.
+    chunk_of_node: for each node, the chunk that it receives, as an index of ``chunks``.
     sums: for each sum over nodes, the nodes in the order in which they are added, and the block of the output.
     targets: the local ranks that receive the sums.
     """
@@ -236,13 +236,13 @@ class ParallelInfo:
         inter_tp_size: int | None = None,
         inter_dp_size: int | None = None,
     ) -> ParallelInfo:
-        """The place of a rank, with every number checked.
+        """The place of a rank. Checks every number.
 
-        world_rank, world_size: the rank among all, and how many there are.
+        world_rank, world_size: the number of the rank, and of all ranks.
         local_rank, local_size: the same within its node.
-        inter_rank, inter_size: its node among the nodes, and how many there are.
-        local_tp_size, local_dp_size, inter_tp_size, inter_dp_size: how each level is divided. Both sizes of a level
-        None: all ranks are tp; one None: the remaining factor.
+        inter_rank, inter_size: the number of its node, and of all nodes.
+        local_tp_size, local_dp_size, inter_tp_size, inter_dp_size: the division of each level. If both sizes of a level
+        are None, all ranks are tp; if one is None, it is the remaining factor.
 
         Raises TypeError or ValueError for numbers that do not fit together.
         """
@@ -327,9 +327,9 @@ class ParallelInfo:
         return self.use_tp and self.use_dp
 
     def rank_of(self, tp_rank: int, dp_rank: int) -> int:
-        """The world rank at a place of the tp x dp grid.
+        """The world rank at a position of the tp x dp grid.
 
-        tp_rank, dp_rank: the place.
+        tp_rank, dp_rank: the position.
         """
         inter_tp, local_tp = divmod(as_int("tp_rank", tp_rank, 0, self.tp_size - 1), self.local_tp_size)
         inter_dp, local_dp = divmod(as_int("dp_rank", dp_rank, 0, self.dp_size - 1), self.local_dp_size)
@@ -376,9 +376,9 @@ class ParallelInfo:
         return (*self.valid_ops, *more, MixedCommOp.BROADCAST) if self.valid_ops else ()
 
     def demand_valid(self, op: MixedCommOp) -> None:
-        """Check that this topology has an operation.
+        """Check that an operation is valid in this topology.
 
-        op: the operation. Raises ValueError if it has not.
+        op: the operation. Raises ValueError if it is not.
         """
         if op not in self.every_op:
             valid = ", ".join(one.name for one in self.every_op) or "none, because the world has one rank"
@@ -410,7 +410,7 @@ class ParallelInfo:
         return rows // self.dp_size if op.scatters else rows, *rest
 
     def plan(self, op: MixedCommOp) -> Plan:
-        """What this rank does in an operation.
+        """The work of this rank in an operation.
 
         op: the operation. Raises ValueError for one that is not valid, and for BROADCAST, which depends on its root.
         """
@@ -427,10 +427,9 @@ class ParallelInfo:
         return Plan((world,), world, self.tp_ranks(), tp, self.tp_size, dp, 0)
 
     def node_plan(self, op: MixedCommOp) -> NodePlan:
-        """What this rank does in the hierarchical form of an operation.
+        """The work of this rank in the hierarchical form of an operation.
 
-        op: the operation. Raises ValueError for one that is not valid, and for ALLTOALL and BROADCAST, which have no
-        such form.
+        op: the operation. Raises ValueError if it is not valid, and for ALLTOALL and BROADCAST, which lack such a form.
         """
         if op not in self.valid_ops:
             self.demand_valid(op)
@@ -457,11 +456,11 @@ class ParallelInfo:
         return input_size // self.dp_size if op.divides else input_size
 
     def sent_size(self, op: MixedCommOp, mode: MixedCommMode, input_size: int) -> int:
-        """How much this rank sends to and fetches from others in a kernel, in the unit of `input_size`.
+        """The amount that this rank sends to and fetches from others in a kernel, in the unit of `input_size`.
 
         op: the operation. mode: one with a kernel of this package. input_size: that of the input, in elements or bytes.
 
-        Shares are counted as equal: rounding them to 16 bytes is left out. Raises ValueError for other modes.
+        All shares count as equal, without the rounding to 16 bytes. Raises ValueError for other modes.
         """
         plan = self.plan(op)
         block = self.block_size(op, input_size)
@@ -492,11 +491,11 @@ def on_hosts(
 ) -> ParallelInfo:
     """The place of a rank whose nodes are hosts.
 
-    hosts: the name of each rank's host, in the order of the ranks. tp_size, dp_size: how all ranks are divided; both
-    None: all are tp; one None: the remaining factor.
+    hosts: the name of each rank's host, in the order of the ranks. tp_size, dp_size: the division of all ranks. If both
+    are None, all ranks are tp; if one is None, it is the remaining factor.
 
-    Raises ValueError unless the ranks of a host follow each other, equally many on each host, and tp or host divides
-    the other.
+    Raises ValueError if the ranks of a host are not consecutive, if hosts have different numbers of ranks, or if
+    neither the tp size nor the number of ranks of a host divides the other.
     """
     nodes = [list(of_host) for _, of_host in groupby(hosts)]
     if len({one[0] for one in nodes}) < len(nodes) or len({len(one) for one in nodes}) > 1:

@@ -42,7 +42,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Case:
-    """What was measured: an operation, the bytes of the larger of input and output, whether both were mapped."""
+    """The case of a measurement: an operation, the bytes of the larger of input and output, whether both are mapped."""
 
     op: MixedCommOp
     message_bytes: int
@@ -51,9 +51,9 @@ class Case:
 
 @dataclass(frozen=True)
 class TuningTable:
-    """The choices for the cases that were measured, the fastest first.
+    """The choices for the measured cases, the fastest first.
 
-    description: what it was measured on: topology, data type, device, number of SMs.
+    description: the machine of the measurements: topology, data type, device, number of SMs.
     """
 
     description: tuple[tuple[str, str], ...]
@@ -64,9 +64,9 @@ class TuningTable:
     ) -> Choice | None:
         """The fastest possible choice for a size; None if there is none.
 
-        op: the operation. message_bytes: the larger of input and output. Between two sizes that were measured, the
-        times of both are interpolated by ratios; outside of all of them, the nearest one counts.
-        is_mapped: whether both tensors are mapped. If those were not measured, the choices for others are used.
+        op: the operation. message_bytes: the larger of input and output. Between two measured sizes, the times of both
+        are interpolated by ratios; outside of the measured range, the nearest size counts.
+        is_mapped: whether both tensors are mapped. Without measurements of these, the choices for others count.
         possible: the modes from which to choose.
         """
         cases = [(case, ranking) for case, ranking in self.rankings if case.op is op]

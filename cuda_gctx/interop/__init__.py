@@ -1,4 +1,4 @@
-"""Work of other libraries in a partition: one module for each library, which imports it at first use.
+"""Work of other libraries in a partition: one module for each library, which imports the library at first use.
 
 May use: ``partitions``, ``measure``, ``_core``.
 """

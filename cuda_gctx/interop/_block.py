@@ -33,7 +33,7 @@ Enter = Callable[[Stream, ExitStack], tuple[Any, Callable[[], None]]]
 
 
 class _Opened:
-    """A block that has been entered and not left."""
+    """A block that is open."""
 
     def __init__(self, block: Block, stream: Stream) -> None:
         self.block = block
@@ -63,9 +63,9 @@ class _Here(threading.local):
         self.opened: list[_Opened] = []
 
     def settle(self, *error: Any) -> None:
-        """Leave the first block that has ended and those inside it, and enter those again that have not ended.
+        """Leave the first block that has ended and the blocks inside it, and enter again those that have not ended.
 
-        All of them are left and entered, even if one raises. error: the exception of the ended block, as in __exit__.
+        This completes even if a block raises. error: the exception of the ended block, as in __exit__.
         """
         first = next((at for at, block in enumerate(self.opened) if block.is_left), None)
         if first is None:
@@ -90,7 +90,7 @@ _here = _Here()
 
 
 class Block(ContextDecorator, AbstractContextManager[Any]):
-    """A framework works in a target for the length of a ``with`` block or of a decorated function."""
+    """A ``with`` block or decorated function in which a framework works in a target."""
 
     def __init__(self, target: Target, enter: Enter) -> None:
         self.enter = enter

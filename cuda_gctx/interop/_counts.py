@@ -1,7 +1,7 @@
-"""SM counts of libraries whose kernels are persistent or are sized by the device: how each library takes one.
+"""SM counts of libraries whose kernels are persistent or are sized by the device: how to set the count of each library.
 
-Each library is used only if the program has imported it. What a library remembers for the whole process is restored
-when the last open block has ended; the rest belongs to the calling thread.
+A library gets a count only if the program has imported it. The end of the last open block restores values that a
+library keeps for the whole process. Other values belong to the calling thread.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 class _ProcessWide:
     """A value of a library that the whole process shares.
 
-    Blocks of several threads end in any order: the latest open block determines the value, and the end of the last one
-    restores the original value.
+    Blocks of several threads end in any order. The latest open block determines the value, and the end of the last
+    open block restores the original value.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _ProcessWide:
 
     @contextmanager
     def hold(self, read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
-        """Set the value for the length of a block."""
+        """Set the value within a block."""
         held = [value]
         with self._lock:
             if not self._open:
@@ -78,7 +78,7 @@ def carve_out(torch: Any, free: int | None) -> Iterator[None]:
 
 @contextmanager
 def _tagged_cache(free: int) -> Iterator[None]:
-    """What Inductor compiles in a block is cached apart: its cache does not know the carve-out (torch 2.11)."""
+    """Keep the code that Inductor compiles in a block apart: its cache ignores the carve-out (torch 2.11)."""
     config: Any = sys.modules.get("torch.compiler.config")  # comes with torch
     if not hasattr(config, "cache_key_tag"):
         yield
@@ -113,7 +113,7 @@ _deep_gemm = _ProcessWide()
 
 
 def deep_gemm_count() -> int | None:
-    """The SM count that DeepGEMM uses; None if it is not loaded, or takes none."""
+    """The SM count that DeepGEMM uses; None if it is not loaded, or does not accept one."""
     library = sys.modules.get("deep_gemm")
     if not (hasattr(library, "get_num_sms") and hasattr(library, "set_num_sms")):
         return None
@@ -128,9 +128,9 @@ _reported = _Counts()
 
 
 class _Properties:
-    """`get_device_properties` of Triton's CudaUtils, which sets it on its only instance, at its first use.
+    """A `get_device_properties` for Triton's CudaUtils, which sets it on its only instance at first use.
 
-    In a block, it reports the SM count of the partition; every other property, thread and device is left alone.
+    In a block, it reports the SM count of the partition. Other properties, threads and devices are unchanged.
     """
 
     name = "get_device_properties"
@@ -161,7 +161,7 @@ def _triton_utils() -> Any:
 
 
 def has_triton() -> bool:
-    """Whether Triton is loaded, with the class whose function blocks replace."""
+    """Whether Triton is loaded and has the class whose function the blocks replace."""
     return _triton_utils() is not None
 
 
@@ -213,7 +213,7 @@ def _margin_class(torch: Any) -> Any:
     dispatch: Any = import_module("torch.utils._python_dispatch")
 
     class Margin(dispatch.TorchDispatchMode):  # type: ignore[misc]
-        """Gives FlashAttention 3 the number of SMs outside of the partition, where a call gives none."""
+        """Passes the number of SMs outside of the partition to calls of FlashAttention 3 that pass none."""
 
         supports_higher_order_operators = True
 
@@ -252,9 +252,9 @@ def _flash_attention_3(torch: Any, stream: Stream, count: int) -> Iterator[None]
 
 @contextmanager
 def library_counts(torch: Any, stream: Stream, count: int) -> Iterator[None]:
-    """Give an SM count to the libraries that take one and are loaded, for the length of a block.
+    """Set the SM count of the loaded libraries that accept one, within a block.
 
-    These counts size grids of persistent kernels, which are right for the partition without being measured.
+    These counts size the grids of persistent kernels, so that they fit the partition without a measurement.
     """
     with ExitStack() as held:
         held.enter_context(_tagged_cache(stream.device.sm_count - count))

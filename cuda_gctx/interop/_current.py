@@ -17,8 +17,8 @@ __all__ = ["current_stream_of_frameworks"]
 def current_stream_of_frameworks(stream: Stream) -> Iterator[None]:
     """Make a stream the current one of torch and of CuPy in a block, if they are imported.
 
-    It does not order streams, and does not keep the stream alive: both are up to the caller. A framework that is too
-    old gives a warning, because it may be imported for another purpose.
+    The caller orders the streams, and keeps the stream alive. A framework that is too old causes a warning, because
+    the program may use it for another purpose.
     """
     with ExitStack() as blocks:
         for framework, current in (("torch", torch.current), ("cupy", cupy.current)):

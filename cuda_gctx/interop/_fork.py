@@ -1,4 +1,4 @@
-"""A point in a framework's work after which blocks run side by side, until it joins them."""
+"""A point in a framework's work after which blocks run concurrently, until it joins them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Fork", "FrameworkStreams", "demand_fork"]
 
 
 class FrameworkStreams(Protocol):
-    """What a fork needs of a framework. A stream and an event are whatever the framework has for them."""
+    """The interface of a framework for forks. Streams and events are objects of the framework."""
 
     def name(self) -> str:
         """The name of its block, for messages."""
@@ -18,7 +18,7 @@ class FrameworkStreams(Protocol):
         """The current stream of the calling thread."""
 
     def key(self, stream: Any) -> object:
-        """What identifies a stream."""
+        """A key that identifies a stream."""
 
     def record(self, stream: Any) -> Any:
         """A new event behind the work of a stream."""
@@ -28,7 +28,7 @@ class FrameworkStreams(Protocol):
 
 
 class Fork:
-    """A point in a framework's work after which blocks run side by side, until it joins them."""
+    """A point in a framework's work after which blocks run concurrently, until it joins them."""
 
     def __init__(self, streams: FrameworkStreams) -> None:
         self._streams = streams

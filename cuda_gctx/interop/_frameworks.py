@@ -61,7 +61,7 @@ def load(module: str, package: str, minimum: str, versioned: str | None = None) 
 
 
 def refuse_default_of_green(stream: Stream) -> None:
-    """Raise ValueError for the default stream of a green context: its handle means that of the current context."""
+    """Raise ValueError for the default stream of a green context: its handle stands for that of the current context."""
     if stream.handle in LEGACY_DEFAULT and stream.context.is_green:
         raise ValueError(
             "frameworks map this handle to the default stream of the device, not of the green context: pass another "
@@ -72,8 +72,8 @@ def refuse_default_of_green(stream: Stream) -> None:
 def own_stream(target: Target) -> Stream:
     """The stream of a partition, a context or a stream, as a separate object.
 
-    It counts as seen by a framework, which keeps handles in caches that nobody can empty: the driver's stream and its
-    context are not destroyed any more. As long as this object lives, its SMs are in use, too.
+    The stream then counts as seen by a framework. Frameworks keep handles in caches that nobody can empty, so the
+    driver's stream and its context are never destroyed. While this object lives, its SMs are in use, too.
     """
     if isinstance(target, Partition):
         stream = target.stream

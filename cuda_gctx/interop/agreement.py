@@ -1,6 +1,6 @@
-"""Agreement of ranks: whether all processes of torch.distributed open the same partitions, before any of them uses one.
+"""Agreement of ranks: check that all processes of torch.distributed open the same partitions, before one uses them.
 
-Needs torch.distributed with any backend; a CUDA build of torch is not needed.
+Needs torch.distributed with any backend, also without a CUDA build of torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ERROR = "error"
 
 
 class RanksDifferError(RuntimeError):
-    """The ranks of a group would not open or use the same partitions; the message names the ranks that differ."""
+    """The ranks of a group would open or use different partitions. The message names the ranks that differ."""
 
 
 def _nccl(torch: Any) -> str:
@@ -37,7 +37,7 @@ def _nccl(torch: Any) -> str:
 
 
 def _statement(torch: Any, own: Callable[[], Mapping[str, object]]) -> Statement:
-    """What a rank says: what is its own, and what every rank says."""
+    """The statement of a rank: its own terms, and the terms of all ranks."""
     return {
         **{name: str(value) for name, value in own().items()},
         "driver": ".".join(map(str, system.driver_version)),
@@ -47,7 +47,7 @@ def _statement(torch: Any, own: Callable[[], Mapping[str, object]]) -> Statement
 
 
 def _said_by(statements: Sequence[Statement], term: str) -> str:
-    """The different values of a term, each with the ranks that have it."""
+    """The different values of a term, each with its ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, statement in enumerate(statements):
         ranks.setdefault(statement[term], []).append(rank)
@@ -57,10 +57,10 @@ def _said_by(statements: Sequence[Statement], term: str) -> str:
 
 
 def compare(torch: Any, group: Any, own: Callable[[], Mapping[str, object]]) -> None:
-    """Compare what the ranks of a group say: all return, or all raise the same error.
+    """Compare the statements of the ranks of a group: all ranks return, or all raise the same error.
 
-    torch: the module. group: the ranks that call this; None for all. own: what this rank says in addition to what all
-    say, by name; its exception becomes an error of all ranks. Raises RanksDifferError.
+    torch: the module. group: the ranks that call this; None for all. own: returns further terms of this rank, by name;
+    an exception from it becomes an error of all ranks. Raises RanksDifferError.
     """
     failure: Exception | None = None
     try:
@@ -99,11 +99,11 @@ def agree(layout: Layout | Partitions, group: Any = None, *, device: Device | No
     layout: the layout that this rank opens, or its open partitions. group: the group whose ranks compare; None for all
     ranks. device: the device of this rank for a layout, by default the current one.
 
-    Compared are the request, the resulting numbers of SMs, the driver, NCCL, and the variables that tell NCCL its
-    number of blocks. Every rank of the group calls it. Nothing is opened.
+    The ranks compare the request, the resulting numbers of SMs, the driver, NCCL, and the variables that set NCCL's
+    number of blocks. Every rank of the group must call agree(). It does not open partitions.
 
-    Raises RanksDifferError, which names the ranks that differ, or those on which the layout does not fit; if it fits on
-    none for the same reason, the error is that of opening it. Raises RuntimeError before init_process_group().
+    Raises RanksDifferError, which names the ranks that differ, or those on which the layout does not fit. If the layout
+    fits on no rank for the same reason, raises the error of opening it. RuntimeError before init_process_group().
     """
     if not isinstance(layout, (Layout, Partitions)):
         raise TypeError(f"layout must be a Layout or Partitions, not {type(layout).__name__}")

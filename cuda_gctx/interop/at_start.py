@@ -1,7 +1,7 @@
-"""A partition for torch from the start of a process on: what ``cuda-gctx run --as NAME`` does in each process.
+"""A partition for torch from the start of a process: ``cuda-gctx run --as NAME`` does this in each process.
 
 The partition belongs to the thread on which torch initialises CUDA, and to its backward passes. Other threads keep
-torch's default stream, on all SMs, as does work on streams that the program makes itself.
+torch's default stream, on all SMs. Work on streams that the program creates also uses all SMs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _kept: list[Any] = []
 
 
 def _device() -> Device:
-    """The device of this process: that of torchrun's local rank, if the process sees as many."""
+    """The device of this process: the number of torchrun's local rank, if the process sees that many devices."""
     from cuda_gctx._core.device import Device  # not in each Python process of the command
 
     rank = os.environ.get("LOCAL_RANK", "")
@@ -39,7 +39,7 @@ def _device() -> Device:
 
 
 def _enter(name: str) -> None:
-    """Make torch run in a partition of the layout of the environment, on this thread, until the process ends."""
+    """Run torch on this thread in a partition of the layout from the environment, until the process ends."""
     from cuda_gctx.interop.mps import granted
     from cuda_gctx.interop.torch import use
 
@@ -58,7 +58,7 @@ def _enter(name: str) -> None:
 
 
 class _FinderOfTorch(MetaPathFinder):
-    """Calls a function with torch when it has been imported."""
+    """Calls a function with torch after its import."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then

@@ -28,14 +28,14 @@ def _load() -> Any:
 
 
 class DeviceOfCore:
-    """What cuda.core does for a device: what Device offers and this package does not do itself."""
+    """The functions of cuda.core for a device that Device offers and this package does not have."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._theirs = _load().Device(device.device_id)
 
     def _current(self, action: Callable[[Any], Answer]) -> Answer:
-        """What `action` returns for the device of cuda.core, while its primary context is current."""
+        """The result of `action` for the device of cuda.core, with its primary context current."""
         # cuda.core works only on the device that it made current. The block restores the previous context.
         with self._device.context.current():
             self._theirs.set_current()

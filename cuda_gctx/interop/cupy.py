@@ -61,7 +61,7 @@ def _as_cupys(cupy: Any, stream: Stream) -> Any:
 
 
 class _Streams:
-    """The streams of CuPy with their devices, for forks: CuPy's objects for foreign streams do not know theirs."""
+    """The streams of CuPy with their devices, for forks: CuPy's objects for foreign streams do not store a device."""
 
     def name(self) -> str:
         return "cupy"
@@ -87,25 +87,25 @@ _streams = _Streams()
 
 
 def fork() -> Fork:
-    """A ``with`` block whose blocks run side by side: ``with fork() as start: with part.cupy(after=start): ...``.
+    """A ``with`` block whose blocks run concurrently: ``with fork() as start: with part.cupy(after=start): ...``.
 
-    As cuda_gctx.interop.torch.fork(), for CuPy.
+    Like cuda_gctx.interop.torch.fork(), for CuPy.
     """
     return Fork(_streams)
 
 
 def use(target: Target, library_sms: Literal["off", "on"] = "off", after: Fork | None = None) -> Block:
-    """Run CuPy in a partition, a context or a stream for the length of a block, which returns its CuPy stream.
+    """Run CuPy in a partition, a context or a stream within a block, which returns its CuPy stream.
 
-    The block starts after earlier work of CuPy on the stream that is current outside, and later work on that stream
-    waits for the block. The device of the partition is current inside.
+    The block starts after earlier work of CuPy on the stream that is current outside. Later work on that stream waits
+    for the block. The device of the partition is current inside.
 
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
-    inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
+    inside, the blocks of a thread may end in the wrong order; this raises RuntimeError.
 
     target: the partition, context or stream, or an object with ``__cuda_stream__``.
-    library_sms: whether cuBLAS gets the SM count of the partition as a hint. after: a fork(), after whose beginning the
-    block starts, next to its other blocks; the end of the fork waits for the block.
+    library_sms: whether cuBLAS gets the SM count of the partition as a hint. after: a fork(); the block starts at its
+    beginning and runs concurrently with its other blocks, and the end of the fork waits for it.
     """
     demand_choice(library_sms, ("off", "on"))
     demand_fork(after, _streams)
@@ -137,7 +137,7 @@ def _follow(later: tuple[Any, int], earlier: tuple[Any, int]) -> None:
 def current(stream: Stream) -> Iterator[None]:
     """Make a stream CuPy's current one in a block, without ordering it; does nothing if CuPy has no device.
 
-    Requires that CuPy is imported, and that the stream outlives the block. Cheap for a stream that was used before.
+    CuPy must be imported, and the stream must outlive the block. This is cheap for a stream that was used before.
     """
     cupy = sys.modules["cupy"]
     device = cupy.cuda.Device

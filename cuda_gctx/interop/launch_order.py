@@ -1,4 +1,4 @@
-"""The order in which ranks start collectives: equal on all ranks that share groups, and each group in one partition."""
+"""The order in which ranks start collectives: equal on ranks that share groups, and each group in one partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BOXED_GROUP = "__torch__.torch.classes.c10d.ProcessGroup"
 
 
 class Launch(NamedTuple):
-    """A collective: the name of its group, the ranks of that, and the operation."""
+    """A collective: the name of its group, the ranks of the group, and the operation."""
 
     group: str
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ def _recorder(torch: Any) -> Any:
     dispatch: Any = import_module("torch.utils._python_dispatch")
 
     class Recorder(dispatch.TorchDispatchMode):  # type: ignore[misc]
-        """Notes the collectives of a thread, and refuses a group in a second context."""
+        """Records the collectives of a thread, and raises an error if a group is used in a second context."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -75,7 +75,7 @@ def _recorder(torch: Any) -> Any:
 
 
 def first_difference(launches: Sequence[Sequence[Launch]]) -> str:
-    """Where the collectives of two ranks differ in the groups that both belong to; "" if they do nowhere."""
+    """The first difference between the collectives of two ranks, in the groups of both; "" if there is none."""
     for one, other in combinations(range(len(launches)), 2):
         ours, theirs = (
             [launch for launch in launches[rank] if {one, other} <= set(launch.ranks)] for rank in (one, other)
@@ -92,16 +92,16 @@ def first_difference(launches: Sequence[Sequence[Launch]]) -> str:
 
 @contextmanager
 def launch_order(timeout: float = 60) -> Iterator[None]:
-    """A ``with`` block that compares the order in which the ranks start collectives, to be put around a step or two.
+    """A ``with`` block that compares the order in which the ranks start collectives. Put it around a step or two.
 
-    At its end all ranks raise the same RanksDifferError if two of them start collectives of the groups that both belong
-    to in different orders: such a program can deadlock, in partitions too, though it has not done so yet. Inside, a
-    collective whose group was used in another context before raises RuntimeError in the place of its launch.
+    At its end, all ranks raise the same RanksDifferError if two of them start the collectives of their common groups in
+    different orders: such a program can deadlock, in partitions too, even if it has not done so yet. Inside, a
+    collective raises RuntimeError instead of its launch if its group was used in another context before.
 
     timeout: the seconds for which a rank waits for the others at the end, if one of them has failed or hangs.
 
-    Every rank of torch.distributed enters it. It notes the collectives of its thread, those in code that torch.compile
-    made included, and makes each operation of torch slower.
+    Every rank of torch.distributed must enter the block. It records the collectives of its thread, including those in
+    code from torch.compile, and makes each operation of torch slower.
     """
     limit = timedelta(seconds=as_seconds("timeout", timeout))
     torch = load("torch", "torch", MINIMUM)

@@ -1,7 +1,7 @@
 """SM counts for libraries, which see the whole device even in a partition: for a block, or only where they help.
 
-For cuBLAS and cuBLASLt, the count is a hint that makes some GEMMs faster and others slower; "auto" therefore measures
-each GEMM once. Persistent kernels of DeepGEMM, Triton and FlashAttention 3 get the count in both cases.
+For cuBLAS and cuBLASLt, the count is a hint that makes some GEMMs faster and others slower, so "auto" measures each
+GEMM once. Persistent kernels of DeepGEMM, Triton and FlashAttention 3 get the count in both cases.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LARGEST_TARGET = 2**31 - 1
 
 @cache
 def _loaded(name: str) -> Any:
-    """A loaded library: another copy would not know its handles."""
+    """A loaded library. Another copy of it would not recognize its handles."""
     try:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
     except OSError:
@@ -85,7 +85,7 @@ def _call(library: Any, name: str, handle: int, argument: Any) -> None:
 
 @contextmanager
 def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[None]:
-    """Set the SM count target of a cuBLAS handle for the length of a block (0: none), and restore the previous one.
+    """Set the SM count target of a cuBLAS handle within a block (0: none), and restore the previous one.
 
     library: the cuBLAS that made the handle, as a file name ("libcublas.so.13") or a ctypes library.
 
@@ -108,7 +108,7 @@ def cublas_sms(handle: int, count: int, library: str | ctypes.CDLL) -> Iterator[
 def demand_choice(library_sms: object, choices: tuple[str, ...]) -> None:
     """Check a `library_sms`.
 
-    library_sms: what the caller passed. choices: what is allowed. Raises ValueError for anything else.
+    library_sms: the value from the caller. choices: the allowed values. Raises ValueError for other values.
     """
     if library_sms == "auto" and "auto" not in choices:
         raise ValueError('library_sms="auto" needs torch, which reports each GEMM: use "on" or "off" here')
@@ -175,9 +175,9 @@ def cupy_block(cupy: Any, stream: Stream, choice: Literal["off", "on"]) -> Abstr
 
 
 class Setting(NamedTuple):
-    """The SM count that a library uses now; None if this cannot be known, or if it is not loaded.
+    """The SM count that a library uses now; None if the count is unknown, or the library is not loaded.
 
-    reach: whom the count is for. note: why there is none, or how it is set.
+    reach: the scope of the count. note: the reason why there is none, or how to set it.
     """
 
     library: str
@@ -188,7 +188,7 @@ class Setting(NamedTuple):
 
 
 class Settings(tuple[Setting, ...]):
-    """The SM counts of all libraries that this package knows; as text, a table."""
+    """The SM counts of all supported libraries. ``str()`` is a table."""
 
     __slots__ = ()
 
@@ -243,9 +243,9 @@ def _cupy_setting(device: Device) -> Setting:
 
 
 def settings() -> Settings:
-    """The SM counts that libraries have now, on this thread and the current device, and the libraries that take none.
+    """The current SM counts of libraries, on this thread and device, and the libraries that do not accept one.
 
-    Inside ``with part.torch(library_sms="on"):`` it shows what was set. Counts of libraries are read from them.
+    Inside ``with part.torch(library_sms="on"):`` it shows the counts of the block. It reads them from the libraries.
     """
     device = Device()
     number, whole = device.device_id, device.sm_count
@@ -287,7 +287,7 @@ MARGIN = 0.02
 
 
 class Gemm(NamedTuple):
-    """A GEMM that a decision is about. Tensor arguments are (type, shape, strides), all others are text."""
+    """The GEMM of a decision. Tensor arguments are (type, shape, strides); other arguments are text."""
 
     operation: str
     arguments: tuple[Any, ...]
@@ -298,7 +298,7 @@ class Gemm(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a target makes a GEMM faster, and the measured seconds; None if there was too little memory."""
+    """Whether a target makes a GEMM faster, and the measured seconds; None if the memory did not suffice."""
 
     gemm: Gemm
     target: bool
@@ -320,8 +320,8 @@ def _shown(argument: Any) -> str:
 class Decisions:
     """The decisions of "auto", for all blocks of the process. Usable on any thread.
 
-    A decision holds for one version of torch and one kind of device, and for the settings (such as TF32) that there
-    were when it was measured: clear() after changing those.
+    A decision holds for one version of torch, one kind of device, and the settings (such as TF32) at its measurement:
+    call clear() after changing a setting.
     """
 
     def __init__(self) -> None:
@@ -337,13 +337,13 @@ class Decisions:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether measuring has stopped."""
+        """Whether pin() has stopped the measurements."""
         return self._is_pinned
 
     def pin(self) -> None:
         """Stop measuring: GEMMs without a decision get no target.
 
-        Each run that loads the same decisions then uses the same kernels, and gets the same numbers.
+        All runs that load the same decisions then use the same kernels, and compute the same numbers.
         """
         self._is_pinned = True
 
@@ -384,7 +384,7 @@ class Decisions:
     def measure(self, gemm: Gemm, measured: Callable[[], tuple[float, float] | None]) -> Decision | None:
         """Decide by the seconds without and with a target. Returns None when pinned, or while another thread measures.
 
-        gemm: the GEMM. measured: is called to measure, and returns the two times, or None if it could not.
+        gemm: the GEMM. measured: measures, and returns the two times, or None if it could not.
 
         Concurrent measurements would disturb each other, and waiting for the other one could deadlock.
         """
@@ -429,7 +429,7 @@ _GEMMS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_addmm_activation", "l
 
 @cache
 def _gemms(torch: Any) -> dict[Any, Any]:
-    """Each form of a GEMM, and the form that only writes to new memory, which can be called to measure."""
+    """Each form of a GEMM, with the form that only writes to new memory, which a measurement can call."""
     pure_forms = {}
     for name in _GEMMS:
         packet = getattr(torch.ops.aten, name, None)
@@ -449,7 +449,7 @@ def _gemms(torch: Any) -> dict[Any, Any]:
 def _seconds(
     torch: Any, stream: Stream, call: Callable[[], Any], target: Callable[[], AbstractContextManager[None]]
 ) -> tuple[float, float] | None:
-    """The median times of a call without and with the target; None if memory does not suffice."""
+    """The median times of a call without and with the target; None if the memory does not suffice."""
     ways: tuple[Callable[[], AbstractContextManager[None]], ...] = (nullcontext, target)
     samples: list[list[float]] = [[], []]
     with ExitStack() as closing:
@@ -485,7 +485,7 @@ def _mode_class(torch: Any) -> Any:
         return repr(value)
 
     class ChosenTargets(dispatch.TorchDispatchMode):  # type: ignore[misc]
-        """Intercepts the GEMMs of a block, on any thread that works for it, and sets the target for some."""
+        """Intercepts the GEMMs of a block, on all threads that work for it, and sets the target for some of them."""
 
         supports_higher_order_operators = True
 

@@ -1,4 +1,4 @@
-"""What MPS or MIG grants a process of a device, and how to grant a layout to processes with MPS.
+"""The SMs that MPS or MIG grants to a process, and the settings of MPS that grant a layout to processes.
 
 An MPS percentage limits how many SMs a process uses, not which ones. On an H200 with driver 13.0, kernels then got
 fewer SMs than their partition reports, and GEMMs of cuBLAS were wrong (docs/appendix/asked.md). A static partition of
@@ -31,10 +31,10 @@ SERVER = "partitions"
 
 @dataclass(frozen=True)
 class MPSSettings:
-    """What the environment of a process says about MPS.
+    """The settings for MPS in the environment of a process.
 
-    folder: where the pipe of a daemon is. daemon: whether there is one. percentage: the share of the SMs if it is
-    limited, as written. partition: the static partition of the process, or None.
+    folder: the folder for the pipe of a daemon. daemon: whether the pipe exists. percentage: the limit of the share of
+    the SMs, as written, or None. partition: the static partition of the process, or None.
     """
 
     folder: str
@@ -65,11 +65,11 @@ def mps_settings() -> MPSSettings:
 
 @dataclass(frozen=True)
 class Grant:
-    """What a process was granted of a device.
+    """The part of a device that a process was granted.
 
     by: "device" for all of it, "MIG slice", "MPS static partition" or "MPS percentage". sm_count: the SMs that a split
-    divides, as the driver reports them. split: what a split does there. refusal: why partitions are of no use there, or
-    None.
+    divides, as the driver reports them. split: the effect of a split there. refusal: the reason why partitions do not
+    work there, or None.
     """
 
     by: str
@@ -78,18 +78,18 @@ class Grant:
     refusal: str | None = None
 
     def demand(self) -> None:
-        """Raise RuntimeError with the reason if partitions are of no use in what was granted."""
+        """Raise RuntimeError with the reason if partitions do not work in the granted part."""
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
 
 
 def is_mig_slice(device: Device) -> bool:
-    """Whether a device is a slice of a GPU: the driver puts "MIG" and the size of the slice into its name."""
+    """Whether a device is a slice of a GPU. The driver puts "MIG" and the size of the slice into its name."""
     return "MIG" in device.name.split()
 
 
 def granted(device: Device) -> Grant:
-    """What this process was granted of a device, by its environment and by the driver.
+    """The part of a device that this process was granted, according to its environment and the driver.
 
     device: the device.
     """
@@ -125,7 +125,7 @@ class MPSGrant:
 class MPSPlan:
     """A layout whose partitions are processes: the MPS settings for it.
 
-    chunk_sms: the SMs of a chunk, taken to be the alignment of the device; the MPS server reports its own.
+    chunk_sms: the SMs of a chunk, assumed to be the alignment of the device. The MPS server reports the actual number.
     """
 
     uuid: str
@@ -166,7 +166,7 @@ class MPSPlan:
         return "\n".join(lines) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All settings, for JSON."""
         return {
             "uuid": self.uuid,
             "chunk_sms": self.chunk_sms,
@@ -202,7 +202,7 @@ class MPSPlan:
 
 
 def _chunks(whole: SMResource, chunk: int) -> int:
-    """How many chunks the device has: what a split into as many groups gives."""
+    """The number of chunks of the device: the number of groups that a split into as many as possible gives."""
     for number in range(whole.sm_count // chunk, 0, -1):
         try:
             whole.split(SMResourceOptions([chunk] * number), dry_run=True)
@@ -216,7 +216,7 @@ def mps_plan(device: Device, layout: Layout) -> MPSPlan:
     """The MPS settings that give each partition of a layout its own process.
 
     device: the device. layout: the processes, by name. Raises SplitError if it does not fit the device, and ValueError
-    if its chunks are more than the device has.
+    if it needs more chunks than the device has.
     """
     whole = device.resources.sm
     chunk = whole.coscheduled_alignment

@@ -63,15 +63,15 @@ def _fitting(torch: Any, stream: Stream, ctas: int | None, cta_policy: CTAPolicy
 def nccl_options(target: Target, *, ctas: int | None = None, cta_policy: CTAPolicy | None = None) -> Any:
     """ProcessGroupNCCL.Options for a partition, a context or a stream, for code that calls torch.distributed itself.
 
-    At most one block per SM, and clusters that fit. target: the partition, context or stream. ctas: exactly this many
-    blocks. cta_policy: "efficiency" for as few as sustain the bandwidth, "zero" for copy engines instead of SMs where
-    NCCL can use them (collectives that compute nothing, on symmetric memory).
+    The options allow at most one block per SM, and clusters that fit. target: the partition, context or stream. ctas:
+    exactly this many blocks. cta_policy: "efficiency" for the fewest blocks that sustain the bandwidth, "zero" for copy
+    engines instead of SMs where NCCL can use them (collectives without arithmetic, on symmetric memory).
     """
     return _fitting(_load(), own_stream(target), ctas, cta_policy)
 
 
 def _terms(target: Target, stream: Stream, number: int, options: Any) -> Mapping[str, object]:
-    """What the ranks of a group have to have in common, by name."""
+    """The values that all ranks of a group must have in common, by name."""
     config = getattr(options, "config", None)
     return {
         "order of the groups": number,
@@ -97,10 +97,10 @@ def new_group(
     target: the partition, context or stream. ranks, timeout, backend, pg_options, others, options: as for
     torch.distributed.new_group, in the same order; the backend is nccl.
 
-    Every rank calls it, and creates its groups in the same order. The ranks of the group compare their partitions,
-    options, driver, NCCL and settings as agree() does, and raise the same RanksDifferError if they differ; the group is
-    then destroyed.
-    The current context of the thread is restored. Use the group in this partition only, inside
+    Every rank must call it, and create its groups in the same order. The ranks of the group compare their partitions,
+    options, driver, NCCL and settings as agree() does. If these differ, all ranks destroy the group and raise the same
+    RanksDifferError.
+    The function restores the current context of the thread. Use the group in this partition only, inside
     ``with partition.torch():``, and without async_op: torch runs asynchronous collectives on a separate stream, on
     all SMs. ctas, cta_policy: as in nccl_options(); ValueError together with pg_options.
 

@@ -1,7 +1,7 @@
-"""Objects that partitions must not share: ``check(decode=[...], prefill=[...])`` finds them among the objects that each
-uses.
+"""Objects that partitions must not share: ``check(decode=[...], prefill=[...])`` finds them among the objects of each
+partition.
 
-Nothing runs on the device, and no library is imported. docs/guarantee.md lists what cannot be found this way.
+The check uses no device, and imports no library. docs/guarantee.md lists the objects that it cannot find.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class CublasHandle:
-    """A cuBLAS handle that a program made itself, and the workspace that it set, by address and size in bytes."""
+    """A cuBLAS handle that a program created, and its workspace, by address and size in bytes."""
 
     handle: int
     workspace: int | None = None
@@ -52,7 +52,7 @@ class CublasHandle:
 
 @dataclass(frozen=True)
 class Shared:
-    """An object that two partitions use: its kind, where each of the two has it, and what to do instead."""
+    """An object that two partitions use: its kind, its place in each of the two, and what to do instead."""
 
     kind: str
     places: tuple[str, str]
@@ -61,9 +61,9 @@ class Shared:
 
 @dataclass(frozen=True)
 class SharingReport:
-    """What `check` found. ``shared`` is empty if it found nothing; ``seen`` counts the objects of each kind.
+    """The result of `check`. ``shared`` is empty if nothing is shared; ``seen`` counts the objects of each kind.
 
-    is_complete: whether all that the given objects refer to was searched; else, give the parts that matter.
+    is_complete: whether `check` searched all objects that the given ones refer to. If not, pass the relevant parts.
     """
 
     shared: tuple[Shared, ...]
@@ -82,7 +82,7 @@ class SharingReport:
 
 @dataclass(frozen=True)
 class _Found:
-    """An object of a kind that must not be shared. Equal keys, or memory that overlaps, mean that it is."""
+    """An object of a kind that must not be shared. Equal keys, or overlapping memory, mean that it is shared."""
 
     kind: str
     place: str
@@ -141,7 +141,7 @@ def _address(value: Any) -> int | None:
 
 
 def _communicator(thing: Any) -> object:
-    """What identifies a communicator of NCCL; None for anything else."""
+    """The key of a communicator of NCCL; None for other objects."""
     if _is(thing, "torch.distributed", "ProcessGroup"):
         distributed = sys.modules["torch.distributed"]
         with suppress(RuntimeError, ValueError):  # a group that was destroyed communicates no more
@@ -173,7 +173,7 @@ def _recognised(thing: Any, place: str) -> Iterator[_Found]:
 
 
 def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
-    """What an object refers to: the object, its place, and whether its name says that kernels write to it."""
+    """The objects that an object refers to: each with its place, and whether its name says that kernels write to it."""
     if isinstance(thing, Mapping):
         for key, value in list(thing.items()):
             yield value, f"{place}[{key!r}]", bool(isinstance(key, str) and _WRITTEN.search(key))
@@ -207,9 +207,9 @@ def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
 
 
 def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
-    """All that one partition uses and must not share, and whether all was searched.
+    """The objects of one partition that must not be shared, and whether the search was complete.
 
-    Tensors count where they are given, or by their names.
+    Tensors count if they are passed as such, or by their names.
     """
     is_complete = True
     uses: list[_Found] = []
@@ -243,13 +243,13 @@ def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
 
 
 def check(**uses: Any) -> SharingReport:
-    """Find what partitions share and must not: ``check(decode=[model, group], prefill=[other, group])``.
+    """Find objects that partitions share and must not: ``check(decode=[model, group], prefill=[other, group])``.
 
-    Each keyword names a partition and gives what it uses at the same time as the others: an object, or a list of them.
-    Compared are communicators (groups of torch.distributed with NCCL, and those of CuPy, nccl4py and others), CUDA
-    graphs and their memory pools (also inside functions of torch.cuda.make_graphed_callables), `CublasHandle`, and
-    memory that kernels write to: tensors that are given as such, and attributes of modules and other objects whose name
-    has lock, workspace, semaphore, barrier, counter or scratch in it. Weights and inputs may be shared.
+    Each keyword names a partition. Its value is an object, or a list of objects, that the partition uses concurrently
+    with the others. check() compares communicators (groups of torch.distributed with NCCL, and those of CuPy, nccl4py
+    and others), CUDA graphs and their memory pools (also inside functions of torch.cuda.make_graphed_callables),
+    `CublasHandle`, and memory that kernels write to: tensors that are passed as such, and attributes whose name
+    contains lock, workspace, semaphore, barrier, counter or scratch. Weights and inputs may be shared.
 
     Returns a SharingReport. Raises ValueError for fewer than two keywords.
     """

@@ -74,7 +74,7 @@ def _as_torchs(torch: Any, stream: Stream) -> TorchStream:
 def _default_stream(torch: Any, stream: Stream) -> Any:
     """torch's own object for the default stream of a device; None for other streams.
 
-    For the handle 0, torch would make a new stream, and for 1 one of its pool.
+    For handle 0, torch would make a new stream, and for handle 1 a stream of its pool.
     """
     return torch.cuda.default_stream(stream.device.device_id) if stream.handle in LEGACY_DEFAULT else None
 
@@ -102,29 +102,29 @@ _streams = _Streams()
 
 
 def fork() -> Fork:
-    """A ``with`` block whose blocks run side by side: ``with fork() as start: with part.torch(after=start): ...``.
+    """A ``with`` block whose blocks run concurrently: ``with fork() as start: with part.torch(after=start): ...``.
 
-    A block with ``after=start`` starts after what torch was given before the fork on the stream that is current there,
-    and waits for nothing else: not for the other blocks of the fork, on whichever thread. At the end of the fork, the
-    stream that was current at its start waits for all of them. Keep the tensors that the blocks read until then. If a
-    partition needs the result of another one, make it wait: ``part.wait(other)``.
+    A block with ``after=start`` waits only for the work that torch enqueued on the current stream before the fork. It
+    does not wait for other blocks of the fork, on any thread. At the end of the fork, the stream that was current at
+    its start waits for all blocks. Keep the tensors that the blocks read until then. If a partition needs the result of
+    another one, make it wait: ``part.wait(other)``.
     """
     return Fork(_streams)
 
 
 def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = None) -> Block:
-    """Run torch in a partition, a context or a stream for the length of a block, which returns its torch stream.
+    """Run torch in a partition, a context or a stream within a block, which returns its torch stream.
 
-    The block starts after earlier work of torch on the stream that is current outside, and later work on that stream
-    waits for the block: tensors can be used inside and outside as on a single stream.
+    The block starts after earlier work of torch on the stream that is current outside. Later work on that stream waits
+    for the block. Tensors can therefore be used inside and outside as on a single stream.
 
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
-    inside, the blocks of a thread may end in the wrong order, which is a RuntimeError.
+    inside, the blocks of a thread may end in the wrong order; this raises RuntimeError.
 
     target: the partition, context or stream, or an object with ``__cuda_stream__``.
-    library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for those
-    GEMMs that run faster with it, as measured. after: a fork(), after whose beginning the block starts, next to its
-    other blocks; the end of the fork waits for the block.
+    library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for the GEMMs
+    that a measurement shows to be faster with it. after: a fork(); the block starts at its beginning and runs
+    concurrently with its other blocks, and the end of the fork waits for it.
     """
     demand_choice(library_sms, ("off", "on", "auto"))
     demand_fork(after, _streams)
@@ -197,7 +197,7 @@ def capture_once(part: Partition, function: Callable[[Partition], Any]) -> tuple
 
 
 def _warmed_up(part: Partition, function: Callable[[Partition], Any]) -> Any:
-    """The stream of a partition, on which the function has run once."""
+    """The stream of a partition, after the function has run on it once."""
     stream = torch_stream(part)
     with use(part):
         function(part)
@@ -206,7 +206,7 @@ def _warmed_up(part: Partition, function: Callable[[Partition], Any]) -> Any:
 
 
 def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
-    """The graph of what a call enqueues on a stream, which outlives the graph and on which it was called before."""
+    """The graph of the work that a call enqueues on a stream. It outlives the graph, and has run the call before."""
     torch = load_torch()
     with current(stream):
         inner = torch.cuda.current_stream()
@@ -223,7 +223,7 @@ def _captured(torch: Any, stream: Stream, inner: Any, graph: Any, call: Callable
 def current(stream: Stream) -> AbstractContextManager[Any]:
     """Make a stream torch's current one in a block, without ordering it; does nothing if torch has no device.
 
-    Requires that torch is imported, and that the stream outlives the block. Cheap for a stream that was used before.
+    torch must be imported, and the stream must outlive the block. This is cheap for a stream that was used before.
     """
     torch = sys.modules["torch"]
     external = _seen.get(stream)

@@ -1,6 +1,6 @@
-"""The arrangements of a pool, which say which part of a program runs where, and the order from one to the next.
+"""The arrangements of a pool: where each part of a program runs, and the order from one arrangement to the next.
 
-Two orders hold: of work on SMs that are shared, or may be, and of the work of one part, wherever it runs.
+Two orders hold: the order of work on SMs that are shared, or may be, and the order of the work of one part on any SMs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def _streams_of(place: Place) -> list[Stream]:
 class Arrangement:
     """Where each part runs: the partitions of a layout, each under its name, or the parts of a plan.
 
-    number: that of the core. last_switch: the number of the last switch to it; 0 before the first. places: by the
-    numbers of the core; partitions of two layouts that share a context are one place. uses: names of parts, with the
-    numbers of their places. streams: of the parts of a plan.
+    number: its number in the core. last_switch: the number of the last switch to it; 0 before the first. places: by
+    their numbers in the core; partitions of two layouts that share a context are one place. uses: names of parts, with
+    the numbers of their places. streams: the streams of the parts of a plan.
     """
 
     __slots__ = ("last_switch", "number", "partitions", "places", "streams", "uses")
@@ -55,7 +55,7 @@ class Arrangement:
         return {part for part, at in self.uses if at == place}
 
     def goes_on(self, place: int, other: Arrangement) -> bool:
-        """Whether all that runs in a place here runs there in another arrangement too."""
+        """Whether all parts that run in a place here also run there in another arrangement."""
         return self.parts_at(place) <= other.parts_at(place)
 
     def lent(self) -> list[Stream]:
@@ -64,10 +64,10 @@ class Arrangement:
 
 
 class _Capture:
-    """The capture of a graph in which arrangements were left.
+    """The capture of a graph during which the pool left arrangements.
 
-    origin: the arrangement in which it is ended. visited: all that were left in it. joined: the streams that only a
-    switch has made a part of it.
+    origin: the arrangement in which the capture ends. visited: all arrangements that the pool left during it. joined:
+    the streams that only a switch has made a part of it.
     """
 
     def __init__(self, number: int, origin: Arrangement) -> None:
@@ -98,7 +98,7 @@ class Arrangements:
         uses: Iterable[tuple[str, Place]],
         streams: Mapping[str, Stream] | None = None,
     ) -> Arrangement:
-        """A new arrangement, in place of the one that was known by this key."""
+        """A new arrangement, in place of the previous one with this key."""
         places = list(uses)
         number = self._switching.add_arrangement(
             (self._parts.setdefault(part, len(self._parts)), place.context, sms_of(place), place.sm_ids)
@@ -128,7 +128,7 @@ class Arrangements:
         return any(arrangement.partitions is partitions for arrangement in self._current_and_left())
 
     def forget(self, partitions: Partitions) -> None:
-        """Forget the arrangements of partitions that are not in use. What runs in them stays ordered."""
+        """Forget the arrangements of partitions that are not in use. Work in them stays ordered."""
         for key in [key for key, arrangement in self.by_key.items() if arrangement.partitions is partitions]:
             self._replaced.append(self.by_key.pop(key))
         self._remove_replaced()
@@ -146,13 +146,13 @@ class Arrangements:
         self._replaced = kept
 
     def note_verified(self, partitions: Partitions) -> None:
-        """Record on which SMs a kernel saw the partitions run, which shows what does not share any."""
+        """Record on which SMs a kernel saw the partitions run, to know which partitions share none."""
         for part in with_background(partitions):
             if part.sm_ids is not None:
                 self._switching.note_sm_ids(part.context, part.sm_ids)
 
     def enter(self, new: Arrangement) -> None:
-        """Make an arrangement the current one, behind the work of those that were left."""
+        """Make an arrangement the current one, behind the work of the earlier ones."""
         old = self.current
         if old is not None and (self.left_in_capture or not self._switching.order(old.number, new.number)):
             self._enter_around_capture(old, new)
@@ -180,7 +180,7 @@ class Arrangements:
             self._order_capture(self._capture_for(old, captures), old, new, captures)
 
     def _capture_for(self, old: Arrangement, captures: Mapping[Stream, int]) -> _Capture:
-        """The capture that the current arrangement is a part of; RuntimeError if there are others."""
+        """The capture that includes the current arrangement; RuntimeError if there are others."""
         under_way = set(captures.values())
         of_current = {captures[stream] for stream in old.lent() if stream in captures}
         if self._capture is not None and self._capture.number in under_way:
@@ -199,7 +199,7 @@ class Arrangements:
     def _order_capture(
         self, capture: _Capture, old: Arrangement, new: Arrangement, captures: Mapping[Stream, int]
     ) -> None:
-        """The order of a switch as edges of the graph, of which the streams of the new arrangement become a part."""
+        """Add the order of a switch to the graph as edges; the streams of the new arrangement join the capture."""
         visited = list(dict.fromkeys((*capture.visited, old)))
         is_way_back = new is capture.origin
         # A stream that joins a capture has to be joined again: on the way back, no more of them join.

@@ -16,7 +16,7 @@ MOST_CONNECTIONS = 32  # that the variable can request
 
 
 def is_number(setting: str) -> bool:
-    """Whether it consists of ASCII digits. The driver does not accept digits of other scripts."""
+    """Whether a text consists of ASCII digits. The driver does not accept digits of other scripts."""
     return setting.isascii() and setting.isdecimal()
 
 

@@ -1,4 +1,4 @@
-"""The SMs of each GPC of a device, found from where thread-block clusters run."""
+"""The SMs of each GPC of a device, detected by where thread-block clusters run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ before_driver_closes(_forget_driver)
 
 
 def joined(sets: Iterable[Iterable[int]]) -> Clusters:
-    """The sets, those that share a member merged; each is sorted, and they are in the order of their lowest members."""
+    """Merge the sets that share a member. Each is sorted, and the sets are in the order of their lowest members."""
     groups: list[set[int]] = []
     for members in map(set, sets):
         apart = [group for group in groups if not group & members]
@@ -54,7 +54,7 @@ def _sightings(stream: Stream, blocks: int, size: int, timeout_ns: int) -> Itera
 
 
 def _look(device: Device, timeout_ns: int) -> Clusters:
-    """Launch thread-block clusters on the whole device until further ones join no further SMs."""
+    """Launch thread-block clusters on the whole device until further clusters connect no more SMs."""
     clusters: Clusters = ()
     with device.create_stream() as stream:
         largest = max_cluster_size(stream, 0, PROBE_THREADS, 0)
@@ -78,8 +78,8 @@ def known_clusters(device: Device) -> Clusters:
 def chip_clusters(device: Device, timeout_ns: int) -> Clusters:
     """The SM ids of each GPC; empty if unknown, such as below compute capability 9.0.
 
-    A thread-block cluster runs inside one GPC: SMs that were seen in one cluster belong together. This is measured once
-    for each device, with some ten milliseconds of short kernels on all of its SMs.
+    A thread-block cluster runs inside one GPC, so the SMs of one cluster belong together. The measurement runs once for
+    each device, and takes about ten milliseconds of short kernels on all of its SMs.
     """
     key = driver_key(device.resources.sm), device.device_id
     if key not in _known:

@@ -1,7 +1,7 @@
-"""Free SMs: those that no live context of the process uses or may use.
+"""Free SMs: SMs that no live context of the process uses or may use.
 
-The driver does not show which SMs a resource identifies, so the SMs of two splits cannot be compared. Requests for free
-SMs are therefore served from one split of each device: its smallest aligned groups (the units), and the rest.
+The driver does not report the SMs of a resource, so the SMs of two splits cannot be compared. All requests for free SMs
+of a device therefore share one split of it: its smallest aligned groups (the units), and the rest.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def _split_into_units(whole: SMResource) -> list[SMResource]:
 
 
 def pieces_of(device: Device) -> tuple[list[SMResource], SMResource]:
-    """The device in units, split once, and the rest, which may have no SMs."""
+    """The units of a device, from a single split, and the rest, which may have no SMs."""
     whole = device.resources.sm
     *units, rest = known_split(device, "units", lambda: _split_into_units(whole))
     return units, rest
 
 
 class FreeSMs:
-    """The free units of a device and, if it is free, the rest: a snapshot, from which SMs are taken."""
+    """A snapshot of the free units of a device and, if it is free, of the rest. Requests take SMs from it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -65,7 +65,7 @@ class FreeSMs:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing of the device is taken."""
+        """Whether all SMs of the device are free."""
         has_rest = (self.has_rest and self._is_rest_whole) or not self.rest.sm_count
         return len(self.units) == len(self.all_units) and has_rest
 
@@ -89,7 +89,7 @@ class FreeSMs:
         return self._is_rest_whole and self.driver not in _keeps_rest_apart
 
     def take(self, pieces: Sequence[SMResource]) -> SMResource:
-        """Take pieces out, and return them as one resource: the device's own if they are all of it."""
+        """Take pieces out, and return them as one resource: that of the device if they are all of its SMs."""
         was_whole = self.is_whole
         self.units = [unit for unit in self.units if unit not in pieces]
         self.has_rest = self.has_rest and self.rest not in pieces
@@ -100,8 +100,8 @@ class FreeSMs:
     def fitting(self, count: int) -> list[SMResource] | None:
         """The pieces for a number of SMs; None if there are too few.
 
-        Whole units; where these are too few, all that is free, if that is enough. Units of which a stored context
-        exists come first.
+        The pieces are whole units, or all free pieces if there are too few units. Units with a stored context come
+        first.
         """
         size = self.all_units[0].sm_count if self.all_units else 1
         number = -(-count // size)
@@ -113,7 +113,7 @@ class FreeSMs:
     def at_most(self, count: int) -> list[SMResource]:
         """The pieces with the largest number of SMs that is not above `count`; none if too few are free.
 
-        Part of the rest becomes a piece of its own where that is more than whole units are.
+        Part of the rest becomes a separate piece if it has more SMs than the whole units.
         """
         size = self.all_units[0].sm_count if self.all_units else 1
         if self.sm_count < count // size * size:
@@ -182,7 +182,7 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
 
 
 def order_among_free(device: Device, layout: Layout) -> Order:
-    """The contexts of a layout out of free SMs only; SplitError if these are too few."""
+    """The contexts of a layout on free SMs only; SplitError if there are too few."""
     free = FreeSMs(device)
     groups: dict[str, SMResource] = {}
     requests = list(zip(layout.names, layout.specs, strict=True))
@@ -205,7 +205,7 @@ def order_among_free(device: Device, layout: Layout) -> Order:
 def open_free(device: Device, find: Callable[[], Order], *, exclusive: bool = False) -> tuple[Order, Loan]:
     """The free SMs that `find` chooses, and the loan of contexts over them.
 
-    If another thread claims one of the SMs between finding and claiming, `find` is called again.
+    If another thread claims one of the SMs between the two steps, the function calls `find` again.
     """
     driver, _ = driver_and_device(device.resources.sm, device)
     for _ in _tries():

@@ -1,4 +1,4 @@
-"""CUDA graphs by partition or stream: captured in each, or captured once and moved, and replayed in the current one."""
+"""CUDA graphs by partition or stream: capture in each one, or capture once and move, and replay in the current one."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ class _Entry:
 class GraphSet:
     """Graphs of functions, by the partition or stream that they run in.
 
-    Partitions of two layouts that share a context share its graphs. A stream serves work on the whole device, and its
-    graphs are its own.
+    Partitions of two layouts that share a context share its graphs. A stream is for work on the whole device, and does
+    not share its graphs.
 
     pool: allows names of partitions, which refer to the pool's current layout. framework: "torch" for functions of
     torch, with a separate memory pool for each capture; None for functions that launch on ``part.stream``, or on the
@@ -152,7 +152,7 @@ class GraphSet:
         return self._enter(place, key, graph, allocated)
 
     def _moved(self, place: Place, key: Hashable, function: Function) -> _Entry:
-        """The graph of a key in a place: moved from the capture, which is made if there is none."""
+        """The graph of a key in a place, moved from its capture. Captures the function if there is no capture."""
         known = self._captures.get(key)
         if known is None:
             capture: Callable[[Place, Function], tuple[Graph, Any]] = (
@@ -172,7 +172,7 @@ class GraphSet:
 
     @staticmethod
     def _measured(place: Place, make: Callable[[], Made]) -> tuple[Made, int]:
-        """What a call makes, and the device memory that was allocated meanwhile."""
+        """The result of a call, and the device memory that was allocated meanwhile."""
         whole = place.context.device.resources.sm
         before, _ = device_memory(whole)
         made = make()
@@ -180,7 +180,7 @@ class GraphSet:
         return made, max(0, before - after)
 
     def add(self, part: Place | str, key: Hashable, graph: Graph) -> None:
-        """Add a graph that was captured elsewhere. With captures="once", it is moved to where it is used.
+        """Add a graph that was captured elsewhere. With captures="once", it is moved to the places that use it.
 
         key: distinguishes the graphs of one partition.
 
@@ -263,7 +263,7 @@ class GraphSet:
     def drop(self, part: Place | str | None = None) -> None:
         """Destroy the graphs of a partition or a stream, or all of them. They must not be running.
 
-        A capture that was moved there stays, for other partitions, until all graphs are dropped.
+        A capture that was moved there stays available to other partitions until all graphs are dropped.
         """
         only = None if part is None else _key(self._place(part))
         with self._lock:

@@ -89,12 +89,12 @@ class PartitionSpec:
 
     @property
     def takes_the_remainder(self) -> bool:
-        """Whether it requests SMs without a number: one partition of a layout can."""
+        """Whether it requests SMs without a number. Only one partition of a layout can."""
         return self.sms is None or (isinstance(self.sms, SMResourceOptions) and self.sms.count is None)
 
     @property
     def stays_in_a_domain(self) -> bool:
-        """Whether all of its SMs are in the one locality domain that it names."""
+        """Whether it requests SMs of one locality domain only."""
         options = self.sms
         return (
             isinstance(options, SMResourceOptions)
@@ -219,7 +219,7 @@ def _spec_from_json(entry: Any) -> PartitionSpec:
 class Layout:
     """The partitions that a device is split into, by name (``Layout(decode=16)``) or by position.
 
-    Immutable, with one object per value: comparing two layouts and looking one up costs next to nothing.
+    Layouts are immutable, and each value has one object: comparing and looking up layouts costs almost nothing.
     """
 
     __slots__ = ("__weakref__", "_named", "names", "specs")
@@ -328,7 +328,7 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
 
 
 def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
-    """The layout of these arguments, as from Layout.of(): quick for a layout that was requested before."""
+    """The layout of these arguments, as from Layout.of(). A repeated request is quick."""
     if requests and named:
         raise ValueError(BOTH_WAYS)
     spelled = spelling(requests, named)
@@ -348,7 +348,7 @@ def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
 
 
 def remember(known: dict[object, Any], spelled: object, value: object) -> None:
-    """Remember the layout of a spelling, so that it is not checked again; the number of spellings is limited."""
+    """Remember the layout of a spelling, to skip the checks next time. The number of spellings is limited."""
     if type(spelled) in (tuple, Layout):
         if len(known) >= MOST_SPELLINGS:
             known.clear()

@@ -1,4 +1,4 @@
-"""Contexts on loan for code that has no partitions: over free SMs as long as there are enough, else over others."""
+"""Loans of contexts for code without partitions: over free SMs while there are enough, otherwise over others."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def open_one(
 ) -> Loan:
     """The loan of one context.
 
-    sms: those that it gets; or at least how many, free ones as long as there are enough; or None for the whole device.
-    exclusive: ResourceOverlapError for SMs that a live context uses, instead of a warning. advice, stacklevel: as in
-    open_contexts().
+    sms: the SMs of the context; or their least number, of free SMs if there are enough; or None for the whole device.
+    exclusive: raise ResourceOverlapError for SMs that a live context uses, instead of a warning. advice, stacklevel: as
+    in open_contexts().
     """
     if workqueue is not None:
         device.resources.workqueue  # noqa: B018  refuses where the driver has none
@@ -88,7 +88,7 @@ def _one_of_free(
 
 
 def _beyond_units(device: Device, count: int) -> SMResource | None:
-    """The SMs for a number that all units of the device together do not have; None for other numbers."""
+    """The SMs for a number above that of all units of the device together; None for other numbers."""
     units, _ = pieces_of(device)
     if count <= sum(unit.sm_count for unit in units):
         return None
@@ -102,7 +102,7 @@ def _beyond_units(device: Device, count: int) -> SMResource | None:
 
 
 def _with_shared(free: FreeSMs, count: int) -> SMResource:
-    """All that is free, and as few others as are needed; the whole device if that is not enough."""
+    """All free SMs, and as few others as necessary; the whole device if these are too few."""
     pieces = free.all_of_one_context()
     for unit in free.all_units:
         if sum(piece.sm_count for piece in pieces) >= count:
@@ -125,8 +125,8 @@ def open_groups(
 ) -> Loan:
     """The loan of a context for each group of a split, the remainder last, or for as many free SMs if some are taken.
 
-    names: of the groups and the remainder. counts: of the SMs of the groups. split: makes the groups and the remainder;
-    request: what it splits by, for which it is called once. stacklevel: as in open_contexts().
+    names: the names of the groups and the remainder. counts: the SM counts of the groups. split: makes the groups and
+    the remainder, once for each request; request: its argument. stacklevel: as in open_contexts().
     """
     groups = known_split(device, request, split)
     loan = _groups_of_free(device, names, counts)
@@ -136,16 +136,16 @@ def open_groups(
 
 
 def open_each(device: Device, names: Sequence[str], groups: Sequence[SMResource], *, stacklevel: int) -> Loan:
-    """The loan of a context for each of these groups, whatever uses their SMs. stacklevel: as in open_contexts().
+    """The loan of a context for each of these groups, also if their SMs are in use. stacklevel: as in open_contexts().
 
-    SMs that live contexts use are a warning the first time.
+    The first time that live contexts use the SMs, there is a warning.
     """
     order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
     return open_contexts(device, order, advice=ONCE, told=_told, stacklevel=stacklevel + 1)
 
 
 def _groups_of_free(device: Device, names: Sequence[str], counts: Sequence[int]) -> Loan | None:
-    """The contexts over free SMs, of which the remainder gets the rest; None where all are free, or too few."""
+    """The contexts over free SMs; the remainder gets the rest. None if all SMs are free, or too few."""
     layout = layout_of((*(max(count, 1) for count in counts), None), {})
 
     def find() -> Order:

@@ -25,7 +25,7 @@ ADVICE = "close the others first, or open one layout with all partitions"
 
 
 def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
-    """Raise CapturingError while a stream is known to be capturing: contexts cannot be made then."""
+    """Raise CapturingError while a known stream is capturing: contexts cannot be made then."""
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
         raise CapturingError(
@@ -44,7 +44,7 @@ def _make(device: Device, wanted: Wanted) -> StoredContext:
 
 
 class Opening:
-    """Contexts that are being opened: their SMs are claimed, and no context is made yet.
+    """Contexts that are being opened: their SMs are claimed, and the contexts do not exist yet.
 
     Ends with loan() or abandon(). Between the steps, callers may run foreign code, such as that of a warning.
     """
@@ -64,7 +64,7 @@ class Opening:
         self._claim = claim(order.groups, order.names, exclusive, group, advice, only_free=only_free)
 
     def warn(self, stacklevel: int, told: set[tuple[int, int]] | None = None) -> None:
-        """Warn if live contexts use the SMs, unless their device is among those of which that has been told.
+        """Warn if live contexts use the SMs, unless this warning was given before for the device.
 
         stacklevel: as for warnings.warn() in the caller.
         """
@@ -83,7 +83,7 @@ class Opening:
     def loan(
         self, streams: Sequence[Stream] = (), in_use: Mapping[Key, tuple[StoredContext, Loan]] | None = None
     ) -> Loan:
-        """Lend a context for each that is wanted: all of them, or raise an error that leaves nothing behind.
+        """Lend all requested contexts, or raise an error and leave nothing behind.
 
         streams: more streams that may be capturing. in_use: contexts that can be shared, with their loans.
         """
@@ -138,10 +138,10 @@ def open_contexts(
     told: set[tuple[int, int]] | None = None,
     stacklevel: int,
 ) -> Loan:
-    """Lend a context for each that is wanted: all of them, or raise an error that leaves nothing behind.
+    """Lend all requested contexts, or raise an error and leave nothing behind.
 
-    exclusive: refuse SMs that a live context uses, instead of warning. advice: the end of that warning. told: of which
-    drivers and devices it has been given, if once is enough; stacklevel: as for warnings.warn() in the caller.
+    exclusive: refuse SMs that a live context uses, instead of warning. advice: the end of that warning. told: the
+    drivers and devices that need no further warning; stacklevel: as for warnings.warn() in the caller.
     """
     opening = Opening(device, order, exclusive=exclusive, advice=advice)
     try:
@@ -166,7 +166,7 @@ before_driver_closes(_forget_driver)
 
 
 def known_split(device: Device, request: object, split: Callable[[], Known], streams: Sequence[Stream] = ()) -> Known:
-    """The result of `split` for a request; it never changes, so `split` is called once for each driver and device."""
+    """The result of `split` for a request. It never changes, so `split` runs once for each driver and device."""
     whole = device.resources.sm
     key = driver_and_device(whole, device)
     splits = _known.get(key)

@@ -22,9 +22,7 @@ def driver_and_device(whole: SMResource, device: Device) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One context to open: its name in messages, its SMs (groups of one split), its hardware queues, and the request
-    that it is the answer to.
-    """
+    """One context to open: its name in messages, SMs (groups of one split), hardware queues, and request."""
 
     name: str
     groups: tuple[SMResource, ...]
@@ -33,16 +31,16 @@ class Wanted:
 
     @cached_property
     def key(self) -> Key:
-        """Equal for contexts that can replace each other: driver, device, SMs and workqueue options."""
+        """A key that is equal for interchangeable contexts: driver, device, SMs and workqueue options."""
         first = self.groups[0]
         return (*driver_and_device(first, first.device), *map(sm_identity, self.groups), self.workqueue)
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Contexts to open together. An order that is kept finds the contexts of its last use in one step.
+    """Contexts to open together. A kept order finds the contexts of its last use in one step.
 
-    idle: the sets of contexts in the store that have served this order, and nothing else since.
+    idle: the sets of contexts in the store whose last use was this order.
     """
 
     wanted: tuple[Wanted, ...]
@@ -59,5 +57,5 @@ class Order:
 
     @cached_property
     def names(self) -> list[str]:
-        """The name of the context that each of the groups is for."""
+        """The name of the context of each group."""
         return [request.name for request in self.wanted for _ in request.groups]

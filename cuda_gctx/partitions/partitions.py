@@ -45,7 +45,7 @@ class ClosedPartitionsError(ClosedError, AttributeError):
 
 
 def in_words(request: Any) -> str:
-    """The text of a request in tables."""
+    """A request as a text for tables."""
     if isinstance(request, PartitionSpec):
         return "all aligned" if request.aligned else in_words(request.sms)
     if isinstance(request, SMResourceOptions):
@@ -82,7 +82,7 @@ def _function(kernel: object) -> int:
 
 
 class _LentStream:
-    """A stream of a context, by priority and number: the same driver stream for each loan of the context."""
+    """A stream of a context, by priority and number. Each loan of the context has the same driver stream."""
 
     __slots__ = ("_number", "_priority", "stream")
 
@@ -149,7 +149,7 @@ class Partition:
 
     @property
     def requested(self) -> Any:
-        """The request: a number of SMs, a share, None for all remaining SMs, SMResourceOptions or a PartitionSpec."""
+        """The request: a number of SMs, a share, None (all remaining SMs), SMResourceOptions or a PartitionSpec."""
         return self._requested
 
     @property
@@ -159,7 +159,7 @@ class Partition:
 
     @property
     def coscheduled_alignment(self) -> int:
-        """The number of SMs that the driver guarantees to be co-scheduled in it; larger clusters may fit."""
+        """The number of its SMs that the driver guarantees to co-schedule; larger clusters may fit."""
         return self._group.coscheduled_alignment
 
     @property
@@ -169,8 +169,8 @@ class Partition:
 
     @property
     def stream(self) -> Stream:
-        """The stream of the partition. It belongs to the context: its handle is valid as long as the context exists,
-        even in the store.
+        """The stream of the partition. It belongs to the context, and its handle is valid as long as the context
+        exists, even in the store.
         """
         stream = self._stream
         if stream is not None and not stream.is_closed:
@@ -235,7 +235,7 @@ class Partition:
         """A ``with`` block in which torch works in the partition (see cuda_gctx.interop.torch.use).
 
         library_sms: "off", "on" or "auto": the SM count hint for cuBLAS.
-        after: a fork of cuda_gctx.interop.torch, for blocks that run side by side.
+        after: a fork of cuda_gctx.interop.torch, for blocks that run concurrently.
         """
         block: AbstractContextManager[Any] = above.torch_block(self, library_sms, after)
         return block
@@ -244,7 +244,7 @@ class Partition:
         """A ``with`` block in which CuPy works in the partition (see cuda_gctx.interop.cupy.use).
 
         library_sms: "off" or "on": the SM count hint for cuBLAS.
-        after: a fork of cuda_gctx.interop.cupy, for blocks that run side by side.
+        after: a fork of cuda_gctx.interop.cupy, for blocks that run concurrently.
         """
         block: AbstractContextManager[Any] = above.cupy_block(self, library_sms, after)
         return block
@@ -311,9 +311,9 @@ class Partition:
 class Partitions:
     """Disjoint parts of a device.
 
-    A partition is found by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``). Iteration,
-    unpacking and len() cover the requested partitions in the order of the request. The SMs that none of them requests
-    form one more partition, ``parts.background``, for all other work.
+    Access a partition by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``). Iteration, unpacking
+    and len() cover the requested partitions in the order of the request. The remaining SMs form one more partition,
+    ``parts.background``, for all other work.
     """
 
     # An instance has a dictionary, in which each open partition is an attribute: nothing is faster to look up.
@@ -348,7 +348,7 @@ class Partitions:
 
     @property
     def background(self) -> Partition:
-        """The partition over the SMs that no other partition requests, for all other work.
+        """The partition of the remaining SMs, for all other work.
 
         Raises AttributeError if there are no such SMs.
         """
@@ -413,7 +413,7 @@ class Partitions:
 
         timeout: seconds, after which it raises RuntimeError.
 
-        Returns a VerifyReport, which also says whether they ran at the same time. Raises IsolationError otherwise.
+        Returns a VerifyReport, which also reports whether they ran at the same time. Raises IsolationError otherwise.
         """
         self._demand_open()
         in_use = self._pool._layouts_at_work(self) if self._pool is not None else []
@@ -433,7 +433,7 @@ class Partitions:
     def close(self) -> None:
         """Close the lent streams, and return the contexts to the store. Closing twice does nothing.
 
-        Raises RuntimeError while one of the contexts is current, and for partitions of a pool, which close with it.
+        Raises RuntimeError while one of the contexts is current, and for partitions of a pool, which the pool closes.
         """
         if self._pool is not None:
             raise RuntimeError(
@@ -496,17 +496,17 @@ class Partitions:
 
 
 def with_background(parts: Partitions) -> tuple[Partition, ...]:
-    """All partitions of `parts`: the requested ones, and the background partition last if there is one."""
+    """All partitions of `parts`: the requested ones, then the background partition if there is one."""
     return parts._all
 
 
 def contexts_of(parts: Partitions) -> list[Context]:
-    """The contexts of all partitions, of closed ones too."""
+    """The contexts of all partitions, including closed ones."""
     return [part._context for part in parts._all]
 
 
 def close_together(parts: Partitions, *, release: bool = True) -> None:
-    """Close all partitions or, while one of their contexts is current, none. release: end the loan of the contexts."""
+    """Close all partitions, or none while one of their contexts is current. release: end the loan of the contexts."""
     with parts._lock:
         if parts._closed:
             return
@@ -526,18 +526,18 @@ def lent_streams(part: Partition) -> list[Stream]:
 
 
 def sms_of(part: Partition) -> SMResource:
-    """The SMs of a partition, as the split of its layout knows them."""
+    """The SMs of a partition, from the split of its layout."""
     return part._group
 
 
 class Pool(Protocol):
-    """What partitions need of the pool that they belong to."""
+    """The interface of a pool for its partitions."""
 
     def _layouts_at_work(self, parts: Partitions) -> Sequence[str]:
         """Other layouts with unfinished work."""
 
     def _note_verified(self, parts: Partitions) -> None:
-        """Called once a kernel has seen on which SMs they run."""
+        """Called when a kernel has recorded the SMs on which they run."""
 
 
 def assemble(device: Device, layout: Layout, order: Order, loan: Loan, pool: Pool | None = None) -> Partitions:
@@ -568,7 +568,7 @@ def assemble(device: Device, layout: Layout, order: Order, loan: Loan, pool: Poo
 
 
 def open_layout(device: Device, layout: Layout) -> Partitions:
-    """Open a layout on a device as partition() does, whatever layout the environment gives this process."""
+    """Open a layout on a device like partition(), and ignore the layout of the environment."""
     return _open(device, layout, stacklevel=2)
 
 
@@ -594,17 +594,17 @@ def partition(
 ) -> Partitions:
     """Split a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
 
-    requests: by position, or one mapping, sequence or Layout. named: by name. Without any, the layout is that of the
-    environment variable CUDA_GCTX_LAYOUT; if that is set, a program that requests another one gets a ValueError.
+    requests: by position, or one mapping, sequence or Layout. named: by name. Without requests, the environment
+    variable CUDA_GCTX_LAYOUT gives the layout. If it is set, a request for another layout raises ValueError.
 
     An int is a number of SMs, rounded up to a size that the device supports; a float is a share of the device below 1,
     rounded down; None or 0 is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further
     conditions.
-    SMs that no partition requests become the background partition. exclusive: refuse SMs that a live context uses,
-    instead of warning.
+    The remaining SMs become the background partition. exclusive: refuse SMs that a live context uses, instead of
+    warning.
 
-    among: "free" splits only SMs that no live context of the process is known to have (device.resources.sm.free), in
-    one step with claiming them: several libraries can share a device without coordination. None then stands for all
+    among: "free" splits only SMs that no known live context of the process uses (device.resources.sm.free), and claims
+    them in the same step, so that several libraries can share a device without coordination. None then requests all
     free SMs, and there is no background partition. SMs of a context whose ids are unknown also count as taken.
 
     Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid

@@ -36,7 +36,7 @@ MOST_LAYOUTS = 64
 
 
 class Switchable(Protocol):
-    """What a pool can switch to besides a layout: a value that says where each part of a program runs."""
+    """A value that defines where each part of a program runs. A pool can switch to it, as to a layout."""
 
     @property
     def parts(self) -> Sequence[str]:
@@ -44,11 +44,11 @@ class Switchable(Protocol):
 
     @property
     def layout(self) -> Layout | None:
-        """The partitions that it needs."""
+        """The layout of the partitions that it needs."""
 
     @property
     def places(self) -> Mapping[str, str]:
-        """The partition of each part that runs in one."""
+        """The partition of each part that runs in a partition."""
 
     def _placed(self, partitions: Partitions) -> Mapping[str, Stream]:
         """The stream of each of these parts."""
@@ -60,9 +60,9 @@ class Switchable(Protocol):
 
 
 class PartitionPool:
-    """Layouts of one device, built on first use and kept open: looking up a known one makes no driver call.
+    """Layouts of one device, built on first use and kept open: looking up a known layout makes no driver call.
 
-    Layouts may overlap each other, because only one is in use at a time; layouts served by the same split share their
+    Layouts may overlap each other, because only one is in use at a time. Layouts of the same split share their
     contexts. Thread-safe.
     """
 
@@ -119,12 +119,12 @@ class PartitionPool:
 
         requests, named: the requests by position or by name, or one mapping or Layout, as for Device.partition().
 
-        Work in the partitions of other layouts continues, and work enqueued in these partitions runs concurrently with
-        it, on the same SMs where the layouts overlap. Use it to build layouts before they are needed, and to inspect
+        Work in the partitions of other layouts continues. New work in these partitions runs concurrently with it, on
+        the same SMs where the layouts overlap. Call prepare() to build layouts before they are needed, and to inspect
         them.
 
-        Building a layout is refused while a stream of this package, or a blocking stream of the primary context, is
-        capturing a graph. The driver does not report streams of other libraries: if one may be capturing, pass it as
+        Building a layout raises an error while a stream of this package, or a blocking stream of the primary context,
+        captures a graph. The driver does not report streams of other libraries: if one may be capturing, pass it as
         `stream` (any object with ``__cuda_stream__``).
         """
         spelled = spelling(requests, named)
@@ -166,16 +166,16 @@ class PartitionPool:
     ) -> Partitions:
         """Make a layout current, ordered after the work of earlier layouts, and return its partitions.
 
-        On the device, later work of each partition of the new layout waits for the work enqueued so far in the
-        partitions of earlier layouts that share or may share its SMs, and in those with the same name, even on other
-        SMs. The host does not wait. A partition with the same name and the same SMs in both layouts continues without
-        waiting. Switching to the current layout does nothing.
+        On the device, later work of each new partition waits for the work enqueued so far in partitions of earlier
+        layouts: those that share or may share its SMs, and those with the same name, even on other SMs. The host does
+        not wait. A partition with the same name and the same SMs in both layouts continues without waiting. Switching
+        to the current layout does nothing.
 
-        While streams of the current layout capture a graph, it orders the graph: the streams that the new partitions
-        have lent so far become part of the capture, behind the streams of the old ones. A capture ends on the stream on
-        which it began: switch back before that. Back in the layout in which it began, its own streams are part of it,
-        and no others. The work outside of the capture is ordered by the first switch after
-        it. RuntimeError if streams of the pool are in a capture that the current layout is not part of.
+        While streams of the current layout capture a graph, switch() orders the graph: the streams that the new
+        partitions have lent so far join the capture, behind the streams of the old ones. A capture ends on the stream
+        on which it began: switch back before that. Back in its first layout, only the streams of that layout are part
+        of the capture. The first switch after the capture orders the work outside of it.
+        RuntimeError if streams of the pool are in a capture that does not include the current layout.
 
         requests, named, stream: as for prepare().
         """
@@ -295,7 +295,7 @@ class PartitionPool:
                     del self._loans[stored.key]
 
     def _drop_oldest(self, newest: Partitions) -> None:
-        """Drop the layouts beyond the limit that were used longest ago."""
+        """Drop the least recently used layouts beyond the limit."""
         with self._building, self._lock:
             used = {
                 parts: 0
@@ -359,7 +359,7 @@ class PartitionPool:
 
 
 def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
-    """PartitionPool.switch() to a plan (see Plan.switch() of the tuner); returns the stream of each of its parts.
+    """Switch a pool to a plan (see Plan.switch() of the tuner); returns the stream of each of its parts.
 
     The pool creates each stream on the whole device once, and closes it. These streams share SMs with every partition.
     """

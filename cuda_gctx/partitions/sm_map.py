@@ -32,7 +32,7 @@ SHARED_COLOUR = "#b00020"
 
 @dataclass(frozen=True)
 class MapCell:
-    """One SM: its id, and the names of the owners that run on it (none, one, or several that share it)."""
+    """One SM: its id, and the names of its owners (none, one, or several that share it)."""
 
     sm: int
     owners: tuple[str, ...]
@@ -60,7 +60,7 @@ class SMMap(Pictured):
 
     owners: names with the ids of their SMs, in order.
     gpcs: the SM ids of each GPC; empty if the GPCs are unknown, in which case the map is ordered by SM id.
-    outside: SMs of the device that are known to have no owner.
+    outside: SMs of the device without an owner.
     """
 
     device: str
@@ -90,7 +90,7 @@ class SMMap(Pictured):
         return {name: LETTERS[i % len(LETTERS)] for i, (name, _) in enumerate(self.owners)}
 
     def rows(self) -> tuple[MapRow, ...]:
-        """The SMs by GPC, single TPCs last; by id if the GPCs are not known."""
+        """The SMs by GPC, single TPCs last; by id if the GPCs are unknown."""
         if not self.gpcs:
             return self._rows((f"SM {piece[0]:3}", piece) for piece in _pieces(list(self._owners_of), SMS_OF_A_LINE))
         return self._rows(self._panels())
@@ -157,7 +157,7 @@ class SMMap(Pictured):
         return f"SM map of {self.device}"
 
     def _picture(self) -> str:
-        """A panel per GPC, a row per TPC (two SMs), and hover texts."""
+        """Draw a panel per GPC, a row per TPC (two SMs), and hover texts."""
         drawing = Drawing(f"SM map of {self.device}, driver {self.driver}")
         rows = self._rows(self._panels())
         colours = self.colours

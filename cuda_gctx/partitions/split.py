@@ -52,7 +52,7 @@ def _refusal(error: SplitError, layout: Layout, names: Sequence[str]) -> str:
 
 
 def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:
-    """The groups in the order of the layout, and last the SMs that no partition requests, if there are any."""
+    """The groups in the order of the layout, then the remaining SMs, if there are any."""
     requests = list(zip(layout.names, layout.specs, strict=True))
     # The partition that takes the whole remainder is not part of the split: it is what the split leaves.
     open_at = next((i for i, (_, spec) in enumerate(requests) if spec.sms is None and not spec.aligned), None)
@@ -87,7 +87,7 @@ def refuse_missing_workqueues(device: Device, layout: Layout) -> None:
 
 @dataclass(frozen=True)
 class PlannedPartition:
-    """One partition of a layout that is not open; the attributes are those of Partition."""
+    """One partition of a layout that is not open. Its attributes are those of Partition."""
 
     name: str
     requested: Any
@@ -101,7 +101,7 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
 
     device: the device to split. The other arguments are those of Device.partition().
 
-    Raises what opening it would raise, such as SplitError for a layout that does not fit.
+    Raises the errors of opening it, such as SplitError for a layout that does not fit.
     """
     refuse_missing_workqueues(device, layout)
     groups = split_layout(layout, device.resources.sm, dry_run=True)
@@ -116,9 +116,9 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
 class PartitionSize:
     """A size that a partition can have.
 
-    aligned: whether it can be requested by its SM count and consists of units of the driver, which large thread-block
-    clusters fit; if not, request it with ``SMResourceOptions(count, backfill=True)``.
-    cluster_sms: the size of the sets of SMs that are guaranteed to be in one GPC each.
+    aligned: whether an SM count requests it, and it consists of units of the driver, in which large thread-block
+    clusters fit. If not, request it with ``SMResourceOptions(count, backfill=True)``.
+    cluster_sms: the size of its sets of SMs that are each guaranteed to be in one GPC.
     """
 
     sm_count: int

@@ -47,9 +47,9 @@ CONTEXT_BYTES = 4 * 2**20
 
 @dataclass(eq=False)
 class StoredContext:
-    """A green context that is stored or on loan.
+    """A green context in the store or on loan.
 
-    served: the request of its last use, whose key is also the key of the context.
+    served: the request of its last use. Its key is also the key of the context.
     """
 
     served: Wanted
@@ -69,11 +69,11 @@ class StoredContext:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether a framework has seen it, in which case it is not destroyed before its driver is closed."""
+        """Whether a framework has seen it. If so, it exists until its driver is closed."""
         return is_pinned(self.context)
 
     def can_be_lent(self) -> bool:
-        """Whether it can be lent: not after its user has closed it or left a capture open in it."""
+        """Whether it can be lent. It cannot after its user has closed it, or left a capture open in it."""
         try:
             if self.context.is_closed:
                 return False
@@ -88,7 +88,7 @@ class StoredContext:
 
 @dataclass(eq=False)
 class StoredSet:
-    """Contexts in the store that were used together; order: the order that they serve unchanged."""
+    """Contexts in the store that were used together. order: the order that they serve unchanged."""
 
     contexts: list[StoredContext]
     order: Order | None
@@ -153,12 +153,12 @@ class ContextStore:
     def drop(self, *, pinned: bool = False) -> None:
         """Destroy all contexts in the store, and those that splits needed.
 
-        pinned: also destroy unused contexts that a framework has seen. Safe only after every framework has finished
-        with all of their streams and memory: a framework that still uses a handle crashes, or operates on the wrong
+        pinned: also destroy unused contexts that a framework has seen. This is safe only after all frameworks have
+        stopped using their streams and memory: a framework that still uses a handle crashes, or operates on the wrong
         object.
 
-        No device memory is returned: on an H200 with driver 13.0, 0 of the 212 MiB of the destroyed contexts came back
-        (see system.memory()). The contexts no longer count against `pinned_limit`.
+        The driver does not return the device memory: on an H200 with driver 13.0, 0 of the 212 MiB of the destroyed
+        contexts came back (see system.memory()). The contexts no longer count against `pinned_limit`.
         """
         pinned = as_bool("pinned", pinned)
         self._drop(lambda stored: pinned or not stored.is_pinned)
@@ -182,7 +182,7 @@ class ContextStore:
         self._drop(lambda stored: stored.key[0] == key)
 
     def _take_out(self, stored_set: StoredSet, stored: StoredContext) -> bool:
-        """Take one context out of a set, which ends the set; False if the garbage collector has done so."""
+        """Take one context out of a set, which ends the set. False if the garbage collector has done so."""
         if stored_set.order is not None:
             with suppress(ValueError):
                 stored_set.order.idle.remove(stored_set)
@@ -298,9 +298,9 @@ def _leave() -> None:
 
 
 class Loan:
-    """A loan of stored contexts: they return to the store when the loan ends, or when nothing refers to it any more.
+    """A loan of stored contexts. They return to the store when the loan ends, or when the last reference to it is gone.
 
-    contexts: those that it lends. Some of them can be on loan already, by the `sources`, which it keeps alive; own: the
+    contexts: the contexts that it lends. Some may already be on loan from the `sources`, which it keeps alive; own: the
     others.
     """
 
@@ -337,12 +337,12 @@ class Loan:
 class MemoryUse:
     """Device memory, and the green contexts that this package created on a device.
 
-    contexts: the number of live ones, of which `stored` are unused, `splitting` exist because a split needed them, and
-    `pinned` have been seen by a framework, which keeps them alive until the process ends; destroyed: the number of
-    destroyed ones.
-    held_bytes, lost_bytes: the device memory that live contexts take, and that the driver did not return for destroyed
-    ones. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on an H200
-    with driver 13.0.
+    contexts: the number of live contexts. Of these, `stored` are unused, `splitting` exist because a split needed them,
+    and `pinned` have been seen by a framework and live until the process ends. destroyed: the number of destroyed
+    contexts.
+    held_bytes, lost_bytes: the device memory of live contexts, and the memory of destroyed contexts that the driver did
+    not return. The driver does not report these two: they are the numbers of contexts times 4 MiB, as measured on an
+    H200 with driver 13.0.
     """
 
     free_bytes: int
@@ -355,17 +355,17 @@ class MemoryUse:
 
     @property
     def held_bytes(self) -> int:
-        """The device memory that the live contexts take."""
+        """The device memory of the live contexts."""
         return self.contexts * CONTEXT_BYTES
 
     @property
     def lost_bytes(self) -> int:
-        """The device memory that the driver did not return for destroyed contexts."""
+        """The device memory of destroyed contexts that the driver did not return."""
         return self.destroyed * CONTEXT_BYTES
 
 
 def memory_use() -> dict[int, MemoryUse]:
-    """The memory of green contexts, for each device on which this package has created any."""
+    """The memory of green contexts, for each device on which this package has created green contexts."""
     uses = {}
     for device_id in range(Device.count()):
         device = Device(device_id)

@@ -1,4 +1,4 @@
-"""Verification of isolation: a probe kernel fills contexts and records which SMs its blocks ran on, and when."""
+"""Verification of isolation: a probe kernel fills contexts, and records where and when its blocks ran."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class KernelProof:
 
 @dataclass(frozen=True)
 class SharedSMs:
-    """SMs that the blocks of two contexts both ran on."""
+    """SMs on which blocks of both contexts ran."""
 
     first: str
     second: str
@@ -58,16 +58,15 @@ class SharedSMs:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What the probe recorded. ``problems`` is empty if each context ran on all of its SMs, and on no others.
+    """The records of the probe. ``problems`` is empty if each context ran on all of its SMs, and on no others.
 
     overlaps: SMs on which two contexts ran. over: the contexts that may share SMs with all others, as in an overlay.
     concurrent: whether each pair of contexts ran at the same time, by the timer of the device; None for a single
     context. cause: if they did not, the known cause that fits.
-    outside: SMs of the device that belong to none of the contexts; empty unless the contexts should cover the whole
-    device.
-    in_use: other layouts of the same pool that had unfinished work at that time.
+    outside: SMs of the device outside of all contexts; empty unless the contexts should cover the whole device.
+    in_use: other layouts of the same pool with unfinished work at that time.
     clusters: the SM ids of each GPC, for the map; empty if unknown.
-    kernels: those of a graph that was verified, in the order of its nodes.
+    kernels: the kernels of a verified graph, in the order of its nodes.
     """
 
     device: str
@@ -165,7 +164,7 @@ class VerifyReport:
 
 
 class IsolationError(RuntimeError):
-    """A context did not run on its own SMs only. ``report`` is the VerifyReport."""
+    """A context did not run on all of its SMs, or ran on others. ``report`` is the VerifyReport."""
 
     __module__ = "cuda_gctx"
 
@@ -178,7 +177,7 @@ class IsolationError(RuntimeError):
 
 
 class _Sightings:
-    """The records of several runs of the probe in some contexts."""
+    """The records of several runs of the probe in the same contexts."""
 
     def __init__(self, counts: Mapping[str, int], over: Sequence[str] = ()) -> None:
         self.counts = counts
@@ -187,7 +186,7 @@ class _Sightings:
         self.apart = {pair for pair in combinations(counts, 2) if not set(pair) & set(over)}
 
     def look(self, streams: Mapping[str, Stream], per_sm: int, timeout_ns: int) -> None:
-        """Run the probe until each context was seen on all of its SMs, and each two of them at the same time."""
+        """Run the probe until each context has run on all of its SMs, and each pair of contexts at the same time."""
         for _ in range(ROUNDS):
             blocks = [self.counts[name] * per_sm for name in streams]
             seen = run_probe(list(streams.values()), blocks, SPIN_NS, timeout_ns)
@@ -213,10 +212,10 @@ def verify(
     in_use: Sequence[str] = (),
     timeout: float = 10.0,
 ) -> VerifyReport:
-    """Fill several contexts of one device with a probe kernel at once, and compare where it ran with their SMs.
+    """Fill several contexts of one device with a probe kernel at once, and compare the SMs that it ran on with theirs.
 
     contexts: by the names that the report shows. covers_device: every SM should belong to one of them. over: those that
-    may share SMs with the others, which the report then states. in_use: other known work, for the report.
+    may share SMs with the others; the report states this. in_use: other known work, for the report.
 
     Returns a VerifyReport. Raises IsolationError if they differ, RuntimeError if the probe does not finish within
     `timeout` seconds, and ValueError for contexts of several devices.
@@ -272,7 +271,7 @@ def verify_graph(graph: GraphExec, timeout: float = 10.0) -> VerifyReport:
 
 
 def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
-    """The one device of the contexts, with everything checked that verify() was called with."""
+    """Check the arguments of verify(); returns the device of the contexts."""
     if not isinstance(contexts, Mapping):
         raise TypeError(
             'contexts must be a mapping of names to contexts, like {"decode": context}, '

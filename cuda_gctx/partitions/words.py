@@ -1,4 +1,4 @@
-"""Layouts as people write them, ``decode=16,prefill=rest``, and the layout that the environment gives to a process."""
+"""Layouts as people write them, ``decode=16,prefill=rest``, and the layout from the environment of a process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _layout_of_words(words: Sequence[str]) -> Layout:
 
 
 def layout_of_text(text: str) -> Layout:
-    """The layout that a text describes; ValueError if it describes none.
+    """The layout that a text describes. ValueError if the text is not a layout.
 
     text: words with commas or spaces between them, the JSON of a Layout, or the path of a file with either. A path
     contains a slash or ends in ".json".
@@ -87,7 +87,7 @@ def given_layout() -> GivenLayout | None:
 
 
 def given_names(layout: Layout) -> str:
-    """What to add to a message about the names of a layout: where they come from, if that is the environment."""
+    """The end of a message about the names of a layout: their source, if that is the environment."""
     with suppress(ValueError):  # it was changed in the meantime
         given = given_layout()
         if given is not None and given.layout is layout:
