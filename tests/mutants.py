@@ -42,7 +42,7 @@ MUTANTS = {
     "no random order": Mutant("measure/loop.py", "order.shuffle(entries)", "pass", "tests/tune/test_procedure.py"),
     "unfair rivals": Mutant(
         "tune/_search.py",
-        "rivals = [rival for rival in rivals if self.found.ranking.others_share(rival) >= share]",
+        "rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]",
         "pass",
         "tests/tune/test_procedure.py",
     ),
@@ -114,7 +114,7 @@ MUTANTS = {
     ),
     "launch-bound work by one thread": Mutant(
         "tune/_search.py",
-        "self._runner.start_hosts([part.name for part in self.parts])",
+        "self._runner.start_hosts(self.task.names)",
         "pass",
         "tests/tune/test_launch.py",
     ),
@@ -126,8 +126,8 @@ MUTANTS = {
     ),
     "a gate where only plans that overlap are launch-bound": Mutant(
         "tune/_search.py",
-        'if self._runner.launch != "graphs":',
-        "if False:",
+        'if self._runner.launch != "graphs" and',
+        "if False and",
         "tests/tune/test_launch.py",
     ),
     "a gate in launch-bound work": Mutant(

@@ -22,10 +22,10 @@ from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.measure.loop import TIMED, Batch, CallTimer, Load, RandomCalls, is_apart, seconds_between, timed_batch
 from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 from cuda_gctx.tune._hosts import Hosts
+from cuda_gctx.tune._measurement import Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import Intervals
-from cuda_gctx.tune._work import Part, entered
+from cuda_gctx.tune._work import Part, Task, entered
 
 __all__ = ["Trial", "clock_for", "latencies", "mixes", "profile", "steps_of"]
 
@@ -54,20 +54,17 @@ class Trial:
     host_s: float = 0.0
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan,
-        parts: Sequence[Part],
-        streams: Mapping[str, Stream],
-        clock: Stream,
-        together: Callable[[Stream, float], object] | None = None,
-    ) -> Trial:
-        by_name = {part.name: part for part in parts}
-        trial = cls(plan, tuple(by_name[name] for name in plan.parts), streams, clock, plan.library_sms)
-        if plan.share is not None and together is not None:
+    def of(cls, plan: Plan, task: Task, streams: Mapping[str, Stream], clock: Stream) -> Trial:
+        trial = cls(plan, task.parts, streams, clock, plan.library_sms)
+        if plan.share is not None and (together := task.together) is not None:
             trial.share = share = plan.share
             trial.joint = Part("together", lambda stream: together(stream, share))
         return trial
+
+    @property
+    def pace_s(self) -> float:
+        """How long a step of a batch takes, by the slower one of the device and the host; never 0."""
+        return max(self.step_s, self.host_s, 1e-7)
 
     @property
     def in_sequence(self) -> bool:

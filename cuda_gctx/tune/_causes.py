@@ -13,9 +13,9 @@ from cuda_gctx.measure.machine import CLOCK_TOLERANCE
 from cuda_gctx.measure.statistics import NOISE, median
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.tune._explain import LEAST_OVERLAP, STAND_IN_NS, ExplainReport, Runs, Where, Work, measured
-from cuda_gctx.tune._measurement import Measurement
-from cuda_gctx.tune._objectives import TailLatency, Throughput
-from cuda_gctx.tune._ranking import Choice, Record
+from cuda_gctx.tune._measurement import Measurement, Record, launch_bound
+from cuda_gctx.tune._objectives import TailLatency, weight_of
+from cuda_gctx.tune._ranking import Choice, Ranking
 from cuda_gctx.tune._report import Report, Result, relation, times, title_of, words
 
 __all__ = ["explain", "reasons"]
@@ -42,11 +42,6 @@ WAITS = "a synchronize, .item(), .cpu() or a blocking copy, or more than about a
 def waits(name: str) -> str:
     """A part whose function does not return before the device has finished."""
     return f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile ({WAITS})"
-
-
-def launch_bound(needs: str) -> str:
-    """The device waits for the host. needs: what the host takes for which work."""
-    return f"launch-bound: {needs}, so the device waits for the host: use fewer launches, or a CUDA graph"
 
 
 def not_at_once(count: int) -> str | None:
@@ -264,19 +259,22 @@ class _Diagnosis:
 # ---- of the plans of a report
 
 
-def reasons(found: Measurement[Any], report: Report, choice: Choice[Record]) -> tuple[str, ...]:
+def reasons(ranking: Ranking[Any], report: Report, choice: Choice[Record]) -> tuple[str, ...]:
     """The reasons, the most general first."""
-    chosen = choice.record
-    sentences = [_bound(report), *_sustained(found, chosen)]
-    sentences += _hosts(found, report, chosen)
-    sentences += _streams(found, report)
-    sentences += _partitions(found, report, chosen)
-    sentences += _libraries(found)
-    sentences += _others(found, report, chosen)
-    sentences += [f"not sure: {why}" for why in choice.why]
-    sentences += _undecided(found, chosen)
-    sentences.append(_coverage(found, report))
-    sentences += _changes(report)
+    found, chosen = ranking.found, choice.record
+    sentences = [
+        _bound(report),
+        *_sustained(ranking, chosen),
+        *_hosts(found, report, chosen),
+        *_streams(found, report),
+        *_partitions(ranking, report, chosen),
+        *_libraries(ranking),
+        *_others(ranking, report, chosen),
+        *(f"not sure: {why}" for why in choice.why),
+        *_undecided(ranking, chosen),
+        _coverage(found, report),
+        *_changes(report),
+    ]
     for why, names in found.left_out.items():
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         sentences.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
@@ -300,8 +298,7 @@ def _bound(report: Report) -> str:
 def _longest(report: Report) -> str:
     if isinstance(report.objective, TailLatency):
         return report.objective.part
-    weights = report.objective.weights if isinstance(report.objective, Throughput) else {}
-    return max(report.alone, key=lambda name: report.alone[name].value * weights.get(name, 1))
+    return max(report.alone, key=lambda name: report.alone[name].value * weight_of(report.objective, name))
 
 
 def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
@@ -309,14 +306,16 @@ def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]
     sentences = [waits(name) for name, facts in found.facts.items() if facts.waits]
     if not isinstance(found.objective, TailLatency) and not sentences:
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
-        called_s = sum(facts.host_s * found.weight(name) for name, facts in found.facts.items())
         alone = [facts.device_s * found.weight(name) for name, facts in found.facts.items()]
         for record, device_s in ((found.sequence(), sum(alone)), (chosen, max(alone))):
             samples = list(record.samples.values())
-            if 2 * sum(sample.launch_bound for sample in samples) > len(samples) and called_s > device_s / 2:
+            if launch_bound(samples) and found.called_s() > device_s / 2:
                 host_s = median([sample.host_s for sample in samples])
                 work = f"a {title_of(found.objective)} of {words(device_s)}"
-                sentences.append(launch_bound(f"the host needs {words(host_s)} to enqueue {work}"))
+                sentences.append(
+                    f"launch-bound: the host needs {words(host_s)} to enqueue {work}, so the device waits for the "
+                    "host: use fewer launches, or a CUDA graph"
+                )
                 break
     streams = _by_kind(report, "streams")
     if found.by_host_threads and streams is not None:
@@ -355,17 +354,13 @@ def _streams(found: Measurement[Any], report: Report) -> list[str]:
     return ["no overlap on plain streams" + (f": {cause}" if cause is not None else "")]
 
 
-def _partitions(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
+def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> list[str]:
     """What the chosen or best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
-    placed = [c for c in found.known() if any(alone.samples for alone in c.alone_here.values())]
+    placed = [c for c in ranking.records if any(alone.samples for alone in c.alone_here.values())]
     if not placed:
         return []
-    disjoint = [c for c in placed if c.plan is not None and c.plan.kind == "partitions"] or placed
-    best = (
-        chosen
-        if chosen in placed
-        else min(disjoint, key=lambda c: (not found.ranking.accepts(c), found.ranking.relative(c)))
-    )
+    disjoint = [c for c in placed if c.kind == "partitions"] or placed
+    best = chosen if chosen in placed else min(disjoint, key=lambda c: (not ranking.accepts(c), ranking.relative(c)))
     assert best.plan is not None
     result = report.result(best.plan)
     sentences = []
@@ -379,7 +374,7 @@ def _partitions(found: Measurement[Any], report: Report, chosen: Record) -> list
         slower = part.alone.value / report.alone[name].value
         if slower > LEAST_SLOWDOWN:
             sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
-        here, together = best.alone_here[name].spent(name, found.final), best.spent(name, found.final)
+        here, together = best.alone_here[name].spent(name, ranking.final), best.spent(name, ranking.final)
         if isinstance(report.objective, TailLatency) and name == report.objective.part:
             ratio = result.seconds.value / part.alone.value
             sentences.append(
@@ -399,10 +394,10 @@ def _partitions(found: Measurement[Any], report: Report, chosen: Record) -> list
     return sentences
 
 
-def _libraries(found: Measurement[Any]) -> list[str]:
+def _libraries(ranking: Ranking[Any]) -> list[str]:
     """What the SM count hint did, at the best sizes."""
     by_allocation: dict[object, dict[bool, Record]] = {}
-    for record in found.ranking.acceptable():
+    for record in ranking.acceptable():
         if record.allocation is not None and record.plan is not None:
             by_allocation.setdefault(record.allocation, {})[record.plan.library_sms] = record
     pairs = [pair for pair in by_allocation.values() if len(pair) == 2]
@@ -412,26 +407,26 @@ def _libraries(found: Measurement[Any]) -> list[str]:
     best = min(
         pairs,
         key=lambda p: (
-            not found.ranking.ratio(p[True], p[False]).is_known,
-            min(map(found.ranking.relative, p.values())),
+            not ranking.ratio(p[True], p[False]).is_known,
+            min(map(ranking.relative, p.values())),
         ),
     )
-    ratio = found.ranking.ratio(best[True], best[False])
+    ratio = ranking.ratio(best[True], best[False])
     noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
     only = ", no difference beyond noise" if noise else ""
     return [f"the SM count hint for libraries ({best[False].plan}) makes it {relation(ratio)}{only}"]
 
 
-def _others(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
+def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> list[str]:
     """How the choice compares with the closest plans and with the sequence."""
     sentences = []
-    fastest = min(found.known(), key=lambda record: found.ranking.relative(record))
-    rivals = [r for r in (*found.ranking.compared, *found.best_of_kinds(), fastest) if r is not chosen]
+    fastest = min(ranking.records, key=ranking.relative)
+    rivals = [r for r in (*ranking.compared, *ranking.best_of_kinds(), fastest) if r is not chosen]
     for rival in dict.fromkeys(rivals):
-        ratio = found.ranking.ratio(rival, chosen)
+        ratio = ranking.ratio(rival, chosen)
         between = f"{rival.plan}: {relation(ratio, THAN)}"
-        if not found.ranking.accepts(rival):
-            sentences.append(f"{between}, but the others would only achieve {found.ranking.others_share(rival):.0%}")
+        if not ranking.accepts(rival):
+            sentences.append(f"{between}, but the others would only achieve {ranking.others_share(rival):.0%}")
             continue
         if ratio.is_known and not ratio.is_slower:
             between += ", no difference beyond noise"
@@ -444,15 +439,15 @@ def _others(found: Measurement[Any], report: Report, chosen: Record) -> list[str
                 sentences.append(
                     f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
                 )
-        sentences += _trade(found, chosen)
+        sentences += _trade(ranking, chosen)
     return sentences
 
 
-def _undecided(found: Measurement[Any], chosen: Record) -> list[str]:
+def _undecided(ranking: Ranking[Any], chosen: Record) -> list[str]:
     """The plans that may be faster than the choice."""
     sentences = []
-    for other in found.ranking.undecided(chosen):
-        ratio = found.ranking.ratio(chosen, other)
+    for other in ranking.undecided(chosen):
+        ratio = ranking.ratio(chosen, other)
         limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
         sentences.append(f"undecided: {other.plan} may be {limit}faster{THAN}")
     return sentences
@@ -469,11 +464,11 @@ def _coverage(found: Measurement[Any], report: Report) -> str:
     return f"the intervals cover {covered}, not another process or day; {margin}; work was enqueued {report.launch}"
 
 
-def _sustained(found: Measurement[Any], chosen: Record) -> list[str]:
+def _sustained(ranking: Ranking[Any], chosen: Record) -> list[str]:
     """What the choice gains in blocks by turns with the sequence, and in rounds between other plans."""
-    ranking, sequence = found.ranking, found.sequence()
     if not chosen.sustained:
         return []
+    sequence = ranking.sequence
     sustained = relation(ranking.ratio(chosen, sequence), FROM)
     sentences = [
         f"in {len(chosen.sustained)} blocks without a pause the choice is {sustained}, and in rounds between other "
@@ -494,15 +489,13 @@ def _changes(report: Report) -> list[str]:
     return [f"between begin and end: {'; '.join(changed)}"] if changed else []
 
 
-def _trade(found: Measurement[Any], chosen: Record) -> list[str]:
+def _trade(ranking: Ranking[Any], chosen: Record) -> list[str]:
     """What the others would achieve in partitions that leave them more, and what that would cost."""
-    limit = MOST_TRADED * found.ranking.relative(chosen)
-    traded = [c for c in found.ranking.acceptable() if c.allocation is not None and found.ranking.relative(c) <= limit]
+    limit = MOST_TRADED * ranking.relative(chosen)
+    traded = [c for c in ranking.acceptable() if c.allocation is not None and ranking.relative(c) <= limit]
     # Of plans that leave the others equally much, the one with the lowest latency.
-    most = max(
-        traded, key=lambda c: (round(found.ranking.others_share(c), 2), -found.ranking.relative(c)), default=chosen
-    )
-    if found.ranking.others_share(most) - found.ranking.others_share(chosen) < LEAST_TRADE:
+    most = max(traded, key=lambda c: (round(ranking.others_share(c), 2), -ranking.relative(c)), default=chosen)
+    if ranking.others_share(most) - ranking.others_share(chosen) < LEAST_TRADE:
         return []
-    share, slower = found.ranking.others_share(most), found.ranking.ratio(most, chosen)
+    share, slower = ranking.others_share(most), ranking.ratio(most, chosen)
     return [f"with {most.plan} the others would achieve {share:.0%} of that, and the latency would be {times(slower)}"]

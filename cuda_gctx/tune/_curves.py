@@ -25,8 +25,8 @@ from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sharing, sitting
 from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
+from cuda_gctx.tune._measurement import Sample
 from cuda_gctx.tune._objectives import TailLatency
-from cuda_gctx.tune._ranking import Sample
 from cuda_gctx.tune._report import times, words
 from cuda_gctx.tune._sizes import Sizes
 from cuda_gctx.tune._work import Part, examine, naming, part_of
@@ -351,7 +351,7 @@ class _Measuring:
 
     def _round_s(self, size: _Size) -> float:
         """How long a round of a size takes."""
-        call_s = max(size.alone.step_s, size.alone.host_s)
+        call_s = size.alone.pace_s
         self._calls.alone_s[PART] = call_s
         calls_s = self._calls.latency_batch_s([self._part], self.objective) if size.both is not None else 0.0
         return max(BATCH_S, call_s) + 2 * calls_s

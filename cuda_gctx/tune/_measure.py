@@ -17,23 +17,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import ceil
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from cuda_gctx._core import clock
 from cuda_gctx.measure.loop import AHEAD, Batch, CallTimer, RandomCalls
 from cuda_gctx.measure.statistics import NOISE, quantile
 from cuda_gctx.tune._batches import Trial, latencies, mixes, profile, steps_of
 from cuda_gctx.tune._hosts import Hosts
-from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
-from cuda_gctx.tune._ranking import Intervals, Sample
-from cuda_gctx.tune._work import Part, captured
+from cuda_gctx.tune._measurement import Intervals, Sample
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, weight_of
+from cuda_gctx.tune._work import Launch, Part, captured
 
-__all__ = ["BATCH_S", "LAUNCHES", "Launch", "OutOfTime", "Runner", "Shape"]
-
-# How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
-# graphs.
-Launch: TypeAlias = Literal["auto", "calls", "graphs"]
-LAUNCHES: tuple[Launch, ...] = ("auto", "calls", "graphs")
+__all__ = ["BATCH_S", "OutOfTime", "Runner", "Shape"]
 
 BATCH_S = 0.03
 LEAST_STEPS, MOST_STEPS = 3, 200
@@ -121,22 +116,21 @@ class Runner:
 
     def steps_for(self, trial: Trial, most: int = MOST_STEPS) -> int:
         """The number of steps of a batch; OutOfTime if there is no time for one."""
-        step_s = max(trial.step_s, trial.host_s, 1e-7)
+        step_s = trial.pace_s
         return self._affordable(trial, max(_least_steps(step_s), min(most, round(BATCH_S / step_s))))
 
     def _affordable(self, trial: Trial, steps: int) -> int:
         """At most so many steps, as far as the time suffices."""
-        left = self.deadline - clock.now()
-        step_s = max(trial.step_s, trial.host_s, 1e-7)
-        if left <= step_s:
+        left_s, step_s = self.deadline - clock.now(), trial.pace_s
+        if left_s <= step_s:
             raise OutOfTime
-        return max(1, min(steps, int(left / step_s)))
+        return max(1, min(steps, int(left_s / step_s)))
 
     def shape(self, trials: Sequence[Trial]) -> Shape:
         """The shape of the batches of a round: as the fastest trial needs it, within limits for the slowest."""
         plans = [trial for trial in trials if len(trial.parts) > 1] or trials
         steps = max((self.steps_for(trial) for trial in plans), default=LEAST_STEPS)
-        slowest_s = max((max(trial.step_s, trial.host_s, 1e-7) for trial in plans), default=1e-7)
+        slowest_s = max((trial.pace_s for trial in plans), default=BATCH_S)
         limit = max(_least_steps(slowest_s), round(MOST_STRETCH * BATCH_S / slowest_s))
         return Shape(min(steps, limit), self._gate_s(max((trial.host_s for trial in trials), default=0.0)))
 
@@ -147,7 +141,7 @@ class Runner:
         shape = self.shape([trial])
         if self.hosts is not None or not isinstance(self.objective, Throughput):
             return shape
-        return shape._replace(steps=max(shape.steps, int(seconds / max(trial.step_s, trial.host_s, 1e-7))))
+        return shape._replace(steps=max(shape.steps, int(seconds / trial.pace_s)))
 
     def _gate_s(self, host_s: float) -> float:
         """How long to close the gate."""
@@ -230,8 +224,9 @@ class Runner:
         room, take a good part of that.
         """
         host_s, step_s = batch.host_s / steps, max(batch.seconds) / steps
-        weights = self.objective.weights if isinstance(self.objective, Throughput) else {}
-        called_s = sum(self.call_s.get(part.name, host_s) * weights.get(part.name, 1) for part in trial.parts)
+        called_s = sum(
+            self.call_s.get(part.name, host_s) * weight_of(self.objective, part.name) for part in trial.parts
+        )
         launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and called_s >= step_s / 2
         return Sample(step_s, launch_bound, host_s, steps=steps)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
 
-__all__ = ["Objective", "TailLatency", "Throughput", "checked"]
+__all__ = ["Objective", "TailLatency", "Throughput", "checked", "critical_part", "weight_of"]
 
 LARGEST_WEIGHT = 10_000
 # A batch has too few calls for more.
@@ -95,6 +95,16 @@ class TailLatency:
 
 
 Objective: TypeAlias = Literal["makespan"] | Throughput | TailLatency
+
+
+def critical_part(objective: Objective) -> str | None:
+    """The part whose latency is minimized, if a latency is."""
+    return objective.part if isinstance(objective, TailLatency) else None
+
+
+def weight_of(objective: Objective, part: str) -> int:
+    """How many calls of a part are one step, or one mix."""
+    return objective.weights[part] if isinstance(objective, Throughput) else 1
 
 
 def checked(objective: object, parts: Sequence[str]) -> Objective:

@@ -13,11 +13,10 @@ from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import sharing
 from cuda_gctx.tune._measure import Runner
-from cuda_gctx.tune._measurement import Measurement
+from cuda_gctx.tune._measurement import Measurement, Record
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import Record
 from cuda_gctx.tune._sizes import Allocation, Sizes
-from cuda_gctx.tune._work import Part, PartError, libraries_loaded, naming, why_not
+from cuda_gctx.tune._work import Part, PartError, Task, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Openings"]
 
@@ -63,17 +62,14 @@ class Openings:
 
     def __init__(
         self,
-        device: Device,
-        parts: Sequence[Part],
+        task: Task,
         found: Measurement[Candidate],
         runner: Runner,
-        library_sms: str,
-        together: Callable[[Stream, float], object] | None,
         show: Callable[[str], None],
         closing: ExitStack,
     ) -> None:
-        self._device, self._parts, self._found, self._runner = device, tuple(parts), found, runner
-        self._library_sms, self._together, self._show, self._closing = library_sms, together, show, closing
+        self._task, self._found, self._runner, self._show, self._closing = task, found, runner, show, closing
+        self._device, self._library_sms = task.device, task.library_sms
         self.tried: set[Allocation] = set()
         self.pools: dict[Allocation, PartitionPool] = {}
         self.is_full = False
@@ -104,7 +100,7 @@ class Openings:
     def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
         with sharing():
             streams = self._closing.enter_context(plan.open(where))
-        return Trial.of(plan, self._parts, streams, self._clock_for(streams), self._together)
+        return Trial.of(plan, self._task, streams, self._clock_for(streams))
 
     def _clock_for(self, streams: dict[str, Stream]) -> Stream:
         return clock_for(self._found.objective, self._device, streams, self._closing)
@@ -112,7 +108,7 @@ class Openings:
     def parts_alone(self, candidate: Candidate) -> list[Candidate]:
         """The parts alone in the partitions of a plan."""
         found: list[Candidate] = []
-        for part in self._parts:  # not the graphs of the candidate
+        for part in self._task.parts:  # not the graphs of the candidate
             if candidate.plan is None or part.name not in candidate.plan.places:
                 continue  # on the whole device
             name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]

@@ -15,13 +15,12 @@ from cuda_gctx.measure.statistics import median
 from cuda_gctx.measure.summaries import Latency, Spread
 from cuda_gctx.tune._causes import reasons
 from cuda_gctx.tune._guard import device_of, place_and_date, sitting
-from cuda_gctx.tune._measure import LAUNCHES
-from cuda_gctx.tune._measurement import Measurement
+from cuda_gctx.tune._measurement import Intervals, Measurement, Record, launch_bound
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
-from cuda_gctx.tune._ranking import Intervals, Record, value_of
+from cuda_gctx.tune._ranking import Ranking, value_of
 from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Search
-from cuda_gctx.tune._work import libraries_loaded, parts_of
+from cuda_gctx.tune._work import LAUNCHES, Task, libraries_loaded, parts_of
 
 __all__ = ["overlap"]
 
@@ -69,8 +68,7 @@ def overlap(
     arguments.
     """
     parts = parts_of(work, named)
-    names = tuple(part.name for part in parts)
-    objective = checked(objective, names)
+    objective = checked(objective, [part.name for part in parts])
     budget_s = as_seconds("budget_s", budget_s)
     seed = as_int("seed", seed)
     if library_sms not in LIBRARY_CHOICES:
@@ -84,9 +82,9 @@ def overlap(
     if together is not None and len(parts) != 2:
         raise ValueError(f"together moves work of one part into the other: pass two parts, not {len(parts)}")
     device = device_of(device)
+    task = Task(device, parts, objective, together, sizes, library_sms, launch, budget_s, seed)
     with sitting(device, progress) as held:
-        limits = (sizes, library_sms, launch, budget_s, seed)
-        search = Search(device, parts, objective, *limits, held.bar, held.closing, together)
+        search = Search(task, held)
         try:
             search.run()
         except KeyboardInterrupt:
@@ -99,17 +97,17 @@ def overlap(
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search.found, device, held.conditions)
+    return _report(search.ranking, device, held.conditions)
 
 
-def _report(found: Measurement[Any], device: Device, conditions: Sequence[Conditions]) -> Report:
-    ranking, objective = found.ranking, found.objective
+def _report(ranking: Ranking[Any], device: Device, conditions: Sequence[Conditions]) -> Report:
+    found, objective = ranking.found, ranking.objective
     choice = ranking.choose()
     chosen = choice.record
     assert chosen.plan is not None
-    gain = ranking.ratio(found.sequence(), chosen)
+    gain = ranking.ratio(ranking.sequence, chosen)
     alone = {name: _spread(found, record) for name, record in found.alone.items()}
-    results = sorted((_result(found, c, alone) for c in found.known()), key=lambda result: result.relative)
+    results = sorted((_result(ranking, record, alone) for record in found.known()), key=lambda result: result.relative)
     if isinstance(objective, TailLatency):
         bound = alone[objective.part].value
     else:
@@ -133,7 +131,7 @@ def _report(found: Measurement[Any], device: Device, conditions: Sequence[Condit
         **place_and_date(device),
         conditions=tuple(conditions),
     )
-    return replace(report, reasons=reasons(found, report, choice))
+    return replace(report, reasons=reasons(ranking, report, choice))
 
 
 def _spread(found: Measurement[Any], record: Record) -> Spread:
@@ -141,8 +139,9 @@ def _spread(found: Measurement[Any], record: Record) -> Spread:
     return Spread.of([sample.seconds for sample in samples], value_of(found.objective, samples))
 
 
-def _result(found: Measurement[Any], record: Record, alone: dict[str, Spread]) -> Result:
+def _result(ranking: Ranking[Any], record: Record, alone: dict[str, Spread]) -> Result:
     assert record.plan is not None
+    found = ranking.found
     samples = list(record.measured(found.final).values())
     latencies = [seconds for sample in samples for seconds in sample.latencies]
     parts = {}
@@ -162,12 +161,12 @@ def _result(found: Measurement[Any], record: Record, alone: dict[str, Spread]) -
     return Result(
         plan=record.plan,
         seconds=seconds,
-        relative=found.ranking.relative(record),
+        relative=ranking.relative(record),
         parts=parts,
         overlap=_overlap(record, record.profiled(found.final), alone, seconds.value),
         latency=Latency.of(latencies) if latencies else None,
         sm_clock_mhz=_clock(found, record),
-        launch_bound=2 * sum(sample.launch_bound for sample in samples) > len(samples),
+        launch_bound=launch_bound(samples),
     )
 
 
@@ -194,7 +193,7 @@ def _overlap(record: Record, steps: Sequence[Intervals], alone: dict[str, Spread
 def _overlap_of(step: Intervals, record: Record, alone: dict[str, Spread]) -> float:
     spans = []
     for name, (begin, end) in step.items():
-        if record.plan is None or record.plan.kind != "partitions":
+        if record.kind != "partitions":
             # With shared SMs a part may have waited for them first: only its time alone counts as running.
             begin = max(begin, end - alone[name].value)
         spans.append((begin, end))

@@ -13,9 +13,9 @@ the chip slows the others in rounds, and itself in blocks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic
 
 from cuda_gctx.measure.statistics import (
     LEAST_OF_OPENING,
@@ -32,106 +32,15 @@ from cuda_gctx.measure.statistics import (
     ratio_of_quantiles,
     ratio_of_totals,
 )
+from cuda_gctx.tune._measurement import Measurement, R, Record, Sample
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
-from cuda_gctx.tune._plans import KINDS, Plan
-from cuda_gctx.tune._sizes import Allocation
 
-__all__ = ["HOPELESS", "Choice", "Intervals", "R", "Ranking", "Record", "Sample", "settled", "value_of"]
+__all__ = ["HOPELESS", "Choice", "Ranking", "settled", "value_of"]
 
 # Blocks without which nothing is known about a plan that runs for longer.
 LEAST_BLOCKS = 2
 # A plan that is so much slower than the best of each of its rounds is left out of later ones.
 HOPELESS = 1.15
-
-
-Intervals: TypeAlias = dict[str, tuple[float, float]]  # when each part began and ended
-
-
-@dataclass
-class Sample:
-    """The result of a batch.
-
-    seconds: what the objective minimizes, of this batch alone. steps: how many of them it had. calls: for each part,
-    how many completed, and in how many seconds. latencies: of each call, if the objective is a latency. settles:
-    whether it is of the first part of a block, in which clocks and temperature are those of the block before.
-    """
-
-    seconds: float
-    launch_bound: bool = False
-    host_s: float = 0.0
-    calls: dict[str, tuple[float, float]] = field(default_factory=dict)
-    latencies: tuple[float, ...] = ()
-    steps: int = 1
-    settles: bool = False
-
-
-@dataclass(eq=False)
-class Record:
-    """What was measured of a plan, or of a part alone (`plan` is None).
-
-    samples: by round. opening_of: which opening of the plan took part in a round; the first one, if not stated.
-    sustained: blocks of the plan, each with the block of the sequence next to it.
-    sm_clocks_mhz: the SM clock during a block of the plan and during that of the sequence, where they are known.
-    sm_counts: the SMs of each part. allocation: what divides the SMs, if they are divided.
-    steps: when the parts ran in some joined steps, by round. alone_here: the parts alone on the SMs that the plan gives
-    them.
-    """
-
-    plan: Plan | None
-    samples: dict[int, Sample] = field(default_factory=dict)
-    opening_of: dict[int, int] = field(default_factory=dict)
-    openings: int = 1
-    sustained: list[tuple[list[Sample], list[Sample]]] = field(default_factory=list)
-    sm_clocks_mhz: tuple[float, float] | None = None
-    sm_counts: dict[str, int] = field(default_factory=dict)
-    allocation: Allocation | None = None
-    steps: dict[int, list[Intervals]] = field(default_factory=dict)
-    alone_here: dict[str, Record] = field(default_factory=dict)
-    _known: tuple[object, dict[int, Sample], list[dict[int, Sample]]] | None = field(default=None, repr=False)
-
-    def measured(self, final: int | None) -> dict[int, Sample]:
-        """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
-        return self._of_final(final)[0]
-
-    def by_opening(self, final: int | None) -> list[dict[int, Sample]]:
-        """The samples of the final rounds, for each opening."""
-        return self._of_final(final)[1]
-
-    def _of_final(self, final: int | None) -> tuple[dict[int, Sample], list[dict[int, Sample]]]:
-        """The samples of the final rounds, and those of each opening; kept until there are others."""
-        state = (final, len(self.samples), next(reversed(self.samples), None), self.openings)
-        if self._known is None or self._known[0] != state:
-            fresh = {number: one for number, one in self.samples.items() if final is not None and number >= final}
-            chosen = fresh if len(fresh) >= LEAST_PAIRS else self.samples
-            openings: list[dict[int, Sample]] = [{} for _ in range(self.openings)]
-            for number, sample in chosen.items():
-                openings[self.opening_of.get(number, 0)][number] = sample
-            self._known = state, chosen, openings
-        return self._known[1:]
-
-    def profiled(self, final: int | None) -> list[Intervals]:
-        """The profiled steps; only those of the final rounds if there are any."""
-        fresh = [
-            step for number, steps in self.steps.items() if final is not None and number >= final for step in steps
-        ]
-        return fresh or [step for steps in self.steps.values() for step in steps]
-
-    def spent(self, name: str, final: int | None) -> list[float]:
-        """How long a part took in the profiled steps, from when it could begin to its end."""
-        return [step[name][1] - step[name][0] for step in self.profiled(final)]
-
-    @property
-    def is_sequence(self) -> bool:
-        return self.plan is not None and self.plan.kind == "sequence"
-
-    @property
-    def complexity(self) -> tuple[int, bool]:
-        """The smaller, the simpler the plan."""
-        assert self.plan is not None
-        return KINDS.index(self.plan.kind), self.plan.library_sms
-
-
-R = TypeVar("R", bound=Record)
 
 
 def value_of(objective: Objective, samples: Sequence[Sample]) -> float:
@@ -154,6 +63,11 @@ def compared(objective: Objective, slow: Sequence[Sample], fast: Sequence[Sample
         work = [min(one.steps, other.steps) for one, other in zip(slow, fast, strict=True)]
         return ratio_of_totals([(a.seconds * n, b.seconds * n) for a, b, n in zip(slow, fast, work, strict=True)])
     return ratio_of([(one.seconds, other.seconds) for one, other in zip(slow, fast, strict=True)])
+
+
+def in_common(first: Mapping[int, Sample], second: Mapping[int, Sample]) -> list[tuple[Sample, Sample]]:
+    """The samples of the rounds in which both were measured."""
+    return [(first[number], second[number]) for number in sorted(first.keys() & second.keys())]
 
 
 @dataclass(frozen=True)
@@ -179,30 +93,29 @@ class Choice(Generic[R]):
 
 
 class Ranking(Generic[R]):
-    """Compares the records of plans.
+    """Compares the plans of a measurement, as far as they have been measured when it is made.
 
-    records: of the plans; one is of the sequence. alone: of each part alone. final: the number of the first final
-    round, of which alone the decision is made; None before it.
+    found: the measurement, which contains the sequence. is_current: whether nothing was measured since.
     """
 
-    def __init__(
-        self, objective: Objective, records: Sequence[R], alone: Mapping[str, R], final: int | None = None
-    ) -> None:
-        self.objective = objective
-        self.records = [record for record in records if record.samples]
-        self.alone = alone
-        self.final = final
-        self.sequence = next(record for record in self.records if record.is_sequence)
+    def __init__(self, found: Measurement[R]) -> None:
+        self.found, self.objective, self.final = found, found.objective, found.final
+        self.records, self.sequence = found.known(), found.sequence()
+        self._state = found.state
         self._ratios: dict[tuple[R, R], Ratio] = {}
         self._in_rounds: dict[tuple[R, R], Ratio] = {}
         self._relative: dict[R, float] = {}
+
+    @property
+    def is_current(self) -> bool:
+        return self._state == self.found.state
 
     # ---- the rate of the others
 
     def others_share(self, record: R) -> float:
         """The rate of the parts that are not critical, as a share of their rate alone; the smallest of them."""
         shares = []
-        for name, alone in self.alone.items():
+        for name, alone in self.found.alone.items():
             counted = [sample.calls[name] for sample in record.samples.values() if name in sample.calls]
             seconds = sum(seconds for _, seconds in counted)
             if seconds > 0:
@@ -224,6 +137,13 @@ class Ranking(Generic[R]):
     def acceptable(self, *, leniently: bool = False) -> list[R]:
         """The plans that can be chosen."""
         return [record for record in self.records if self.accepts(record, leniently=leniently)]
+
+    def best_of_kinds(self) -> list[R]:
+        """The fastest plan of each kind, of those that can be chosen."""
+        found: dict[str | None, R] = {}
+        for record in sorted(self.acceptable(), key=self.relative):
+            found.setdefault(record.kind, record)
+        return list(found.values())
 
     # ---- comparisons
 
@@ -269,7 +189,7 @@ class Ranking(Generic[R]):
         pairs = [(self._block(theirs), self._block(ours)) for ours, theirs in record.sustained]
         objective = self.objective
         if isinstance(objective, TailLatency):
-            found = compared(objective, *(list(side) for side in zip(*pairs, strict=True)))
+            found = compared(objective, *zip(*pairs, strict=True))
             return found if found.is_known else None
         return ratio_of_totals([(sequence.seconds, own.seconds) for sequence, own in pairs])
 
@@ -282,9 +202,8 @@ class Ranking(Generic[R]):
     def _plain(self, slow: R, fast: R) -> Ratio:
         """The ratio over the final rounds in which both were measured, or over all of them if there is none."""
         for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
-            rounds = sorted(theirs.keys() & ours.keys())
-            if rounds:
-                return compared(self.objective, [theirs[n] for n in rounds], [ours[n] for n in rounds])
+            if pairs := in_common(theirs, ours):
+                return compared(self.objective, *zip(*pairs, strict=True))
         value = self.value(slow) / self.value(fast)
         return Ratio(value, value, value, 0, False)
 
@@ -292,9 +211,8 @@ class Ranking(Generic[R]):
         """The ratio for each opening of the two."""
         found = []
         for theirs, ours in zip(slow.by_opening(self.final), fast.by_opening(self.final), strict=False):
-            rounds = sorted(theirs.keys() & ours.keys())
-            if len(rounds) >= LEAST_OF_OPENING:
-                ratio = compared(self.objective, [theirs[n] for n in rounds], [ours[n] for n in rounds])
+            if len(pairs := in_common(theirs, ours)) >= LEAST_OF_OPENING:
+                ratio = compared(self.objective, *zip(*pairs, strict=True))
                 if ratio.is_known or not isinstance(self.objective, TailLatency):
                     found.append(ratio.value)
         return found
@@ -433,8 +351,8 @@ class Ranking(Generic[R]):
         by, instead = (ratio_of_totals, "mean") if self.objective == "makespan" else (ratio_of, "median")
         found: list[tuple[float, str, R]] = []
         for other in self.compared:
-            ours, theirs = chosen.measured(self.final), other.measured(self.final)
-            rounds = [(ours[n].seconds, theirs[n].seconds) for n in sorted(ours.keys() & theirs.keys())]
+            pairs = in_common(chosen.measured(self.final), other.measured(self.final))
+            rounds = [(mine.seconds, its.seconds) for mine, its in pairs]
             if other is chosen or len(rounds) < LEAST_PAIRS or self.in_rounds(chosen, other).value > 1 + NOISE:
                 continue
             found.append((by(rounds).value, instead, other))

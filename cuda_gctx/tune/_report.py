@@ -15,7 +15,8 @@ from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import Ratio
 from cuda_gctx.measure.summaries import Latency, Spread
 from cuda_gctx.tune._json import Document
-from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, checked
+from cuda_gctx.tune._measurement import AS_GRAPHS
+from cuda_gctx.tune._objectives import Objective, TailLatency, checked, weight_of
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "relation", "times", "title_of", "words"]
@@ -27,7 +28,6 @@ WIDTH = 80  # of the table, if possible
 RANGE = "p10 to p90"
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
 LEAST_SAMPLES = 5
-AS_GRAPHS = "as graphs"  # how the work was enqueued
 
 
 def words(seconds: float) -> str:
@@ -359,18 +359,17 @@ def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
 
     The calls of a mix in sequence alternate, so each part takes as long as the mix.
     """
-    weights = report.objective.weights if isinstance(report.objective, Throughput) else {}
     pieces: list[Piece] = []
     start = 0.0
     for name in report.alone:
         part = result.parts[name]
         if part.seconds is not None:
-            calls_ns = weights.get(name, 1) * 1e9
+            calls_ns = weight_of(report.objective, name) * 1e9
             low, end, high = (
                 start + seconds * calls_ns for seconds in (part.seconds.p10, part.seconds.value, part.seconds.p90)
             )
             pieces.append(Piece(name, start, end, low, high))
-            start = end if result.plan.kind == "sequence" and not weights else 0.0
+            start = end if result.plan.kind == "sequence" and report.objective == "makespan" else 0.0
     return tuple(pieces)
 
 

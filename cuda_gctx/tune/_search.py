@@ -12,26 +12,24 @@ that heats the chip slows all plans of a round, but itself only in such blocks. 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.progress import Progress
-from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import ClockReading, is_simulated
 from cuda_gctx.measure.statistics import LEAST_PAIRS, MANY_PAIRS, NOISE
-from cuda_gctx.tune._measure import BATCH_S, Launch, OutOfTime, Runner
-from cuda_gctx.tune._measurement import Measurement
-from cuda_gctx.tune._objectives import Objective, TailLatency
+from cuda_gctx.tune._guard import Sitting
+from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
+from cuda_gctx.tune._measurement import AS_GRAPHS, BY_EACH_HOST, BY_ONE_HOST, Measurement, Sample, launch_bound
+from cuda_gctx.tune._objectives import TailLatency, critical_part
 from cuda_gctx.tune._openings import Candidate, Openings
-from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._ranking import HOPELESS, Sample, settled
+from cuda_gctx.tune._plans import Kind, Plan
+from cuda_gctx.tune._ranking import HOPELESS, Ranking, settled
 from cuda_gctx.tune._sizes import Allocation, Sizes
-from cuda_gctx.tune._work import Part, examine
+from cuda_gctx.tune._work import Task, examine
 
 __all__ = ["Search"]
 
@@ -71,44 +69,35 @@ HALVINGS = 6
 
 
 class Search:
-    """Measures plans for some parts. Results are available at any time, also after an interruption."""
+    """Measures plans for a task. Results are available at any time, also after an interruption."""
 
-    def __init__(
-        self,
-        device: Device,
-        parts: Sequence[Part],
-        objective: Objective,
-        wanted_sizes: Iterable[int] | None,
-        library_sms: str,
-        launch: Launch,
-        budget_s: float,
-        seed: int,
-        progress: Progress,
-        closing: ExitStack,
-        together: Callable[[Stream, float], object] | None = None,
-    ) -> None:
-        self.device = device
-        self.parts = tuple(parts)
-        self.objective = objective
-        names = tuple(part.name for part in parts)
-        self.found: Measurement[Candidate] = Measurement(names, objective, launch == "graphs")
-        self._has_together = together is not None
+    def __init__(self, task: Task, held: Sitting) -> None:
+        self.task = task
+        launched = AS_GRAPHS if task.launch == "graphs" else BY_ONE_HOST
+        self.found: Measurement[Candidate] = Measurement(task.names, task.objective, launched)
         self._began = clock.now()
-        self._budget_s = budget_s
-        self._random = random.Random(seed)
-        self._progress = progress
+        self._random = random.Random(task.seed)
+        self._held = held
+        self._ranking: Ranking[Candidate] | None = None
         self._round = 0
         self._fair_rounds: set[int] = set()  # those in which every plan that was not left out took part
         self._settled: list[Sample] = []  # of the sequence, before the first round
         self._sizes: Sizes | None = None
         try:
-            self._sizes = Sizes(device, [part.name for part in parts], wanted_sizes)
+            self._sizes = Sizes(task.device, task.names, task.sizes)
         except FeatureNotSupported as error:
             self.found.notes.append(f"partitions were not measured: {error}")
-        self._runner = closing.enter_context(Runner(objective, self._began + budget_s, launch, seed))
-        self._runner.retry_s = min(RETRY_S, RETRY_SHARE * budget_s)
-        self.opened = Openings(device, parts, self.found, self._runner, library_sms, together, self._show, closing)
-        self._first_stream = closing.enter_context(device.create_stream())
+        runner = Runner(task.objective, self._began + task.budget_s, task.launch, task.seed)
+        self._runner = held.closing.enter_context(runner)
+        self._runner.retry_s = min(RETRY_S, RETRY_SHARE * task.budget_s)
+        self.opened = Openings(task, self.found, self._runner, self._show, held.closing)
+
+    @property
+    def ranking(self) -> Ranking[Candidate]:
+        """The comparison of all that has been measured so far."""
+        if self._ranking is None or not self._ranking.is_current:
+            self._ranking = Ranking(self.found)
+        return self._ranking
 
     # ---- the phases
 
@@ -123,7 +112,7 @@ class Search:
         ):
             # Without the first phase there is nothing to compare, so it may take all of the time.
             until = 1.0 if not self.found.can_answer else share
-            self._runner.deadline = self._began + until * self._budget_s
+            self._runner.deadline = self._began + until * self.task.budget_s
             try:
                 phase()
             except OutOfTime:
@@ -133,9 +122,9 @@ class Search:
 
     def _first(self) -> None:
         self._show("calling each part for the first time")
-        first = self._first_stream
-        whole = dict.fromkeys((part.name for part in self.parts), self.device.sm_count)
-        for part in self.parts:
+        first = self._held.closing.enter_context(self.task.device.create_stream())
+        whole = dict.fromkeys(self.task.names, self.task.device.sm_count)
+        for part in self.task.parts:
             trial = self.opened.alone("alone", part, first)
             candidate = Candidate(plan=None, trial=trial, sm_counts=whole)
             with self.opened.forgiving(candidate, trial):
@@ -145,7 +134,7 @@ class Search:
                 self._runner.warm(trial)
             self._runner.alone_s[part.name] = trial.step_s
             self.found.alone[part.name] = candidate
-        names = tuple(part.name for part in self.parts)
+        names = self.task.names
         self.opened.plan(Plan("sequence", names), whole)
         self._open_asked()
         plans = [Plan("streams", names), *(Plan("priority", names, first=name) for name in names)]
@@ -182,9 +171,9 @@ class Search:
 
     def _start_hosts(self) -> None:
         """Start new host threads, and let them enqueue steps that do not count: first calls of a thread take longer."""
-        self.found.by_host_threads = True
-        self._runner.start_hosts([part.name for part in self.parts])
-        [streams] = [c for c in self.found.plans if c.plan is not None and c.plan.kind == "streams"]
+        self.found.launched = BY_EACH_HOST
+        self._runner.start_hosts(self.task.names)
+        [streams] = [c for c in self.found.plans if c.kind == "streams"]
         with self.opened.forgiving(streams, streams.trial):
             self._runner.warm(streams.trial)
 
@@ -196,24 +185,27 @@ class Search:
         """
         if any(facts.waits for facts in self.found.facts.values()):
             return False
-        if isinstance(self.objective, TailLatency):
-            others = [facts for name, facts in self.found.facts.items() if name != self.objective.part]
+        if (critical := critical_part(self.found.objective)) is not None:
+            others = [facts for name, facts in self.found.facts.items() if name != critical]
             return any(facts.host_s >= facts.device_s for facts in others)
-        if self._runner.launch != "graphs":  # which take the host less than the functions do
-            called_s = sum(facts.host_s * self.found.weight(name) for name, facts in self.found.facts.items())
-            if called_s >= max(self._runner.alone_s[name] * self.found.weight(name) for name in self.found.facts):
-                return True
-        samples = [*self._settled, *self.found.sequence().samples.values()]
-        return 2 * sum(sample.launch_bound for sample in samples) > len(samples)
+        # Graphs take the host less than the functions do.
+        if self._runner.launch != "graphs" and self.found.called_s() >= max(self._durations().values()):
+            return True
+        return launch_bound([*self._settled, *self.found.sequence().samples.values()])
 
     # ---- what the time allows
 
     def _batch_s(self) -> float:
         """How long a batch of a plan takes at the least: a few steps, one long step, or the calls of a latency."""
+        if isinstance(self.found.objective, TailLatency):
+            return max(BATCH_S, self._runner.latency_batch_s(self.task.parts, self.found.objective))
         sequence = self.found.plans[0]
-        if isinstance(self.objective, TailLatency):
-            return max(BATCH_S, self._runner.latency_batch_s(self.parts, self.objective))
-        return max(BATCH_S, sequence.trial.step_s, sequence.trial.host_s, sequence.batch_s)
+        return max(BATCH_S, sequence.trial.pace_s, sequence.batch_s)
+
+    def _round_s(self, candidates: Iterable[Candidate]) -> float:
+        """How long a round of some plans takes."""
+        batch_s = self._batch_s()
+        return sum(max(candidate.batch_s, batch_s) for candidate in candidates)
 
     def _least_comparison_s(self) -> float:
         """How long it takes to compare a few plans with the sequence."""
@@ -222,16 +214,19 @@ class Search:
 
     def _search_until(self, share: float = SEARCH_UNTIL) -> float:
         """After how many seconds the sizes have to be known, so that time is left to compare a few finalists."""
-        return max(0.0, min(share * self._budget_s, self._budget_s - self._least_comparison_s()))
+        return max(0.0, min(share * self.task.budget_s, self.task.budget_s - self._least_comparison_s()))
 
     def _left(self, per_round_s: float, reserve_s: float = 0.0) -> int:
         """How many rounds of a length fit before the deadline, if some time is kept."""
         return max(0, int((self._runner.deadline - clock.now() - reserve_s) / max(per_round_s, 1e-6)))
 
+    def _durations(self) -> dict[str, float]:
+        """How long the calls of a step of each part take alone."""
+        return {name: alone_s * self.found.weight(name) for name, alone_s in self._runner.alone_s.items()}
+
     def _coarse(self, sizes: Sizes) -> list[Allocation]:
         """Divisions of the SMs that fit, are far apart, and have not been tried."""
-        durations = {name: alone_s * self.found.weight(name) for name, alone_s in self._runner.alone_s.items()}
-        found = (one for one in sizes.coarse(durations, self._urgent) if one not in self.opened.tried)
+        found = (one for one in sizes.coarse(self._durations(), self._urgent) if one not in self.opened.tried)
         return [one for one in found if sizes.plan(one, False) is not None]
 
     def _opening_s(self, rounds: int) -> float:
@@ -245,7 +240,7 @@ class Search:
         if self._sizes is None or not self._sizes.chosen:
             return
         left_s = self._began + self._search_until() - clock.now()
-        affordable = min(int(left_s / self._opening_s(COARSE_ROUNDS)), CONTEXTS_AT_ONCE // len(self.parts))
+        affordable = min(int(left_s / self._opening_s(COARSE_ROUNDS)), CONTEXTS_AT_ONCE // len(self.task.parts))
         for allocation in self._coarse(self._sizes)[: max(KINDS_OF_PARTITIONS, affordable)]:
             self.opened.division(allocation, self._sizes)
 
@@ -257,9 +252,9 @@ class Search:
             return
         for count in sizes.too_large():
             self.found.note(f"{count} SMs were not tried: no layout for these parts fits with a partition of that size")
-        coarse, batch_s = self._coarse(sizes), self._batch_s()
+        coarse = self._coarse(sizes)
         for rounds in range(COARSE_ROUNDS, 0, -1):
-            base_s = rounds * sum(max(candidate.batch_s, batch_s) for candidate in base if not candidate.hopeless)
+            base_s = rounds * self._round_s(candidate for candidate in base if not candidate.hopeless)
             most = int((self._runner.deadline - clock.now() - base_s) / self._opening_s(rounds))
             if most >= len(coarse):
                 break
@@ -268,13 +263,13 @@ class Search:
             self.found.complete = False
             self.found.note(
                 f"{len(coarse) - most} of {len(self.opened.tried) + len(coarse)} divisions of the SMs were not tried, "
-                f"such as {omitted[0]}: budget_s={self._budget_s:g} allows no more"
+                f"such as {omitted[0]}: budget_s={self.task.budget_s:g} allows no more"
             )
         self._try(sizes, coarse[:most], base, rounds)
 
     def _try(self, sizes: Sizes, allocations: Sequence[Allocation], base: Sequence[Candidate], rounds: int) -> None:
         """Open divisions of the SMs, some at a time, and measure them together with other plans."""
-        at_once = max(1, CONTEXTS_AT_ONCE // len(self.parts))
+        at_once = max(1, CONTEXTS_AT_ONCE // len(self.task.parts))
         pending = list(allocations)
         while True:
             made: list[Candidate] = []
@@ -285,60 +280,58 @@ class Search:
                 return
             self.opened.close_losers(self._best_partitions())
             if len(self.opened.pools) >= at_once:  # all of them are close to the best
-                at_once = len(self.opened.pools) + max(1, CONTEXTS_AT_ONCE // len(self.parts))
+                at_once = len(self.opened.pools) + max(1, CONTEXTS_AT_ONCE // len(self.task.parts))
 
     # ---- shares of the bulk work in a call of the urgent part
 
     @property
     def _urgent(self) -> tuple[str, ...]:
         """The parts that an overlay may put first."""
-        if isinstance(self.objective, TailLatency):
-            return (self.objective.part,)
-        return tuple(part.name for part in self.parts)
+        critical = critical_part(self.found.objective)
+        return self.task.names if critical is None else (critical,)
 
     @property
     def _urgent_and_bulk(self) -> tuple[str, str]:
         """The part whose calls take in the other, the last one unless a latency is minimized; and the other."""
-        first, last = (part.name for part in self.parts)
-        return (
-            (first, last) if isinstance(self.objective, TailLatency) and self.objective.part == first else (last, first)
-        )
+        first, last = self.task.names
+        return (first, last) if critical_part(self.found.objective) == first else (last, first)
 
     def _joined(self, share: float) -> Plan:
-        return Plan("together", tuple(part.name for part in self.parts), first=self._urgent_and_bulk[0], share=share)
+        return Plan("together", self.task.names, first=self._urgent_and_bulk[0], share=share)
 
     def _snapped(self, share: float) -> float:
         """The nearest share with which a whole number of calls takes all of the bulk work of a step or mix."""
-        if isinstance(self.objective, TailLatency):
+        if isinstance(self.found.objective, TailLatency):
             return min(1.0, share)
         urgent, bulk = map(self.found.weight, self._urgent_and_bulk)
         return min(1.0, bulk / min(urgent, max(bulk, round(bulk / share))))
 
     def _coarse_shares(self) -> list[float]:
         """Shares that are far apart."""
-        if not self._has_together:
+        if self.task.together is None:
             return []
         return list(dict.fromkeys(self._snapped(2.0**-power) for power in range(HALVINGS + 1)))
 
     def _refine_shares(self) -> None:
         """Try shares between the best one and those next to it, each time half as far away."""
-        joined = [candidate for candidate in self.found.known() if candidate.plan is not None and candidate.trial.joint]
+        joined = [candidate for candidate in self.found.known() if candidate.kind == "together"]
         if not joined:
             return
         for power in (0.5, 0.25, 0.125):
             best = self._best(joined)
-            assert best.plan is not None
-            if self.found.ranking.relative(best) > NOT_REFINED * min(
-                map(self.found.ranking.relative, self.found.ranking.acceptable())
-            ):
+            if not self._may_win(best):
                 return
-            tried = {one.plan.share for one in joined if one.plan is not None}
+            tried = {one.trial.share for one in joined}
             near = {self._snapped(best.trial.share * 2**step) for step in (power, -power)} - tried
             made = [self.opened.plan(self._joined(share), best.sm_counts) for share in sorted(near)]
             if not self._left(len(made) * self._batch_s() * REFINING_ROUNDS):
                 raise OutOfTime
             self._rounds([self.found.sequence(), best, *made], REFINING_ROUNDS)
             joined += [one for one in made if one.samples]
+
+    def _may_win(self, best: Candidate) -> bool:
+        """Whether the best plan of a kind is so close to the fastest one that plans next to it may win."""
+        return self.ranking.relative(best) <= NOT_REFINED * min(map(self.ranking.relative, self.ranking.acceptable()))
 
     def _refine(self) -> None:
         self._runner.deadline = min(self._runner.deadline, self._began + self._search_until(REFINE_UNTIL))
@@ -352,14 +345,9 @@ class Search:
         stride = sizes.first_stride()
         while stride >= 1 and not self.opened.is_full:
             best = self._best_partitions(kind)
-            overall = min(map(self.found.ranking.relative, self.found.ranking.acceptable()))
-            if best is None or best.allocation is None or self.found.ranking.relative(best) > NOT_REFINED * overall:
+            if best is None or best.allocation is None or not self._may_win(best):
                 return
-            near = [
-                allocation
-                for allocation in sizes.around(best.allocation, stride)
-                if allocation not in self.opened.tried
-            ]
+            near = [one for one in sizes.around(best.allocation, stride) if one not in self.opened.tried]
             if near:
                 each_s = self._opening_s(REFINING_ROUNDS)
                 if not self._left(each_s):
@@ -370,10 +358,10 @@ class Search:
 
     def _try_again(self) -> None:
         """A second chance for the best plan of each kind that was left out: its first steps may have been slow ones."""
-        found: dict[str, Candidate] = {}
-        for candidate in sorted(self.found.known(), key=self.found.ranking.relative):
-            if candidate.is_open and candidate.plan is not None:
-                found.setdefault(candidate.plan.kind, candidate)
+        found: dict[Kind | None, Candidate] = {}
+        for candidate in sorted(self.found.known(), key=self.ranking.relative):
+            if candidate.is_open:
+                found.setdefault(candidate.kind, candidate)
         again = [one for one in found.values() if not one.is_sequence and self._behind(one) > HOPELESS]
         for candidate in again:
             self._show(f"trying {candidate.plan} again")
@@ -384,7 +372,7 @@ class Search:
                 candidate.samples.clear()
                 candidate.hopeless = False
         if again:
-            best = min((one for one in found.values() if one not in again), key=self.found.ranking.relative)
+            best = min((one for one in found.values() if one not in again), key=self.ranking.relative)
             self._rounds([*dict.fromkeys([self.found.sequence(), best]), *again], REFINING_ROUNDS)
 
     def _compare(self) -> None:
@@ -395,16 +383,16 @@ class Search:
         blocks, block_s = self._blocks()
         reserve_s = 2 * blocks * block_s
         left_s = self._runner.deadline - clock.now() - reserve_s
-        costs = list(accumulate(max(candidate.batch_s, self._batch_s()) for candidate in finalists))
+        costs = accumulate(max(candidate.batch_s, self._batch_s()) for candidate in finalists)
         most = sum((LEAST_PAIRS + OPENINGS) * cost_s <= left_s for cost_s in costs)
         finalists = finalists[: max(LEAST_FINALISTS - 1, most)]
         parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.found.alone.values())
-        affordable = MANY_PAIRS * (costs[len(finalists) - 1] + parts_s) <= left_s
+        affordable = MANY_PAIRS * (self._round_s(finalists) + parts_s) <= left_s
         alone = list(self.found.alone.values()) if affordable else []
         self.opened.again(finalists, OPENINGS)
         self.found.final = self._round
         competing = [*alone, *finalists]
-        round_s = sum(max(candidate.batch_s, self._batch_s()) for candidate in competing)
+        round_s = self._round_s(competing)
 
         # Profiling the parts takes about as long as the rounds in which it is done.
         placed = self._placed(finalists) if self._left(round_s, reserve_s) >= MANY_PAIRS + LEAST_PAIRS else []
@@ -417,37 +405,36 @@ class Search:
         """Measure on until it is certain that the choice is the best and holds for longer, or the time is up."""
         rivals = list(finalists)
         while True:
-            choice = self.found.ranking.choose(trying=blocks > 0)
+            choice = self.ranking.choose(trying=blocks > 0)
             chosen = choice.record
             unconfirmed = not chosen.is_sequence and not chosen.sustained and blocks > 0
             if choice.decided and not unconfirmed:
                 return
-            if chosen.sustained and (not choice.held or self.found.sequence() in self.found.ranking.undecided(chosen)):
+            if chosen.sustained and (not choice.held or self.found.sequence() in self.ranking.undecided(chosen)):
                 self._alternate(chosen, blocks, block_s)
                 continue
             # Each time twice as many rounds, as the intervals expect.
-            certain = [r for r in rivals if self.found.ranking.ratio(r, chosen).is_slower and not r.is_sequence]
+            certain = [r for r in rivals if self.ranking.ratio(r, chosen).is_slower and not r.is_sequence]
             rivals = [rival for rival in rivals if rival not in certain]
-            round_s = sum(max(one.batch_s, self._batch_s()) for one in (*alone, *rivals))
-            spare = self._left(round_s, 2 * blocks * block_s if unconfirmed else 0.0)
+            spare = self._left(self._round_s((*alone, *rivals)), 2 * blocks * block_s if unconfirmed else 0.0)
             further = min(self._round - (self.found.final or 0), spare)
             if choice.decided or (further <= 0 and unconfirmed):
                 self._alternate(chosen, blocks, block_s)
             elif further <= 0:
                 return
             else:
-                if any(self.found.ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
+                if any(self.ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
                     self.opened.again(rivals, MOST_OPENINGS)
                 self._rounds([*alone, *rivals], further, drop=False)
 
     def _blocks(self) -> tuple[int, float]:
         """How many blocks the choice and the sequence get each, and their length; none if the budget is too short."""
-        if is_simulated(self.device):
+        if is_simulated(self.task.device):
             return FEWER_BLOCKS, SIMULATED_BLOCK_S
         for blocks, block_s in ((BLOCKS, BLOCK_S), (FEWER_BLOCKS, SHORTER_BLOCK_S)):
-            if 2 * blocks * block_s <= BLOCKS_SHARE * self._budget_s:
+            if 2 * blocks * block_s <= BLOCKS_SHARE * self.task.budget_s:
                 return blocks, block_s
-        self.found.note(f"no plan was measured for seconds on end: budget_s={self._budget_s:g} is too short")
+        self.found.note(f"no plan was measured for seconds on end: budget_s={self.task.budget_s:g} is too short")
         return 0, 0.0
 
     def _alternate(self, chosen: Candidate, blocks: int, block_s: float) -> None:
@@ -484,7 +471,7 @@ class Search:
                 samples.append(sample)
             if read:
                 # The tool takes a while: the plan runs on, so that the clock is that under its load.
-                with ClockReading(self.device) as reading:
+                with ClockReading(self.task.device) as reading:
                     while not reading.is_done:
                         self._runner.batch(trial, shape)
                     return samples, reading.sm_clock_mhz
@@ -496,7 +483,7 @@ class Search:
         if best is None:
             return []
         placed = [candidate for candidate in finalists if candidate.allocation is not None]
-        placed += [] if any(c.plan is not None and c.plan.kind == "partitions" for c in placed) else [best]
+        placed += [] if any(candidate.kind == "partitions" for candidate in placed) else [best]
         placed = list(dict.fromkeys(placed))
         alones = [alone for candidate in placed for alone in self.opened.parts_alone(candidate)]
         # The same sizes with and without the SM count hint.
@@ -508,7 +495,7 @@ class Search:
     # ---- rounds
 
     def _show(self, what: str) -> None:
-        self._progress.show((clock.now() - self._began) / self._budget_s, what)
+        self._held.bar.show((clock.now() - self._began) / self.task.budget_s, what)
 
     def _rounds(
         self, candidates: Sequence[Candidate], number: int, drop: bool = True, look: Sequence[Candidate] = ()
@@ -537,7 +524,7 @@ class Search:
                     candidate.samples[current] = self._runner.batch(trial, shape)
                     candidate.opening_of[current] = candidate.turn(current)
                     candidate.batch_s = clock.now() - began
-                    profiled = self.objective == "makespan" and trial.joint is None
+                    profiled = self.found.objective == "makespan" and trial.joint is None
                     if profiled and (not candidate.steps or candidate in look):
                         candidate.steps[current] = self._runner.profile(candidate.trial)
             if drop or is_first:
@@ -551,9 +538,9 @@ class Search:
         If the objective demands a rate of the others, only plans that leave them as much are rivals.
         """
         rivals = self.found.known()
-        if isinstance(self.objective, TailLatency) and self.objective.others:
-            share = self.found.ranking.others_share(candidate)
-            rivals = [rival for rival in rivals if self.found.ranking.others_share(rival) >= share]
+        if isinstance(self.found.objective, TailLatency) and self.found.objective.others:
+            share = self.ranking.others_share(candidate)
+            rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]
         return min(
             (
                 candidate.samples[number].seconds
@@ -566,36 +553,38 @@ class Search:
     def _drop(self) -> None:
         for candidate in self.found.known():
             # The sequence and the plain streams stay, because the report compares with them.
-            if candidate.plan is not None and candidate.plan.kind not in ("sequence", "streams"):
+            if candidate.kind not in ("sequence", "streams"):
                 limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
-                accepted = self.found.ranking.accepts(candidate, leniently=True)
+                accepted = self.ranking.accepts(candidate, leniently=True)
                 candidate.hopeless = self._behind(candidate) > limit or not accepted
 
     # ---- the decision
 
     def _best_partitions(self, kind: str | None = None) -> Candidate | None:
         """The best plan with partitions, or of a kind of these, of those that are open."""
-        found = [c for c in self.found.known() if c.plan is not None and c.allocation is not None and c.is_open]
-        found = [c for c in found if c.plan is not None and kind in (None, c.plan.kind)]
+        found = [c for c in self.found.known() if c.allocation is not None and c.is_open and kind in (None, c.kind)]
         return self._best(found) if found else None
 
     def _best(self, candidates: Iterable[Candidate]) -> Candidate:
         """The fastest of some plans, of those that can be chosen if there are any."""
-        return min(candidates, key=lambda c: (not self.found.ranking.accepts(c), self.found.ranking.relative(c)))
+        return min(candidates, key=lambda c: (not self.ranking.accepts(c), self.ranking.relative(c)))
 
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and those next to the best."""
-        ordered = sorted(self.found.ranking.acceptable(leniently=True), key=self.found.ranking.relative)
+        ordered = sorted(self.ranking.acceptable(leniently=True), key=self.ranking.relative)
         close = [c for c in ordered if c.is_open and self._behind(c) <= HOPELESS]
-        chosen = [self.found.sequence(), *(candidate for candidate in self.found.best_of_kinds() if candidate in close)]
-        if isinstance(self.objective, TailLatency):
+        chosen = [
+            self.found.sequence(),
+            *(candidate for candidate in self.ranking.best_of_kinds() if candidate in close),
+        ]
+        if isinstance(self.found.objective, TailLatency):
             # The share of the others is measured too, with an error: keep plans that leave them just enough, and those
             # that leave them a little more.
-            shares = [self.objective.others * margin for margin in MARGINS]
+            shares = [self.found.objective.others * margin for margin in MARGINS]
             sized = [c for c in ordered if (c.allocation is not None or c.trial.joint is not None) and c.is_open]
             for share in shares:
-                chosen += [candidate for candidate in sized if self.found.ranking.others_share(candidate) >= share][:1]
+                chosen += [candidate for candidate in sized if self.ranking.others_share(candidate) >= share][:1]
             # Of plans with equal latencies, the one in which the others achieve most.
-            chosen += sorted(close, key=self.found.ranking.others_share, reverse=True)[:1]
+            chosen += sorted(close, key=self.ranking.others_share, reverse=True)[:1]
         chosen += close[:3]
         return list(dict.fromkeys(chosen))[:MOST_FINALISTS]

@@ -8,25 +8,30 @@ and if the gate opened before the call returned, the function waits for the devi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core import clock
+from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CUDAError
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.torch import graph_of_calls
 from cuda_gctx.measure.loop import AHEAD, QUEUED, Batch, timed_batch
+from cuda_gctx.tune._objectives import Objective
 
 __all__ = [
+    "LAUNCHES",
+    "Launch",
     "Part",
     "PartError",
     "PartFacts",
+    "Task",
     "captured",
     "entered",
     "examine",
@@ -75,6 +80,32 @@ def _takes_a_stream(function: Callable[..., object]) -> bool:
     except ValueError:  # a function of C without a signature
         return True
     return True
+
+
+# How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
+# graphs.
+Launch: TypeAlias = Literal["auto", "calls", "graphs"]
+LAUNCHES: tuple[Launch, ...] = ("auto", "calls", "graphs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What overlap() is asked for, checked."""
+
+    device: Device
+    parts: tuple[Part, ...]
+    objective: Objective
+    together: Callable[[Stream, float], object] | None = None
+    sizes: Iterable[int] | None = None
+    library_sms: str = "auto"
+    launch: Launch = "auto"
+    budget_s: float = 60.0
+    seed: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the parts."""
+        return tuple(part.name for part in self.parts)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/tune/test_libraries.py": {"_library_sms"},
     "tests/tune/test_package.py": {"_NAMES_OF_MODULE"},
     "tests/tune/test_pictures.py": {"_pieces"},
-    "tests/tune/test_procedure.py": {"_behind", "_fair_rounds", "_rounds", "_steps", "cuda_gctx._core.progress"},
+    "tests/tune/test_procedure.py": {"_behind", "_fair_rounds", "_rounds", "_steps"},
     "tests/tune/test_search.py": {"_compare"},
     "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
 }

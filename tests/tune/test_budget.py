@@ -181,7 +181,7 @@ def test_in_a_step_all_parts_start_when_the_step_before_has_ended(dev: Device) -
     for order in (parts, parts[::-1]):
         with plan.open(dev) as streams, dev.create_stream() as idle:
             runner = _measure.Runner("makespan", deadline=1e12)
-            steps = runner.profile(_batches.Trial.of(plan, order, streams, idle))
+            steps = runner.profile(_batches.Trial(plan, tuple(order), streams, idle))
         assert len(steps) == 10
         for before, after in pairwise(steps):
             last = max(end for _, end in before.values())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.tune import TailLatency, Throughput, _batches, _measure, spin
+from cuda_gctx.tune import TailLatency, Throughput, _batches, _measure, _work, spin
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._work import Part
@@ -161,7 +161,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("launch", _measure.LAUNCHES)
+@pytest.mark.parametrize("launch", _work.LAUNCHES)
 def test_launch_bound_work_is_measured_without_a_gate(dev: Device, gates: list[float], launch: Any) -> None:
     tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], launch=launch, budget_s=0.6)
     assert gates[0] > 0

@@ -5,21 +5,21 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from cuda_gctx import Device, Layout, Stream, tune
-from cuda_gctx._core.progress import Progress
 from cuda_gctx.tune import Plan, TailLatency, Throughput, _measure, _search, spin
+from cuda_gctx.tune._guard import sitting
 from cuda_gctx.tune._measure import Trial
+from cuda_gctx.tune._measurement import Sample
 from cuda_gctx.tune._openings import Candidate
-from cuda_gctx.tune._ranking import Sample
 from cuda_gctx.tune._search import Search
 from cuda_gctx.tune._sizes import Allocation
-from cuda_gctx.tune._work import Part
+from cuda_gctx.tune._work import Part, Task
 
 from .conftest import host_takes
 from .worlds import TRUTHS, World, lognormal, measured
@@ -32,15 +32,15 @@ MS = 1_000_000
 @pytest.fixture
 def search(dev: Device) -> Iterator[Search]:
     """A search that has measured nothing; the others have to keep half of their rate."""
-    parts = [Part("a", lambda stream: spin(stream, 1, 1)), Part("b", lambda stream: spin(stream, 1, 1))]
-    with ExitStack() as closing:
-        yield Search(dev, parts, TailLatency("a", others=0.5), None, "off", "calls", 60.0, 0, Progress(False), closing)
+    parts = tuple(Part(name, lambda stream: spin(stream, 1, 1)) for name in "ab")
+    with sitting(dev, progress=False) as held:
+        yield Search(Task(dev, parts, TailLatency("a", others=0.5)), held)
 
 
 def candidate(search: Search, plan: Plan, seconds: float, share: float, place: int | None = None) -> Candidate:
     """A plan that was measured in two rounds: its latency, and the rate of b as a share of that alone."""
     allocation = None if place is None else Allocation("b", (("a", place),))
-    trial = Trial(plan, search.parts, {}, None)  # type: ignore[arg-type]
+    trial = Trial(plan, search.task.parts, {}, None)  # type: ignore[arg-type]
     made = Candidate(plan=plan, trial=trial, sm_counts={}, allocation=allocation)
     for number in range(2):
         made.samples[number] = Sample(seconds, calls={"b": (int(1000 * share), 1.0)})
@@ -50,8 +50,8 @@ def candidate(search: Search, plan: Plan, seconds: float, share: float, place: i
 
 def given(search: Search, *plans: tuple[float, float]) -> list[Candidate]:
     """The sequence, and partitions with these latencies and shares."""
-    alone = Trial("alone", search.parts, {}, None)  # type: ignore[arg-type]
-    for part in search.parts:
+    alone = Trial("alone", search.task.parts, {}, None)  # type: ignore[arg-type]
+    for part in search.task.parts:
         search.found.alone[part.name] = Candidate(
             plan=None, trial=alone, sm_counts={}, samples={0: Sample(1e-3), 1: Sample(1e-3)}
         )
@@ -68,7 +68,7 @@ def test_a_plan_is_behind_only_those_that_leave_the_others_as_much(search: Searc
     greedy, fair = given(search, (1.0, 0.1), (2.0, 0.6))
     assert search._behind(fair) == 1.0
     assert search._behind(greedy) == 1.0
-    search.objective = search.found.objective = TailLatency("a")
+    search.found.objective = TailLatency("a")
     assert search._behind(fair) == 2.0
 
 

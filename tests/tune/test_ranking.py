@@ -14,8 +14,9 @@ from cuda_gctx import Layout
 from cuda_gctx.measure.statistics import NOISE, Estimate, Ratio, calls_for, certainty_of, median, ratio_of_totals
 from cuda_gctx.tune import Plan, TailLatency, Throughput
 from cuda_gctx.tune._measure import Runner
+from cuda_gctx.tune._measurement import Measurement, Record, Sample
 from cuda_gctx.tune._objectives import Objective
-from cuda_gctx.tune._ranking import Choice, Ranking, Record, Sample, value_of
+from cuda_gctx.tune._ranking import Choice, Ranking, value_of
 from cuda_gctx.tune._report import relation, times
 from cuda_gctx.tune._work import Part
 
@@ -31,8 +32,12 @@ def record(plan: Plan, seconds: Sequence[float], **more: object) -> Record:
     return Record(plan, {number: Sample(one) for number, one in enumerate(seconds)}, **more)  # type: ignore[arg-type]
 
 
+def ranked(*records: Record, objective: Objective = "makespan") -> Ranking[Record]:
+    return Ranking(Measurement(PARTS, objective, plans=list(records), final=0))
+
+
 def chosen(*records: Record, objective: Objective = "makespan") -> Choice[Record]:
-    return Ranking(objective, records, {}, 0).choose()
+    return ranked(*records, objective=objective).choose()
 
 
 def noisy(level: float, numbers: random.Random, rounds: int = ROUNDS, noise: float = 0.003) -> list[float]:
@@ -94,7 +99,7 @@ def test_a_plan_that_is_slower_than_the_sequence_for_seconds_on_end_is_not_chose
     found = chosen(sequence, holds)
     assert found.record is holds
     assert found.sure
-    told = Ranking("makespan", [sequence, holds], {}, 0).ratio(sequence, holds)
+    told = ranked(sequence, holds).ratio(sequence, holds)
     assert told.low < 1 / 0.95 < told.high
 
 

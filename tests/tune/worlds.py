@@ -37,8 +37,8 @@ from cuda_gctx._core import clock
 from cuda_gctx.measure.results import write_result
 from cuda_gctx.measure.statistics import NOISE, quantile
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _batches, _measure, _search
+from cuda_gctx.tune._measurement import Sample
 from cuda_gctx.tune._objectives import Objective
-from cuda_gctx.tune._ranking import Sample
 from cuda_gctx.tune._work import PartFacts
 
 STEP_S = 4e-3  # in sequence
