@@ -41,13 +41,13 @@ MUTANTS = {
     "no gate": Mutant("measure/loop.py", "if gate_s > 0:", "if gate_s < 0:", "tests/tune/test_procedure.py"),
     "no random order": Mutant("measure/loop.py", "order.shuffle(entries)", "pass", "tests/tune/test_procedure.py"),
     "unfair rivals": Mutant(
-        "tune/_search.py",
+        "tune/_rounds.py",
         "rivals = [rival for rival in rivals if self.ranking.others_share(rival) >= share]",
         "pass",
         "tests/tune/test_procedure.py",
     ),
     "no margins": Mutant(
-        "tune/_search.py", "MARGINS = (1.0, 1.05, 1.1, HOPELESS)", "MARGINS = ()", "tests/tune/test_procedure.py"
+        "tune/_final.py", "MARGINS = (1.0, 1.05, 1.1, HOPELESS)", "MARGINS = ()", "tests/tune/test_procedure.py"
     ),
     "clock streams are not waited for": Mutant(
         "tune/_openings.py",
@@ -59,7 +59,7 @@ MUTANTS = {
         "tune/_ranking.py", "HOPELESS = 1.15", "HOPELESS = 1.02", "tests/tune/test_procedure.py"
     ),
     "one opening": Mutant(
-        "tune/_search.py",
+        "tune/_final.py",
         "OPENINGS, MOST_OPENINGS = 2, 4",
         "OPENINGS, MOST_OPENINGS = 1, 1",
         "tests/tune/test_procedure.py",
@@ -113,20 +113,20 @@ MUTANTS = {
         "tune/_search.py", "        self._open_asked()\n", "", "tests/tune/test_budget.py"
     ),
     "launch-bound work by one thread": Mutant(
-        "tune/_search.py",
-        "self._runner.start_hosts(self.task.names)",
+        "tune/_rounds.py",
+        "self.runner.start_hosts(self.task.names)",
         "pass",
         "tests/tune/test_launch.py",
     ),
     "one pair of host threads": Mutant(
-        "tune/_search.py",
+        "tune/_rounds.py",
         "            if self.found.by_host_threads:\n",
         "            if False:\n",
         "tests/tune/test_worlds.py",
     ),
     "a gate where only plans that overlap are launch-bound": Mutant(
-        "tune/_search.py",
-        'if self._runner.launch != "graphs" and',
+        "tune/_rounds.py",
+        'if self.runner.launch != "graphs" and',
         "if False and",
         "tests/tune/test_launch.py",
     ),
@@ -149,9 +149,9 @@ MUTANTS = {
         "tests/tune/test_search.py tests/tune/test_reasons.py -k number_of_steps",
     ),
     "blocks of short batches of mixes": Mutant(
-        "tune/_search.py",
-        "sample = self._runner.batch(trial, shape if settles else longest)",
-        "sample = self._runner.batch(trial, shape)",
+        "tune/_final.py",
+        "sample = self.runner.batch(trial, shape if settles else longest)",
+        "sample = self.runner.batch(trial, shape)",
         "tests/tune/test_procedure.py",
     ),
     "stalls count only where clocks have settled": Mutant(

@@ -75,16 +75,16 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
     first waits for the work queued on the streams. Raises ValueError for streams of two devices, and RuntimeError
     during a capture or if work raises.
     """
-    report, runs, contexts_cause = measured(first, second, as_int("rounds", rounds, 1, 1000))
-    return replace(report, causes=_Diagnosis(report, runs, contexts_cause).causes())
+    report, runs = measured(first, second, as_int("rounds", rounds, 1, 1000))
+    return replace(report, causes=_Diagnosis(report, runs).causes())
 
 
 class _Diagnosis:
     """Conclusions from a report. May run the first work again, to search for room."""
 
-    def __init__(self, report: ExplainReport, runs: Runs, contexts_cause: str | None) -> None:
-        self.report, self.first, self.second = report, report.first, report.second
-        self.runs, self.contexts_cause = runs, contexts_cause
+    def __init__(self, report: ExplainReport, runs: Runs) -> None:
+        self.report, self.runs = report, runs
+        self.first, self.second = report.first, report.second
 
     def causes(self) -> tuple[str, ...]:
         """Why they do not overlap, or what overlapping costs, and what else was seen."""
@@ -134,7 +134,7 @@ class _Diagnosis:
     def _queues(self) -> str | None:
         if self.report.streams_overlap:
             return None
-        cause = too_few_queues(2, "streams") or self.contexts_cause
+        cause = too_few_queues(2, "streams") or self.runs.contexts_cause
         if cause is None and self.runs.streams[0].context != self.runs.streams[1].context:
             cause = lack_of_concurrency(self.runs.streams[0].device, 2)
         return cause or (

@@ -25,7 +25,7 @@ from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sharing, sitting
 from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
-from cuda_gctx.tune._measurement import Sample
+from cuda_gctx.tune._measurement import Sample, rate_of
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._report import times, words
 from cuda_gctx.tune._sizes import Sizes
@@ -188,14 +188,13 @@ class _Size:
             [side.latencies for side in sides] for sides in (zip(*both, strict=True) if both else ((), ()))
         )
         certainty = certainty_of(len(both))
-        done = [sample.calls[LOAD] for sample in self.loaded if sample.calls[LOAD][1] > 0]
         return CurvePoint(
             self.sm_count,
             Estimate.of([self.seconds], 0.5, certainty_of(len(self.seconds))),
             Estimate.of(alone, quantile, certainty) if both else None,
             Estimate.of(loaded, quantile, certainty) if both else None,
             ratio_of_quantiles(loaded, alone, quantile) if both else None,
-            sum(calls for calls, _ in done) / sum(seconds for _, seconds in done) if done else None,
+            rate_of(LOAD, self.loaded),
         )
 
 

@@ -146,19 +146,21 @@ class ExplainReport:
 # ---- the runs
 
 
-def _time(stamp: tuple[int, int] | None) -> int:
-    return 0 if stamp is None else stamp[1]
-
-
 class Runs:
-    """The runs of two pieces of work, each on its stream."""
+    """The runs of two pieces of work, each on its stream.
+
+    stand_ins: whether the work is the small kernel of a place without work. call_ns: what the host took in the last
+    run. held: whether a call ever waited for the device. contexts_cause: why contexts with disjoint SMs did not run
+    concurrently, if they did not.
+    """
 
     def __init__(self, streams: Sequence[Stream], works: Sequence[Work]) -> None:
         self.streams, self._works = streams, works
-        self.stand_ins = [work is _stands_in for work in works]  # the small kernel of a place without work
+        self.stand_ins = [work is _stands_in for work in works]
         self._stamps = Stamps(streams[0].device, 4)
-        self.call_ns = [0, 0]  # of the last run
-        self.held = [False, False]  # whether a call ever waited for the device
+        self.call_ns = [0, 0]
+        self.held = [False, False]
+        self.contexts_cause: str | None = None
 
     def call(self, which: int) -> None:
         stream = self.streams[which]
@@ -171,8 +173,8 @@ class Runs:
         for stream in self.streams:
             stream.sync()
 
-    def run(self, order: Sequence[int], *, gate_s: float = 0) -> dict[int, tuple[int, int]]:
-        """When each piece of work began and ended. With a gate, the device starts none before all are queued."""
+    def _run(self, order: Sequence[int], gate_s: float) -> None:
+        """Run pieces of work between stamps. With a gate, the device starts none before all are queued."""
         self.sync()
         with ExitStack() as closing:
             gate = None
@@ -186,7 +188,19 @@ class Runs:
                     self.held[which] = True
                 self._stamps.write(self.streams[which], 2 * which + 1)
             self.sync()
-        return self._read(order)
+
+    def took(self, which: int, gate_s: float = 0) -> int:
+        """Run one alone; returns how long it took."""
+        self._run([which], gate_s)
+        begin, end = self._times()[2 * which : 2 * which + 2]
+        return end - begin
+
+    def window(self, order: Sequence[int], gate_s: float = 0) -> Window:
+        """Run both in an order; returns when they ran."""
+        self._run(order, gate_s)
+        times = self._times()
+        a, b, c, d = (time - min(times) for time in times)
+        return Window((a, b), (c, d), gate_s > 0)
 
     def finds_room(self, other: Stream, repeats: int) -> bool:
         """Whether a block that needs half an SM finds room on `other` while the first work runs so many times."""
@@ -200,12 +214,12 @@ class Runs:
         self._stamps.write(other, 2)
         self.sync()
         other.sync()
-        begin, end, through, _ = map(_time, self._stamps.read())
+        begin, end, through, _ = self._times()
         return through - begin < 0.9 * (end - begin)
 
-    def _read(self, order: Sequence[int]) -> dict[int, tuple[int, int]]:
-        times = list(map(_time, self._stamps.read()))
-        return {which: (times[2 * which], times[2 * which + 1]) for which in order}
+    def _times(self) -> list[int]:
+        """Begin and end of the first work, and of the second."""
+        return [0 if stamp is None else stamp[1] for stamp in self._stamps.read()]
 
 
 # ---- the measurement
@@ -213,10 +227,8 @@ class Runs:
 
 def measured(
     first: Where | tuple[Where, Work], second: Where | tuple[Where, Work], rounds: int
-) -> tuple[ExplainReport, Runs, str | None]:
-    """The report of explain() without its causes, the runs, and why contexts with disjoint SMs did not run
-    concurrently.
-    """
+) -> tuple[ExplainReport, Runs]:
+    """The report of explain() without its causes, and the runs."""
     pieces = [_piece(first), _piece(second)]
     places, works = [place for place, _ in pieces], [work for _, work in pieces]
     streams = [_stream_of(place) for place in places]
@@ -225,20 +237,17 @@ def measured(
     for stream in streams:
         if is_capturing(stream):
             raise RuntimeError(f"{stream!r} is capturing a graph: call explain before or after the capture")
-    labels = [_label(*pair) for pair in zip(places, streams, strict=True)]
     runs = Runs(streams, works)
-    report, contexts_cause = _report(runs, _names(works), labels, rounds)
-    return report, runs, contexts_cause
+    return _report(runs, _names(works), [*map(_label, places, streams)], rounds), runs
 
 
-def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int) -> tuple[ExplainReport, str | None]:
-    """The report without its causes, and why contexts with disjoint SMs did not run concurrently."""
+def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int) -> ExplainReport:
     first_call_ns = []
     for which in (0, 1):
         runs.call(which)
         first_call_ns.append(runs.call_ns[which])
         runs.sync()
-    sms, contexts_cause = _sms(runs.streams)
+    sms, runs.contexts_cause = _sms(runs.streams)
     streams_overlap = _run_at_once(runs.streams)
 
     calls: list[list[int]] = [[], []]
@@ -249,16 +258,14 @@ def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int
     reversed_: list[Window] = []
     for _ in range(rounds):
         for which in (0, 1):
-            begin, end = runs.run([which])[which]
-            called[which].append(end - begin)
+            called[which].append(runs.took(which))
             calls[which].append(runs.call_ns[which])
-        windows.append(_window(runs.run([0, 1]), False))
+        windows.append(runs.window([0, 1]))
         gate_s = QUEUED.gate_s((max(calls[0]) + max(calls[1])) / 1e9)
         for which in (0, 1):
-            begin, end = runs.run([which], gate_s=gate_s)[which]
-            alone[which].append(end - begin)
-        queued.append(_window(runs.run([0, 1], gate_s=gate_s), True))
-        reversed_.append(_window(runs.run([1, 0], gate_s=gate_s), True))
+            alone[which].append(runs.took(which, gate_s))
+        queued.append(runs.window([0, 1], gate_s))
+        reversed_.append(runs.window([1, 0], gate_s))
     alone_ns, called_ns = list(map(median, alone)), list(map(median, called))
     together_ns = median([window.first[1] for window in queued]), median([window.second[1] for window in queued])
     first, second = (
@@ -274,7 +281,7 @@ def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int
         )
         for which in (0, 1)
     )
-    report = ExplainReport(
+    return ExplainReport(
         device=runs.streams[0].device.name,
         driver=".".join(map(str, system.driver_version)),
         first=first,
@@ -289,13 +296,6 @@ def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int
         shared_sms=tuple(sorted(set(first.sm_ids) & set(second.sm_ids))),
         causes=(),
     )
-    return report, contexts_cause
-
-
-def _window(times: dict[int, tuple[int, int]], queued: bool) -> Window:
-    origin = min(begin for begin, _ in times.values())
-    (a, b), (c, d) = times[0], times[1]
-    return Window((a - origin, b - origin), (c - origin, d - origin), queued)
 
 
 def _active(window: tuple[int, int], alone: float) -> tuple[float, float]:

@@ -22,6 +22,7 @@ __all__ = [
     "Record",
     "Sample",
     "launch_bound",
+    "rate_of",
 ]
 
 # How the work was enqueued, as reports say it.
@@ -51,6 +52,13 @@ class Sample:
 def launch_bound(samples: Collection[Sample]) -> bool:
     """Whether the device waited for the host in most of the samples."""
     return 2 * sum(sample.launch_bound for sample in samples) > len(samples)
+
+
+def rate_of(part: str, samples: Collection[Sample]) -> float | None:
+    """How many calls of a part completed per second; None if they were not counted."""
+    counted = [sample.calls[part] for sample in samples if part in sample.calls]
+    seconds = sum(seconds for _, seconds in counted)
+    return sum(calls for calls, _ in counted) / seconds if seconds > 0 else None
 
 
 @dataclass(eq=False)

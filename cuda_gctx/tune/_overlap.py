@@ -15,7 +15,7 @@ from cuda_gctx.measure.statistics import median
 from cuda_gctx.measure.summaries import Latency, Spread
 from cuda_gctx.tune._causes import reasons
 from cuda_gctx.tune._guard import device_of, place_and_date, sitting
-from cuda_gctx.tune._measurement import Intervals, Measurement, Record, launch_bound
+from cuda_gctx.tune._measurement import Intervals, Measurement, Record, launch_bound, rate_of
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked
 from cuda_gctx.tune._ranking import Ranking, value_of
 from cuda_gctx.tune._report import PartTime, Report, Result
@@ -97,7 +97,7 @@ def overlap(
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search.ranking, device, held.conditions)
+    return _report(search.rounds.ranking, device, held.conditions)
 
 
 def _report(ranking: Ranking[Any], device: Device, conditions: Sequence[Conditions]) -> Report:
@@ -154,7 +154,7 @@ def _result(ranking: Ranking[Any], record: Record, alone: dict[str, Spread]) -> 
         parts[name] = PartTime(
             sm_count=record.sm_counts[name],
             seconds=Spread.of(spent) if spent else None,
-            calls_per_second=sum(n for n, _ in counted) / sum(s for _, s in counted) if counted else None,
+            calls_per_second=rate_of(name, samples),
             alone=_spread(found, here) if here is not None and here.samples else None,
         )
     seconds = _spread(found, record)

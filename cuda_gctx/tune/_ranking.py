@@ -32,7 +32,7 @@ from cuda_gctx.measure.statistics import (
     ratio_of_quantiles,
     ratio_of_totals,
 )
-from cuda_gctx.tune._measurement import Measurement, R, Record, Sample
+from cuda_gctx.tune._measurement import Measurement, R, Record, Sample, rate_of
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
 
 __all__ = ["HOPELESS", "Choice", "Ranking", "settled", "value_of"]
@@ -114,13 +114,8 @@ class Ranking(Generic[R]):
 
     def others_share(self, record: R) -> float:
         """The rate of the parts that are not critical, as a share of their rate alone; the smallest of them."""
-        shares = []
-        for name, alone in self.found.alone.items():
-            counted = [sample.calls[name] for sample in record.samples.values() if name in sample.calls]
-            seconds = sum(seconds for _, seconds in counted)
-            if seconds > 0:
-                shares.append(sum(calls for calls, _ in counted) / seconds * self.value(alone))
-        return min(shares, default=0.0)
+        rates = {name: rate_of(name, record.samples.values()) for name in self.found.alone}
+        return min((rate * self.value(self.found.alone[name]) for name, rate in rates.items() if rate), default=0.0)
 
     def accepts(self, record: R, *, leniently: bool = False) -> bool:
         """Whether a plan leaves the others what the objective demands. The sequence always does.

@@ -46,12 +46,11 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/tune/conftest.py": {"cuda_gctx._core.clock", "cuda_gctx.sim._session"},
     "tests/tune/test_budget.py": {"cuda_gctx._core.clock"},
     "tests/tune/test_curves.py": {"_latency"},
-    "tests/tune/test_launch.py": {"_evenly", "_rounds"},
+    "tests/tune/test_launch.py": {"_evenly"},
     "tests/tune/test_libraries.py": {"_library_sms"},
     "tests/tune/test_package.py": {"_NAMES_OF_MODULE"},
     "tests/tune/test_pictures.py": {"_pieces"},
-    "tests/tune/test_procedure.py": {"_behind", "_fair_rounds", "_rounds", "_steps"},
-    "tests/tune/test_search.py": {"_compare"},
+    "tests/tune/test_procedure.py": {"_steps"},
     "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
 }
 

@@ -12,7 +12,7 @@ import pytest
 from cuda_gctx import Device, Stream, tune
 from cuda_gctx.tune import TailLatency, Throughput, _batches, _measure, _work, spin
 from cuda_gctx.tune._hosts import Hosts
-from cuda_gctx.tune._search import Search
+from cuda_gctx.tune._rounds import Rounds
 from cuda_gctx.tune._work import Part
 
 from .conftest import host_takes
@@ -57,7 +57,7 @@ def test_launch_bound_work_is_enqueued_by_a_host_thread_for_each_part(dev: Devic
 def test_each_round_has_new_host_threads(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     # How fast two threads enqueue depends on how they are scheduled, so one pair of them is not enough for an answer.
     rounds: list[set[int]] = []
-    measure, batch = Search._rounds, _measure.Runner.batch
+    measure, batch = Rounds.measure, _measure.Runner.batch
 
     def one_by_one(self: Any, candidates: Any, number: int, **options: Any) -> None:
         for _ in range(number):
@@ -71,7 +71,7 @@ def test_each_round_has_new_host_threads(dev: Device, monkeypatch: pytest.Monkey
         return batch(self, trial, shape)
 
     kept: list[Hosts] = []
-    monkeypatch.setattr(Search, "_rounds", one_by_one)
+    monkeypatch.setattr(Rounds, "measure", one_by_one)
     monkeypatch.setattr(_measure.Runner, "batch", seen)
     tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], budget_s=0.6)
     found = [one for one in rounds if one]

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, Stream, tune
-from cuda_gctx.tune import Plan, TailLatency, Throughput, _measure, _search, spin
+from cuda_gctx.tune import Plan, TailLatency, Throughput, _final, _measure, spin
+from cuda_gctx.tune._final import Final
 from cuda_gctx.tune._guard import sitting
 from cuda_gctx.tune._measure import Trial
 from cuda_gctx.tune._measurement import Sample
 from cuda_gctx.tune._openings import Candidate
-from cuda_gctx.tune._search import Search
+from cuda_gctx.tune._rounds import Rounds
 from cuda_gctx.tune._sizes import Allocation
 from cuda_gctx.tune._work import Part, Task
 
@@ -30,52 +31,52 @@ MS = 1_000_000
 
 
 @pytest.fixture
-def search(dev: Device) -> Iterator[Search]:
-    """A search that has measured nothing; the others have to keep half of their rate."""
+def rounds(dev: Device) -> Iterator[Rounds]:
+    """Rounds of which none was measured; the others have to keep half of their rate."""
     parts = tuple(Part(name, lambda stream: spin(stream, 1, 1)) for name in "ab")
     with sitting(dev, progress=False) as held:
-        yield Search(Task(dev, parts, TailLatency("a", others=0.5)), held)
+        yield Rounds(Task(dev, parts, TailLatency("a", others=0.5)), held)
 
 
-def candidate(search: Search, plan: Plan, seconds: float, share: float, place: int | None = None) -> Candidate:
+def candidate(rounds: Rounds, plan: Plan, seconds: float, share: float, place: int | None = None) -> Candidate:
     """A plan that was measured in two rounds: its latency, and the rate of b as a share of that alone."""
     allocation = None if place is None else Allocation("b", (("a", place),))
-    trial = Trial(plan, search.task.parts, {}, None)  # type: ignore[arg-type]
+    trial = Trial(plan, rounds.task.parts, {}, None)  # type: ignore[arg-type]
     made = Candidate(plan=plan, trial=trial, sm_counts={}, allocation=allocation)
     for number in range(2):
         made.samples[number] = Sample(seconds, calls={"b": (int(1000 * share), 1.0)})
-    search.found.plans.append(made)
+    rounds.found.plans.append(made)
     return made
 
 
-def given(search: Search, *plans: tuple[float, float]) -> list[Candidate]:
+def given(rounds: Rounds, *plans: tuple[float, float]) -> list[Candidate]:
     """The sequence, and partitions with these latencies and shares."""
-    alone = Trial("alone", search.task.parts, {}, None)  # type: ignore[arg-type]
-    for part in search.task.parts:
-        search.found.alone[part.name] = Candidate(
+    alone = Trial("alone", rounds.task.parts, {}, None)  # type: ignore[arg-type]
+    for part in rounds.task.parts:
+        rounds.found.alone[part.name] = Candidate(
             plan=None, trial=alone, sm_counts={}, samples={0: Sample(1e-3), 1: Sample(1e-3)}
         )
-    search._fair_rounds = {0, 1}
-    candidate(search, Plan("sequence", ("a", "b")), 10.0, 1.0)
+    rounds.fair = {0, 1}
+    candidate(rounds, Plan("sequence", ("a", "b")), 10.0, 1.0)
     found = []
     for place, (seconds, share) in enumerate(plans):
         plan = Plan("partitions", ("a", "b"), Layout(a=8 * (place + 1), b=None), {"a": "a", "b": "b"})
-        found.append(candidate(search, plan, seconds, share, place))
+        found.append(candidate(rounds, plan, seconds, share, place))
     return found
 
 
-def test_a_plan_is_behind_only_those_that_leave_the_others_as_much(search: Search) -> None:
-    greedy, fair = given(search, (1.0, 0.1), (2.0, 0.6))
-    assert search._behind(fair) == 1.0
-    assert search._behind(greedy) == 1.0
-    search.found.objective = TailLatency("a")
-    assert search._behind(fair) == 2.0
+def test_a_plan_is_behind_only_those_that_leave_the_others_as_much(rounds: Rounds) -> None:
+    greedy, fair = given(rounds, (1.0, 0.1), (2.0, 0.6))
+    assert rounds.behind(fair) == 1.0
+    assert rounds.behind(greedy) == 1.0
+    rounds.found.objective = TailLatency("a")
+    assert rounds.behind(fair) == 2.0
 
 
-def test_plans_that_leave_the_others_a_little_more_than_they_need_take_part_in_the_final_rounds(search: Search) -> None:
+def test_plans_that_leave_the_others_a_little_more_than_they_need_take_part_in_the_final_rounds(rounds: Rounds) -> None:
     # The share is measured with an error: of plans next to the limit, one may turn out to be below it.
-    plans = given(search, (1.0, 0.501), (1.01, 0.502), (1.02, 0.503), (1.03, 0.53), (1.04, 0.556), (1.05, 0.6))
-    finalists = search.finalists()
+    plans = given(rounds, (1.0, 0.501), (1.01, 0.502), (1.02, 0.503), (1.03, 0.53), (1.04, 0.556), (1.05, 0.6))
+    finalists = Final(rounds).finalists()
     for plan in (plans[0], plans[3], plans[4], plans[5]):
         assert plan in finalists
 
@@ -89,7 +90,7 @@ def test_a_plan_that_is_a_tenth_behind_is_not_left_out_early(dev: Device) -> Non
 
 def test_the_order_of_the_plans_is_another_one_in_each_round(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     orders: list[list[str]] = [[]]
-    rounds, batch = Search._rounds, _measure.Runner.batch
+    measure, batch = Rounds.measure, _measure.Runner.batch
 
     def seen(self: Any, trial: Any, shape: Any) -> Any:
         orders[-1].append(str(trial.name))
@@ -98,11 +99,11 @@ def test_the_order_of_the_plans_is_another_one_in_each_round(dev: Device, monkey
     def watched(self: Any, candidates: Any, number: int, **options: Any) -> None:
         for _ in range(number):
             orders.append([])
-            rounds(self, candidates, 1, **options)
+            measure(self, candidates, 1, **options)
         orders.append([])  # of what is no round
 
     monkeypatch.setattr(_measure.Runner, "batch", seen)
-    monkeypatch.setattr(Search, "_rounds", watched)
+    monkeypatch.setattr(Rounds, "measure", watched)
     tune.overlap(a=lambda s: spin(s, 132, MS), b=lambda s: spin(s, 132, MS), device=dev, sizes=[64], budget_s=4)
     taking_part = Counter(tuple(sorted(order)) for order in orders if len(order) > 2)
     same = [order for order in orders if tuple(sorted(order)) == taking_part.most_common(1)[0][0]]
@@ -130,7 +131,7 @@ def test_a_sustained_rate_is_not_that_of_short_batches(dev: Device, monkeypatch:
         spin(stream, 256, 4 * MS)
         spin(stream, 1, 4 * MS)
 
-    monkeypatch.setattr(_search, "is_simulated", lambda device: False)  # with blocks of seconds
+    monkeypatch.setattr(_final, "is_simulated", lambda device: False)  # with blocks of seconds
     report = tune.overlap(a=call, b=call, objective=Throughput(a=1, b=1), device=dev, sizes=[64], budget_s=20)
     assert report.choice.kind == "streams"
     assert 1.95 < report.gain < 2
@@ -182,7 +183,7 @@ def test_finalists_take_part_with_each_opening_by_turns(dev: Device, monkeypatch
         raise _measure.OutOfTime
 
     monkeypatch.setattr(_measure.Runner, "batch", seen)
-    monkeypatch.setattr(Search, "_alternate", ends)
+    monkeypatch.setattr(Final, "_alternate", ends)
     report = tune.overlap(
         a=lambda s: spin(s, 132, MS), b=lambda s: spin(s, 132, MS), device=dev, sizes=[64], budget_s=6
     )

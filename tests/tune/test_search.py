@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, SMResourceOptions, Stream, tune
-from cuda_gctx.tune import Plan, Report, TailLatency, _measure, _search, spin
+from cuda_gctx.tune import Plan, Report, TailLatency, _final, _measure, spin
 from cuda_gctx.tune._plans import KINDS
 
 from .pairs import (
@@ -228,7 +228,7 @@ def test_what_a_chip_does_while_it_is_fast_at_first_is_not_counted(
 def test_a_plan_that_is_no_finalist_is_compared_by_the_rounds_in_which_it_was(
     dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured, compared = _measure.Runner.batch, _search.Search._compare
+    measured, compared = _measure.Runner.batch, _final.Final.compare
     slower = 1.0
 
     def batch(self: Any, trial: Any, shape: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_plan_that_is_no_finalist_is_compared_by_the_rounds_in_which_it_was(
         compared(self)
 
     monkeypatch.setattr(_measure.Runner, "batch", batch)
-    monkeypatch.setattr(_search.Search, "_compare", compare)
+    monkeypatch.setattr(_final.Final, "compare", compare)
     assert "\nchain first: 1.22x slower than the choice (1.22 to 1.22)\n" in said(tuned("a chain"))
 
 

@@ -36,7 +36,7 @@ from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
 from cuda_gctx.measure.results import write_result
 from cuda_gctx.measure.statistics import NOISE, quantile
-from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _batches, _measure, _search
+from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _batches, _final, _measure, _search
 from cuda_gctx.tune._measurement import Sample
 from cuda_gctx.tune._objectives import Objective
 from cuda_gctx.tune._work import PartFacts
@@ -257,8 +257,8 @@ def inhabited(world: World) -> Iterator[None]:
             (_measure.Runner, "profile", profile),
             (_search, "examine", examine),
             (clock, "now", lambda: world.now),
-            (_search, "is_simulated", lambda device: False),
-            (_search, "ClockReading", Unread),
+            (_final, "is_simulated", lambda device: False),
+            (_final, "ClockReading", Unread),
         ):
             patches.enter_context(patch.object(target, name, replacement))
         yield
@@ -511,10 +511,12 @@ RUNS_AT_ONCE = 25
 DECIDING = (
     "measure/loop.py",
     "measure/statistics.py",
+    "tune/_final.py",
     "tune/_measure.py",
     "tune/_measurement.py",
     "tune/_objectives.py",
     "tune/_ranking.py",
+    "tune/_rounds.py",
     "tune/_search.py",
     "tune/_sizes.py",
 )
