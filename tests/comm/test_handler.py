@@ -969,8 +969,9 @@ class TorchEvent:
         return 1.0
 
 
+@pytest.mark.parametrize("staged_bytes", [None, 1 << 20])
 def test_tuning_captures_without_the_graphs_of_torch(
-    driver: Any, machine: Any, monkeypatch: pytest.MonkeyPatch
+    driver: Any, machine: Any, monkeypatch: pytest.MonkeyPatch, staged_bytes: int | None
 ) -> None:
     """Threads that capture share torch's registry of graphs: there is none in this stand-in."""
     assert not hasattr(torch.cuda, "CUDAGraph")
@@ -992,13 +993,19 @@ def test_tuning_captures_without_the_graphs_of_torch(
 
     streams: dict[str, Any] = {}
     before = machine.calls("cuStreamBeginCapture")
-    table, other = on_ranks(driver, 2, work)
+    table, other = on_ranks(driver, 2, work, max_message_bytes=staged_bytes)
     assert table == other
-    [(_, ranking)] = table.rankings
     kernels = (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
-    assert {(one.mode, one.grid) for one in ranking} == set(itertools.product(kernels, (8, 4, 2)))
+    wanted: dict[MixedCommOp, Any] = {MixedCommOp.ALLREDUCE: set(itertools.product(kernels, (8, 4, 2)))}
+    if staged_bytes:
+        wanted[MixedCommOp.BROADCAST] = {(MixedCommMode.COPY_ENGINES, 0)}
+    kinds = [True] if staged_bytes is None else [False, True]  # reached by all ranks, or staged and mapped
+    assert [(case.op, case.is_mapped) for case, _ in table.rankings] == list(itertools.product(wanted, kinds))
+    for case, ranking in table.rankings:
+        assert {(one.mode, one.grid) for one in ranking} == wanted[case.op]
     # Each candidate once, and in two more turns those that are as fast as the fastest, which are all of them here.
-    assert machine.calls("cuStreamBeginCapture") - before == 2 * 3 * len(ranking)
+    turns = sum(len(ranking) * (3 if len(ranking) > 1 else 1) for _, ranking in table.rankings)
+    assert machine.calls("cuStreamBeginCapture") - before == 2 * turns
 
 
 class FourMethods:
@@ -1175,6 +1182,8 @@ def test_a_broadcast_goes_to_nccl_where_it_is_and_to_copy_engines_elsewhere(
                 run_mixed_comm(op, handler, x, root=1)
             return list(driver.done)
         run_mixed_comm(op, handler, x, root=1)
+        with pytest.raises(ValueError, match="BROADCAST needs a root"):  # that of the call before is not kept
+            run_mixed_comm(op, handler, x)
         with pytest.raises(ValueError, match="the kernels need a multiple of 16"):
             run_mixed_comm(op, handler, uneven, root=1)
         beside = copy(x)
