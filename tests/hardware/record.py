@@ -12,15 +12,14 @@ under keys named "measured", which a replay does not compare. The same script ru
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,30 +53,45 @@ def run_section(name: str, ordinal: int, quick: bool, path: Path) -> None:
     os._exit(0)
 
 
-def start_section(name: str, arguments: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """Runs one section in a process of its own; what it answered, and the seconds it took."""
-    begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "answers.json"
-        command = [sys.executable, os.path.abspath(__file__), "--section", name, "--out", str(path)]
-        command += ["--device", str(arguments.device)] + (["--quick"] if arguments.quick else [])
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        ended = ""
-        limit = LIMITS.get(name, arguments.limit)
+def start_section(name: str, arguments: argparse.Namespace, folder: Path) -> int:
+    """Forks a child for one section; this process has imported what a section needs, and never opens the driver."""
+    child = os.fork()
+    if child == 0:
         try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-            ended = f"killed after {limit} s"
-        if not ended and process.returncode != 0:
-            code = process.returncode
-            ended = signal.Signals(-code).name if code < 0 else f"exit {code}"
-        result = json.loads(path.read_text()) if path.exists() else {"answers": {}}
-        if ended:
-            result["ended"] = ended
-            result["output"] = output.decode(errors="replace").splitlines()[-6:]
-    return result, time.perf_counter() - begin
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            output = os.open(folder / f"{name}.txt", os.O_WRONLY | os.O_CREAT)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            signal.setitimer(signal.ITIMER_REAL, LIMITS.get(name, arguments.limit))
+            run_section(name, arguments.device, arguments.quick, folder / f"{name}.json")
+        finally:
+            os._exit(1)
+    return child
+
+
+def run_sections(
+    names: list[str], at_once: int, arguments: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any], float]]:
+    """Each section as it ends: its name, what it answered, and the seconds that it took."""
+    waiting, running = names[::-1], dict[int, tuple[str, float]]()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name = waiting.pop()
+                begin = time.perf_counter()
+                running[start_section(name, arguments, folder)] = name, begin
+            child, status = os.wait()
+            name, begin = running.pop(child)
+            code, path = os.waitstatus_to_exitcode(status), folder / f"{name}.json"
+            result = json.loads(path.read_text()) if path.exists() else {"answers": {}}
+            if code == -signal.SIGALRM:
+                result["ended"] = f"killed after {LIMITS.get(name, arguments.limit)} s"
+            elif code != 0:
+                result["ended"] = signal.Signals(-code).name if code < 0 else f"exit {code}"
+            if code != 0:
+                result["output"] = (folder / f"{name}.txt").read_text(errors="replace").splitlines()[-6:]
+            yield name, result, time.perf_counter() - begin
 
 
 def merge(recording: dict[str, Any], name: str, result: dict[str, Any]) -> None:
@@ -130,15 +144,12 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that one section may take")
     parser.add_argument("--only", action="append", default=[], help="record only sections whose name begins so")
     parser.add_argument("--add", type=Path, help="record nothing: add the sections of this recording to the JSON file")
-    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.section:
-        run_section(arguments.section, arguments.device, arguments.quick, arguments.out)
     if arguments.add:
         add(arguments.out, arguments.add)
         return 0
 
-    import cuda.bindings
+    import cuda.bindings.driver
 
     recording: dict[str, Any] = {
         "_what": "What the CUDA driver answered on one GPU, written by tests/hardware/record.py. Codes are CUresult"
@@ -163,15 +174,12 @@ def main() -> int:
         how = result.get("ended") or (result["error"][-1] if "error" in result else "ok")
         print(f"{name:36} {seconds:6.1f} s  {how}", flush=True)
 
-    for name in (name for name in names if not name.startswith("misuse.")):
-        finish(name, *start_section(name, arguments))
+    for one in run_sections([name for name in names if not name.startswith("misuse.")], 1, arguments):
+        finish(*one)
     # The items of misuse look at return codes alone, so that some of them can share the device.
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        items = [name for name in names if name.startswith("misuse.")]
-        for name, (result, seconds) in zip(
-            items, pool.map(lambda name: start_section(name, arguments), items), strict=True
-        ):
-            finish(name, result, seconds)
+    items = [name for name in names if name.startswith("misuse.")]
+    for one in sorted(run_sections(items, 4, arguments), key=lambda one: items.index(one[0])):
+        finish(*one)
     print(f"{len(names)} sections, {failed} with an error, {time.perf_counter() - begin:.1f} s: {arguments.out}")
     return 0
 

@@ -61,11 +61,11 @@ def test_processes_that_end_do_not_take_other_answers_along(tmp_path: Path) -> N
         "ends = {'dies': os.abort, 'hangs': lambda: time.sleep(60)}\n"
         "in_processes.answer = lambda case, world: ends.get(case[1], str)()\n"
         "in_processes.function_of = lambda case: 'cuCtxDestroy_v2' if case[1] == 'leaves something' else case[1]\n"
-        "in_processes.work([tuple(case) for case in json.load(sys.stdin)])\n"
+        "in_processes.work([[tuple(case) for case in group] for group in json.load(sys.stdin)])\n"
     )
     todo = [("refused", name) for name in ("a", "dies", "b", "hangs", "c", "leaves something", "d")]
     environment = {**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_GCTX_SIM": "h200@13.0"}
-    found = in_processes.ask_in_children(todo, [sys.executable, str(program)], environment)
+    found = list(in_processes.ask_a_worker([todo], [sys.executable, str(program)], environment))
     assert [case for case, _ in found] == todo
     assert [one for _, one in found] == ["", "SIGABRT", "", "SIGALRM", "", "", ""]
 
@@ -74,8 +74,8 @@ def test_questions_of_one_process_are_answered_as_if_each_had_its_own() -> None:
     """A seeded sample; all of them were compared by hand on one version."""
     environment = {**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_GCTX_SIM": "h200@13.0"}
     sample = in_processes.cases()[34::97]
-    together = in_processes.ask_in_children(sample, environment=environment)
-    alone = [in_processes.ask_in_children([case], environment=environment)[0] for case in sample]
+    together = list(in_processes.ask_a_worker([sample], environment=environment))
+    alone = list(in_processes.ask_a_worker([[case] for case in sample], environment=environment))
     assert json.dumps(together) == json.dumps(alone)
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import ctypes
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -102,41 +104,62 @@ def answers(todo: Iterable[Case], library: Any) -> Iterator[tuple[Case, Any, boo
         yield case, found, sound
 
 
-def work(todo: list[Case]) -> None:
+def answer_all(todo: list[Case], into: int) -> None:
     """A child's whole work: a line for each answer."""
-    library = ctypes.CDLL("libcuda.so.1")
     signal.alarm(SECONDS)
-    for case, found, sound in answers(todo, library):
-        print(json.dumps([case, found]), flush=True)
+    for case, found, sound in answers(todo, ctypes.CDLL("libcuda.so.1")):
+        os.write(into, json.dumps([case, found]).encode() + b"\n")
         if not sound:
             break
         signal.alarm(SECONDS)
-    os._exit(0)
 
 
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+def ask_in_children(todo: list[Case]) -> Iterator[tuple[Case, Any]]:
+    """Forks, so that nobody waits for the start of an interpreter; this process never opens the driver."""
+    while todo:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            try:
+                answer_all(todo, writing)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as lines:
+            found = [json.loads(line) for line in lines]
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for case, one in found:
+            yield tuple(case), one
+        todo = todo[len(found) :]
+        if code != 0 and todo:
+            yield todo[0], signal.Signals(-code).name if code < 0 else f"exit {code}"
+            todo = todo[1:]
+
+
+def work(groups: list[list[Case]]) -> None:
+    """A worker's whole work: a line for each answer of its children."""
+    for case, found in itertools.chain.from_iterable(map(ask_in_children, groups)):
+        print(json.dumps([case, found]), flush=True)
+
+
 WORKER = (sys.executable, str(Path(__file__).resolve()), "--work")
 
 
-def ask_in_children(
-    todo: list[Case], worker: Sequence[str] = WORKER, environment: Mapping[str, str] | None = None
-) -> list[tuple[Case, Any]]:
-    found: list[tuple[Case, Any]] = []
-    while todo:
-        child = subprocess.Popen(worker, env=environment, **PIPES)
-        try:
-            output, _ = child.communicate(json.dumps(todo).encode(), timeout=SECONDS * 6)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            output, _ = child.communicate()
-        lines = [json.loads(line) for line in output.splitlines()]
-        found += [(tuple(case), answer) for case, answer in lines]
-        todo = todo[len(lines) :]
-        if child.returncode != 0 and todo:
-            code = child.returncode
-            found.append((todo[0], signal.Signals(-code).name if code < 0 else f"exit {code}"))
-            todo = todo[1:]
-    return found
+def ask_a_worker(
+    groups: list[list[Case]], worker: Sequence[str] = WORKER, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Case, Any]]:
+    """Asks in a process that does not open the driver; each group begins in a child of its own."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(worker, env=environment, text=True, **pipes) as asked:
+        assert asked.stdin is not None
+        assert asked.stdout is not None
+        json.dump(groups, asked.stdin)
+        asked.stdin.close()
+        for line in asked.stdout:
+            case, found = json.loads(line)
+            yield tuple(case), found
 
 
 def put(recording: dict[str, Any], case: Case, found: Any) -> None:
@@ -156,16 +179,31 @@ def ask(
     save: Callable[[dict[str, Any]], None] | None = None,
     at_once: int | None = None,
 ) -> Any:
-    """The answers to all cases, as the sections of a recording; `save` gets what there is after each process."""
-    recording: dict[str, Any] = {}
+    """The answers to all cases, as the sections of a recording; `save` gets what there is now and then."""
     groups = [todo[start : start + together] for start in range(0, len(todo), together)]
-    with concurrent.futures.ThreadPoolExecutor(at_once or os.cpu_count()) as pool:
-        for found in pool.map(ask_in_children, groups):
-            for case, one in found:
-                put(recording, case, one)
-            if save is not None:
-                save(recording)
-    return recording
+    workers = min(at_once or os.cpu_count() or 1, len(groups))
+    found: dict[Case, Any] = {}
+    saving = threading.Lock()
+
+    def in_order() -> dict[str, Any]:
+        recording: dict[str, Any] = {}
+        for case in todo:
+            if case in found:
+                put(recording, case, found[case])
+        return recording
+
+    def run(some: list[list[Case]]) -> None:
+        for number, (case, one) in enumerate(ask_a_worker(some), 1):
+            with saving:
+                found[case] = one
+                if save is not None and number % together == 0:
+                    save(in_order())
+
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        list(pool.map(run, (groups[first::workers] for first in range(workers))))
+    if save is not None:
+        save(in_order())
+    return in_order()
 
 
 def record_contract(_: Any, note: Any) -> Any:
@@ -198,7 +236,8 @@ def main() -> None:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work([tuple(case) for case in json.load(sys.stdin)])
+        work([[tuple(case) for case in group] for group in json.load(sys.stdin)])
+        return
     begin, todo = time.perf_counter(), cases(arguments.only)
 
     def save(recording: dict[str, Any]) -> None:
