@@ -19,7 +19,7 @@ __all__ = ["Compiled", "compile_kernels", "source"]
 FOLDER = Path(__file__).parent / "_kernels"
 PRIMITIVES = "primitives.cuh"
 # The files of kernels that are compiled together, and the kernels in them.
-FLAT = ("packets.cuh", "one_exchange.cuh", "two_exchange.cuh", "spoil.cuh", "copies.cuh", "torn.cuh")
+FLAT = ("packets.cuh", "one_exchange.cuh", "two_exchange.cuh", "spoil.cuh", "torn.cuh")
 WITHIN_NODES = ("two_exchange.cuh",)
 BETWEEN_NODES = ("nodes.cuh",)
 KERNELS = {
@@ -28,7 +28,6 @@ KERNELS = {
     "two_exchange.cuh": ("two_exchange",),
     "nodes.cuh": ("exchange_pieces",),
     "spoil.cuh": ("spoil_after_fault",),
-    "copies.cuh": ("copy_or_spoil",),
     "torn.cuh": ("look_for_torn_packets",),
 }
 # Compiled apart, with the headers of NVSHMEM, and linked with its device library.

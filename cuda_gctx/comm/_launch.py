@@ -27,8 +27,8 @@ from cuda_gctx.comm._protocol import (
     tile_bytes,
 )
 from cuda_gctx.comm._record import Numbers, Record
-from cuda_gctx.comm._staging import Copy, Part
-from cuda_gctx.comm._structs import COPIES, ONE_EXCHANGE, SPOIL, TORN, TWO_EXCHANGE
+from cuda_gctx.comm._staging import Copy, Part, Span
+from cuda_gctx.comm._structs import ONE_EXCHANGE, SPOIL, TORN, TWO_EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = [
@@ -53,8 +53,8 @@ def _rounded(count: int, grain: int) -> int:
 
 
 # How the tensors of a call are reached, as the kernels know it: the input or the output of every rank is in its staging
-# buffer, or `seen` is where this rank itself reads and writes.
-STAGED_INPUT, STAGED_OUTPUT, PLACED = 1, 2, 4
+# buffer, or `seen` is where this rank itself reads and writes; the kernel may make the copies, too.
+STAGED_INPUT, STAGED_OUTPUT, PLACED, COPIED = 1, 2, 4, 8
 
 
 class SumCalls:
@@ -93,11 +93,14 @@ class SumCalls:
         staged: int,
         seen: Seen | None = None,
         output_bytes: int = 0,
+        sends: Sequence[Copy] = (),
+        fetches: Sequence[Copy] = (),
     ) -> int:
         """Fills the struct; returns the number of blocks.
 
         addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs;
-        output_bytes: how much of its output the kernel leaves without numbers if it cannot finish.
+        output_bytes: how much of its output the kernel leaves without numbers if it cannot finish; sends, fetches: the
+        copies that it makes.
         """
         arguments = self.arguments
         arguments.call.signature, arguments.call.number = signature, self._number()
@@ -108,6 +111,9 @@ class SumCalls:
         arguments.input_offset[:], arguments.output_offset = offsets
         tile = tile_bytes(size, self.grid, self._fewest_steps, self._largest_tile)
         arguments.share_bytes, arguments.tile_bytes, arguments.is_staged = size, tile, staged
+        for made, copies in ((arguments.sends, sends), (arguments.fetches, fetches)):
+            padded = [*copies, *[Copy(0, 0, 0)] * (self._world - len(copies))]
+            made.to[:], made.source[:], made.size[:] = zip(*padded, strict=True)
         # A rank without a share has a block too, which sends START and END.
         return max(min(self.grid, -(-size // tile)), 1)
 
@@ -139,7 +145,6 @@ class Calls:
             world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
         )
         self.spoil = SPOIL.host(WORLD=world)()
-        self.copies = COPIES.host(WORLD=world)()
         self.torn = TORN.host(WORLD=world)()
 
     @property
@@ -155,7 +160,7 @@ class Calls:
 
         stops: whether a fault stops the device.
         """
-        kernels = self.one, self.sums.arguments, self.spoil, self.copies, self.torn
+        kernels = self.one, self.sums.arguments, self.spoil, self.torn
         for arguments in kernels:
             fill_call(arguments.call, peers, fault, limit_ns, self._info.world_rank, stops=stops)
 
@@ -188,21 +193,27 @@ class Calls:
         output_bytes = self._blocks * block_bytes
         return self.sums.fill((x_in, x_out), offsets, share, signature, staged=0, seen=seen, output_bytes=output_bytes)
 
-    def staged_part(self, part: Part, signature: int) -> int:
-        """Fills the struct for a part of a call whose tensors are staged; returns the number of blocks."""
+    def staged_part(self, part: Part, signature: int, copied: Span | None = None) -> int:
+        """Fills the struct for a part of a call whose tensors are staged; returns the number of blocks.
+
+        copied: where the output is, if the kernel makes the copies of the part, too, which are all of the call.
+        """
         nowhere = (0,) * len(self.sums.arguments.source), 0
         seen = part.inputs, part.outputs
-        return self.sums.fill((0, 0), nowhere, part.size, signature, staged=PLACED, seen=seen)
-
-    def fill_copies(self, copies: Sequence[Copy], output: tuple[int, int]) -> int:
-        """Fills the struct of the kernel that copies; returns the number of blocks."""
-        arguments = self.copies
-        arguments.output, arguments.bytes = output
-        arguments.count = len(copies)
-        padded = [*copies, *[Copy(0, 0, 0)] * (len(arguments.size) - len(copies))]
-        arguments.to[:], arguments.source[:], arguments.size[:] = zip(*padded, strict=True)
-        largest = max((one.size for one in copies), default=output[1])
-        return max(min(self.grid, largest // SPOIL_THREADS // ALIGNMENT), 1)
+        if copied is None:
+            return self.sums.fill((0, 0), nowhere, part.size, signature, staged=PLACED, seen=seen)
+        address, size = copied
+        return self.sums.fill(
+            (0, address),
+            nowhere,
+            part.size,
+            signature,
+            staged=PLACED | COPIED,
+            seen=seen,
+            output_bytes=size,
+            sends=part.sends,
+            fetches=part.fetches,
+        )
 
 
 def fill_call(
@@ -329,8 +340,8 @@ class Kernels:
     ) -> None:
         self._note_two(self.calls.two_exchange(x_in, x_out, block_bytes, signature, seen), record)
 
-    def staged_part(self, part: Part, signature: int, record: Record) -> None:
-        self._note_two(self.calls.staged_part(part, signature), record)
+    def staged_part(self, part: Part, signature: int, record: Record, copied: Span | None = None) -> None:
+        self._note_two(self.calls.staged_part(part, signature, copied), record)
 
     def spoil(self, x_out: int, size: int, record: Record) -> None:
         """Behind copies and kernels: leaves no numbers in an output if this rank has a fault by then."""
@@ -339,17 +350,10 @@ class Kernels:
         blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
         self._loaded.note(record, "spoil_after_fault", arguments, blocks, SPOIL_THREADS)
 
-    def copy(self, copies: Sequence[Copy], record: Record, output: tuple[int, int] = (0, 0)) -> None:
-        """By a kernel; up to one for each rank.
-
-        output: address and bytes of what they end. No numbers are left in it if this rank has a fault by then.
-        """
-        blocks = self.calls.fill_copies(copies, output)
-        self._loaded.note(record, "copy_or_spoil", self.calls.copies, blocks, SPOIL_THREADS)
-
     def meet(self, signature: int, limit_ns: int, record: Record) -> None:
-        """As many blocks as a call can have. They move nothing, and wait for the blocks of all ranks."""
+        """As many blocks as a call can have. They move nothing, and wait for all blocks of all ranks."""
         self.calls.two_exchange(0, 0, 0, signature)
+        self.calls.sums.arguments.is_staged = COPIED
         call = self.calls.sums.arguments.call
         usual, call.limit = call.limit, limit_ns
         try:

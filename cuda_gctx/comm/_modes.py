@@ -41,7 +41,7 @@ SMALL_STAGED_BYTES = 2 * 1024 * 1024
 # What a call has launched, and the addresses that it was given.
 Launched = tuple[Prepared, tuple[int, ...]]
 
-# Of messages that are staged: up to this size, kernels copy what copy engines copy of larger ones, with fewer launches.
+# Of messages that are staged: up to this size, the kernel that sums copies what copy engines copy of larger ones.
 COPIED_BY_KERNEL_BYTES = 512 * 1024
 
 
@@ -289,10 +289,7 @@ class TwoExchange(_WithKernels):
         rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
         if sizes.largest <= COPIED_BY_KERNEL_BYTES and len(rounds) == len(rounds[0]) == 1:
             [[part]] = rounds
-            if part.sends:
-                kernels.copy(part.sends, record)
-            kernels.staged_part(part, agreed, record)
-            kernels.copy(part.fetches, record, (x_out, sizes.out_bytes))
+            kernels.staged_part(part, agreed, record, (x_out, sizes.out_bytes))
             return
         for parts in rounds:
             self._note_parts(record, kernels, parts, agreed)

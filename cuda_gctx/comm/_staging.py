@@ -3,7 +3,7 @@
 Before the kernel, each rank copies from its input into the workspaces of the other ranks what they sum. The kernel
 reads it there, and stores its sums to its own output and once to its own workspace, from which the other ranks copy
 them to their outputs. Between GPUs, copy engines make these copies. The parts of a call follow each other, so that the
-copies of one run next to the kernel of another.
+copies of one run next to the kernel of another. For small messages, one kernel makes the copies and sums.
 
 Why no copy overwrites what is still needed:
 - A rank copies into the workspace of another one when its previous call has ended. By then it has seen END of all

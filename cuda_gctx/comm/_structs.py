@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 __all__ = [
-    "COPIES",
     "EXCHANGE",
     "ONE_EXCHANGE",
     "SPOIL",
@@ -70,7 +69,7 @@ def _host(struct: Struct, counts: tuple[tuple[str, int], ...]) -> Any:
     numbers = dict(counts)
 
     def kind_of(field: Field) -> Any:
-        kind = NUMBERS.get(field.kind) or _host(CALL, counts)
+        kind = NUMBERS.get(field.kind) or _host(NESTED[field.kind], counts)
         return kind * numbers[field.length] if field.length else kind
 
     fields = [(one.name, kind_of(one)) for one in struct.fields]
@@ -106,6 +105,18 @@ ONE_EXCHANGE = Struct(
     ),
 )
 
+# One for each rank.
+COPIES = Struct(
+    "Copies",
+    (
+        Field("u64", "to", "WORLD"),
+        Field("u64", "source", "WORLD"),
+        Field("u64", "size", "WORLD"),  # a multiple of 16; 0: none
+    ),
+)
+
+NESTED = {one.name: one for one in (CALL, COPIES)}
+
 TWO_EXCHANGE = Struct(
     "TwoExchange",
     (
@@ -121,11 +132,13 @@ TWO_EXCHANGE = Struct(
         Field("u64", "share_bytes"),  # a multiple of 16
         Field("u64", "output_bytes"),  # of the output of this rank that kernels of all ranks store to; 0 elsewhere
         Field("u32", "tile_bytes"),  # a multiple of 16, at most TILE_BYTES
-        # STAGED_IN: the input of every rank is its staging buffer; STAGED_OUT: the output; PLACED: as above; 0: tensors
-        # that all ranks reach.
+        # STAGED_IN: the input of every rank is its staging buffer; STAGED_OUT: the output; PLACED: as above; with it,
+        # COPIED: this kernel makes the copies, too; 0: tensors that all ranks reach.
         Field("u32", "is_staged"),
         Field("u32", "source", "SOURCES"),
         Field("u32", "target", "TARGETS"),
+        Field("Copies", "sends"),  # with COPIED: before the sums, and behind them
+        Field("Copies", "fetches"),
     ),
 )
 
@@ -143,28 +156,14 @@ EXCHANGE = Struct(
 
 SPOIL = Struct("Spoil", (Field("Call", "call"), Field("u64", "output"), Field("u64", "bytes")))
 
-COPIES = Struct(
-    "Copies",
-    (
-        Field("Call", "call"),
-        Field("u64", "output"),  # of this rank, which they end
-        Field("u64", "bytes"),  # 0: they do not
-        Field("u64", "to", "WORLD"),
-        Field("u64", "source", "WORLD"),
-        Field("u64", "size", "WORLD"),  # a multiple of 16
-        Field("u32", "count"),
-    ),
-)
-
 TORN = Struct("Torn", (Field("Call", "call"), Field("u32", "packets")))  # how many, from each thread to each rank
 
 # By the file of the kernels that take them.
 STRUCTS_OF = {
     "one_exchange.cuh": (ONE_EXCHANGE,),
-    "two_exchange.cuh": (TWO_EXCHANGE,),
+    "two_exchange.cuh": (COPIES, TWO_EXCHANGE),
     "nodes.cuh": (EXCHANGE,),
     "spoil.cuh": (SPOIL,),
-    "copies.cuh": (COPIES,),
     "torn.cuh": (TORN,),
 }
 

@@ -98,7 +98,6 @@ FLAT_KERNELS = (
     ("flat", "TwoExchange", "two_exchange"),
     ("flat", "Spoil", "spoil_after_fault"),
     ("flat", "Torn", "look_for_torn_packets"),
-    ("flat", "Copies", "copy_or_spoil"),
 )
 NODE_KERNELS = (
     ("collect", "TwoExchange", "two_exchange"),
@@ -401,18 +400,6 @@ class Ranks:
         calls.spoil.output, calls.spoil.bytes = int(x_out.ctypes.data), x_out.nbytes
         return HostCall(2, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.spoil))
 
-    def copies(self, calls: Calls, copies: Sequence[Copy], x_out: Any = None) -> HostCall:
-        """By a kernel. x_out: what they end."""
-        output = (0, 0) if x_out is None else (int(x_out.ctypes.data), x_out.nbytes)
-        calls.fill_copies(copies, output)
-        one = type(calls.copies).from_buffer_copy(calls.copies)
-        self._kept.append(one)
-        return HostCall(4, 2, THREADS_OF_TWO, 1, ctypes.addressof(one))
-
-    def end_without_copies(self, rank: int, x_out: Any) -> HostCall:
-        """What comes behind a call whose copies a kernel makes, where there is nothing to copy."""
-        return self.copies(self._calls(rank, 1), [], x_out)
-
     def look_for_torn_packets(self, rank: int) -> HostCall:
         calls = self._calls(rank, 1)
         calls.torn.packets = 20
@@ -430,13 +417,13 @@ class Ranks:
         grid: int,
         choose: random.Random,
         part_bytes: int,
-        by_kernels: bool = False,
+        by_kernel: bool = False,
         broken: bool = False,
     ) -> list[HostCall]:
         """A call of one rank in parts. Copies run in an order that their own streams allow.
 
-        by_kernels: whether kernels copy, if there is one part. broken: results are fetched before the kernel that sums
-        them.
+        by_kernel: whether the kernel copies, if there is one part. broken: results are fetched before the kernel that
+        sums them.
         """
         calls = self._calls(rank, grid)
         block = self.info.block_size(self.op, x_in.nbytes)
@@ -444,11 +431,10 @@ class Ranks:
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
         made = []
         rounds = list(staging.rounds(int(x_in.ctypes.data), int(x_out.ctypes.data), block))
-        if by_kernels and len(rounds) == len(rounds[0]) == 1:
+        if by_kernel and len(rounds) == len(rounds[0]) == 1:
             [[part]] = rounds
-            before = self.copies(calls, part.sends)
-            summed = self._two_exchange(calls, calls.staged_part(part, agreed))
-            return [before, summed, self.copies(calls, part.fetches, x_out)]
+            blocks = calls.staged_part(part, agreed, (int(x_out.ctypes.data), x_out.nbytes))
+            return [self._two_exchange(calls, blocks)]
         for parts in rounds:
             made += self._staged_parts(calls, parts, agreed, choose, broken)
         return made

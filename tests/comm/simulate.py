@@ -50,6 +50,9 @@ BROKEN = {
     "flags without an epoch": TWO,
     "sent after the sums": TWO,
     "fetched before the sums": TWO,
+    "START of the first block": TWO,
+    "no flags to itself": TWO,
+    "fetched before END": TWO,
     "no wait for READY": NODES,
     "READY before the sums": NODES,
     "no wait for DATA": NODES,
@@ -60,6 +63,8 @@ BROKEN = {
 
 
 STAGED_ALONE = ("sent after the sums", "fetched before the sums")
+# Those of kernels that copy what is staged.
+COPIED_ALONE = ("START of the first block", "no flags to itself", "fetched before END")
 
 # The steps of a block of a kernel, by its index and how many blocks there are.
 Kernel = Callable[[Any, int, int], Iterator[Any]]
@@ -119,8 +124,9 @@ class Simulation:
         # A run has fast and slow ranks, and a fast or a slow memory.
         self.speed = [self.random.choice([1, 1, 3, 9]) for _ in range(info.world_size)]
         self.delivery = self.random.choice([0.1, 0.5, 0.9])
-        # Whether tensors are staged, in parts.
-        self.staged = mode is TWO and (broken in STAGED_ALONE or self.random.random() < 0.5)
+        # Whether tensors are staged, in parts, and in which calls the kernels copy.
+        self.staged = mode is TWO and (broken in (*STAGED_ALONE, *COPIED_ALONE) or self.random.random() < 0.5)
+        self.copied = [broken in COPIED_ALONE or self.random.random() < 0.3 for _ in self.calls]
         self.done = 0
 
     # ---- memory
@@ -235,14 +241,14 @@ class Simulation:
 
         def send(part: Sequence[int]) -> Kernel:
             def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
-                for peer, unit in itertools.product(others, part):
+                for peer, unit in list(itertools.product(others, part))[index::blocks]:
                     if rank in self.plans[peer].sources:
                         yield
                         self.put(block, peer, ("staged input", rank, unit), self.memory[rank, "input"])
 
             return kernel
 
-        def sum_up(number: int, part: Sequence[int]) -> Kernel:
+        def sum_up(number: int, part: Sequence[int], copies: tuple[Kernel, Kernel] | None = None) -> Kernel:
             def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
                 def move(at: int) -> None:
                     for source in plan.sources:
@@ -255,13 +261,13 @@ class Simulation:
                         self.put(block, rank, ("output", plan.output_block, plan.share, part[at]), total)
                     self.put(block, rank, ("staged output", part[at]), total)
 
-                return self.meeting(block, (call, number), index, blocks, len(part), ranks, (), move)
+                return self.meeting(block, (call, number), index, blocks, len(part), ranks, (), move, copies)
 
             return kernel
 
         def fetch(part: Sequence[int]) -> Kernel:
             def kernel(block: Block, index: int, blocks: int) -> Iterator[Any]:
-                for peer, unit in itertools.product(others, part):
+                for peer, unit in list(itertools.product(others, part))[index::blocks]:
                     theirs = self.plans[peer]
                     if rank in theirs.targets:
                         yield
@@ -270,6 +276,9 @@ class Simulation:
 
             return kernel
 
+        if self.copied[call] and self.broken not in STAGED_ALONE:
+            part = range(units)
+            return [(self.random.randint(1, 3), sum_up(0, part, (send(part), fetch(part))))]
         # The same parts on all ranks.
         parts = [range(units)] if call % 2 else [range(0, units, 2), range(1, units, 2)]
         sends: list[tuple[int, Kernel]] = [(1, send(part)) for part in parts]
@@ -300,14 +309,27 @@ class Simulation:
         ranks: Sequence[int],
         involved: Sequence[int],
         move: Callable[[int], None],
+        copies: tuple[Kernel, Kernel] | None = None,
     ) -> Iterator[Any]:
-        """START, the moves, and END of some ranks. involved: the ranks whose addresses are used."""
+        """START, the moves, and END of some ranks.
+
+        involved: the ranks whose addresses are used. copies: what the blocks do before and behind that.
+        """
         rank, geometry = block.rank, self.geometry
         mailbox = geometry.mailbox(0) if self.mode is TWO else geometry.node_mailboxes
         yield
         epoch = next_epoch(self.epoch[rank])
         mark = 1 if self.broken == "flags without an epoch" else epoch
-        others = [one for one in ranks if one != rank]
+        others = [one for one in ranks if one != rank or (copies and self.broken != "no flags to itself")]
+
+        def arrive(rounds: int) -> bool:
+            """Whether all blocks have arrived so often; the last one knows what they know."""
+            self.arrived[rank] += 1
+            self.arrived_seen[rank] |= block.seen
+            is_last = self.arrived[rank] == rounds * blocks
+            if is_last and self.broken != "END of each block":
+                block.seen |= self.arrived_seen[rank]
+            return is_last
 
         def flag(peer: int, which: int) -> int:
             return mailbox + ranks.index(peer) * geometry.MAILBOX_BYTES + which
@@ -315,7 +337,15 @@ class Simulation:
         def is_set(value: Any) -> bool:
             return bool(value[0] == mark)
 
-        if index == 0:
+        sends_start = index == 0
+        if copies:
+            send, fetch = copies
+            yield from send(block, index, blocks)
+            yield
+            have_all_copied = arrive(1)
+            if self.broken != "START of the first block":
+                sends_start = have_all_copied
+        if sends_start:
             for peer in others:
                 self.put(block, peer, flag(rank, geometry.MAILBOX_INPUT), call)
                 release = self.broken != "START is not released"
@@ -336,18 +366,15 @@ class Simulation:
             yield
             move(unit)
         yield
-        self.arrived[rank] += 1
-        self.arrived_seen[rank] |= block.seen
-        last = self.arrived[rank] == blocks
-        if not last and self.broken != "END of each block":
+        last = arrive(2 if copies else 1)
+        if last or self.broken == "END of each block":
+            for peer in others:
+                release = self.broken != "END is not released"
+                self.put(block, peer, flag(rank, geometry.MAILBOX_END), (mark, call), release=release)
+        if not last and not copies:
             return
-        if self.broken != "END of each block":
-            block.seen |= self.arrived_seen[rank]
-        for peer in others:
-            release = self.broken != "END is not released"
-            self.put(block, peer, flag(rank, geometry.MAILBOX_END), (mark, call), release=release)
-        if not last:
-            return
+        if copies and self.broken == "fetched before END":
+            yield from fetch(block, index, blocks)
         for peer in others:
             if self.broken == "no wait for END":
                 continue
@@ -355,6 +382,12 @@ class Simulation:
             yield place, is_set
             if self.acquire(block, place)[1] != call and self.broken != "flags without an epoch":
                 raise Violation(f"rank {rank} saw END of call {self.memory[place][1]} in call {call}")
+        if copies:
+            if self.broken != "fetched before END":
+                yield from fetch(block, index, blocks)
+            yield
+            if not arrive(3):
+                return
         self.arrived[rank] = 0
         self.arrived_seen[rank] = frozenset()
         self.epoch[rank] = epoch

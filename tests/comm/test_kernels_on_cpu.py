@@ -124,13 +124,17 @@ def run_calls(
         few, many = choose.randint(1, PACKET_BYTES // 16), choose.randint(1, PACKET_BYTES // 4)
         elements = ALIGNMENT // element.bytes * choose.choice([1, 2, 3, 17, few, few, many]) * dp
         inputs = [data(rng, elements, element) for _ in range(world)]
+        # Not in packets: words that a warp exchanges order a load of one thread and a store of another there, which the
+        # memory here does not know.
+        is_in_place = op is MixedCommOp.ALLREDUCE and mode is TWO and choose.random() < 0.3
         for rank in range(world):
             out = aligned(element.bytes * info.output_shape(op, [elements])[0]).view(BITS[element])
             tensors = ranks.tensors(rank, inputs[rank].nbytes, out.nbytes)
+            tensors = (tensors[0], tensors[0]) if is_in_place else tensors
             grid = choose.randint(1, 3)
             if staged:
                 how: dict[str, Any] = {"choose": choose, "part_bytes": part_bytes, "broken": broken_staging}
-                how["by_kernels"] = number % 2 == 1 and not broken_staging
+                how["by_kernel"] = number % 2 == 1 and not broken_staging
                 made = ranks.staged_call(rank, *tensors, grid=grid, **how)
             else:
                 made = ranks.call(rank, mode, *tensors, grid=grid)
@@ -388,6 +392,13 @@ def test_blocks_that_send_through_nvshmem_count_data_up_together(sizes: tuple[in
         assert run_node_calls(ranks, seed, 3, element=Element.BFLOAT16) == []
 
 
+# The modes of one kernel, and whether it copies what is staged as well.
+WAYS = [
+    pytest.param(mode, is_copied, id=f"{mode.name}{', copied' * is_copied}")
+    for mode, is_copied in ((ONE, False), (TWO, False), (TWO, True))
+]
+
+
 # What is taken out of the sources, and the mode that must then go wrong.
 BROKEN = {
     "one slot": (ONE, " + (epoch & 1) * ((WORLD - 1) * SLOT_BYTES)", ""),
@@ -420,9 +431,25 @@ BROKEN = {
     "no wait for END": (TWO, "    done = wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);", ""),
     "END of each block": (
         TWO,
-        "      is_last = is_last_block(word);\n      fence_device();\n    }\n  }\n",
-        "      is_last_block(word);\n      fence_device();\n    }\n  }\n",
+        "      is_last = is_last_block(word, is_copied ? 2 : 1);\n",
+        "      is_last_block(word, 1);\n",
     ),
+    "START of the first block": (
+        TWO,
+        "      sends_start = is_last_block(word, 1);",
+        "      sends_start = add_own(word, 1) % 4096 == 0;",
+    ),
+    "blocks of copies that do not wait for their own rank": (
+        TWO,
+        "(is_copied || thread != call.rank)",
+        "thread != call.rank",
+    ),
+    "fetches before END": (
+        TWO,
+        "  if (!is_last && !is_copied) return;\n",
+        "  if (!is_last && !is_copied) return;\n  if (is_copied) copy(a.fetches);\n",
+    ),
+    "the word is given back before the fetches": (TWO, "is_last_block(word, 3)", "true"),
     "stages filled before they are read": (TWO, "      bulk_wait_read<1>();\n", ""),
     "END before the copies are complete": (TWO, "  bulk_wait();\n  return true;", "  return true;"),
     "tiles stored before they are summed": (
@@ -489,18 +516,25 @@ def is_found_out(is_wrong: Callable[[int], bool]) -> bool:
 
 
 def run_at_once(
-    ranks: Ranks, mode: MixedCommMode, seed: int, sizes: tuple[int, int] = (512, 1024)
+    ranks: Ranks,
+    mode: MixedCommMode,
+    seed: int,
+    sizes: tuple[int, int] = (512, 1024),
+    copied: tuple[bool, bool] = (False, False),
 ) -> tuple[list[str], set[int]]:
-    """Two calls of each rank that nothing orders: what was wrong and no fault, and the kinds of the faults."""
+    """Two calls of each rank that nothing orders: what was wrong and no fault, and the kinds of the faults.
+
+    copied: whether each of them is staged and copied by its kernel.
+    """
     rng, world = np.random.default_rng(seed), ranks.info.world_size
     calls: list[list[Any]] = [[] for _ in range(world)]
     outputs = []
     # On all ranks, the first one begins before the second one.
-    for number, elements in enumerate(sizes):
+    for number, (elements, is_copied) in enumerate(zip(sizes, copied, strict=True)):
         inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
         for rank in range(world):
             out = aligned(2 * elements).view(np.uint16)
-            [call] = ranks.call(rank, mode, inputs[rank], out, grid=2)
+            call = one_call(ranks, rank, mode, inputs[rank], out, is_copied=is_copied)
             call.is_unordered = number == 1
             calls[rank].append(call)
             outputs.append((expected_bits(ranks.info.at(rank), ranks.op, inputs, Element.BFLOAT16), out, rank))
@@ -518,29 +552,34 @@ def run_at_once(
     return wrong, kinds
 
 
-@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
-def test_two_kernels_of_a_rank_at_once_give_right_sums_or_a_fault(mode: MixedCommMode, folder: Path) -> None:
+@pytest.mark.parametrize(("mode", "is_copied"), WAYS)
+def test_two_kernels_of_a_rank_at_once_give_right_sums_or_a_fault(
+    mode: MixedCommMode, is_copied: bool, folder: Path
+) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
     found = set()
     # Of two sizes, and of one, where nothing but the addresses of tensors tells the two apart.
     for seed, sizes in itertools.product(range(20), [(512, 1024), (512, 512)]):
         ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-        wrong, kinds = run_at_once(ranks, mode, seed, sizes)
+        # One of the two alone is copied: where one runs behind the other and nothing orders them, both race for the
+        # memory in which they are staged.
+        copied = (is_copied and seed % 2 == 0, is_copied and seed % 2 == 1)
+        wrong, kinds = run_at_once(ranks, mode, seed, sizes, copied)
         assert wrong == [], (seed, sizes)
         found |= kinds
     assert Fault.OVERLAP in found
 
 
-@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
-def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, folder: Path) -> None:
+@pytest.mark.parametrize(("mode", "is_copied"), WAYS)
+def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, is_copied: bool, folder: Path) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-    assert call_once(ranks, mode, [64] * 2, missing=1) == ""
+    assert call_once(ranks, mode, [64] * 2, missing=1, is_copied=is_copied) == ""
     # The host has not asked for the fault, and both ranks run.
     x_in, x_out = zip(*((aligned(128), aligned(128)) for _ in range(2)), strict=True)
-    calls = [ranks.call(rank, mode, x_in[rank], x_out[rank], grid=2) for rank in range(2)]
+    calls = [[one_call(ranks, rank, mode, x_in[rank], x_out[rank], is_copied=is_copied)] for rank in range(2)]
     assert ranks.run(calls, 1) == ""
     assert (x_out[0].view(np.uint16) == NO_NUMBER).all()
     # Packets were on their way before the fault; tensors are not.
@@ -550,11 +589,8 @@ def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, folder: P
     kept = aligned(128)
     assert ranks.run([[ranks.spoil(0, kept)], [ranks.spoil(1, kept)]], 1) == ""
     assert (kept.view(np.uint16) == NO_NUMBER).all()
-    kept[:] = 0
-    assert ranks.run([[ranks.end_without_copies(rank, kept)] for rank in range(2)], 1) == ""
-    assert (kept.view(np.uint16) == NO_NUMBER).all()
     ranks.stops = True
-    calls = [ranks.call(rank, mode, x_in[rank], x_out[rank], grid=2) for rank in range(2)]
+    calls = [[one_call(ranks, rank, mode, x_in[rank], x_out[rank], is_copied=is_copied)] for rank in range(2)]
     assert ranks.run(calls, 1) == "the device was stopped"
 
 
@@ -616,40 +652,58 @@ def test_results_that_are_fetched_before_the_sums_are_found_out(folder: Path) ->
     assert any(one.startswith("output") for one in wrong)
 
 
+def one_call(ranks: Ranks, rank: int, mode: MixedCommMode, x_in: Any, x_out: Any, *, is_copied: bool) -> HostCall:
+    """A call that is one kernel. is_copied: it is staged, and the kernel copies."""
+    if is_copied:
+        how: dict[str, Any] = {"choose": random.Random(0), "part_bytes": 1 << 20, "by_kernel": True}
+        [call] = ranks.staged_call(rank, x_in, x_out, grid=2, **how)
+    else:
+        [call] = ranks.call(rank, mode, x_in, x_out, grid=2)
+    return call
+
+
 def call_once(
-    ranks: Ranks, mode: MixedCommMode, elements: list[int], *, missing: int | None = None, seed: int = 1
+    ranks: Ranks,
+    mode: MixedCommMode,
+    elements: list[int],
+    *,
+    missing: int | None = None,
+    seed: int = 1,
+    is_copied: bool = False,
 ) -> str:
     """One call, in which each rank has its own number of elements; one rank may not come. What Ranks.run() returns."""
     calls = []
     for rank, count in enumerate(elements):
         x_in, x_out = aligned(2 * count), aligned(2 * count)
         ranks._kept += [x_in, x_out]
-        [call] = ranks.call(rank, mode, x_in, x_out, grid=2)
+        call = one_call(ranks, rank, mode, x_in, x_out, is_copied=is_copied)
         call.present = rank != missing
         calls.append([call])
     return ranks.run(calls, seed)
 
 
-@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
-def test_a_rank_that_does_not_come_is_a_fault_that_names_it(mode: MixedCommMode, folder: Path) -> None:
+@pytest.mark.parametrize(("mode", "is_copied"), WAYS)
+def test_a_rank_that_does_not_come_is_a_fault_that_names_it(mode: MixedCommMode, is_copied: bool, folder: Path) -> None:
     # Of two ranks: of more, one that the machine lets wait could be named as well.
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-    assert call_once(ranks, mode, [64] * 2, missing=1) == ""
+    assert call_once(ranks, mode, [64] * 2, missing=1, is_copied=is_copied) == ""
     assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (0, 0)]
     # With a fault, the next call ends at once: there is nothing to wait for, however long the limit.
     ranks.limit = 1 << 62
-    assert call_once(ranks, mode, [64] * 2, missing=1) == ""
+    assert call_once(ranks, mode, [64] * 2, missing=1, is_copied=is_copied) == ""
 
 
-@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
-def test_ranks_with_different_sizes_are_a_fault_on_all_without_waiting(mode: MixedCommMode, folder: Path) -> None:
+@pytest.mark.parametrize(("mode", "is_copied"), WAYS)
+def test_ranks_with_different_sizes_are_a_fault_on_all_without_waiting(
+    mode: MixedCommMode, is_copied: bool, folder: Path
+) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
     library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
     for seed in range(30):
         ranks = Ranks(info, op, library, geometry_of(info))
-        assert call_once(ranks, mode, [64, 64, 512], seed=seed) == "", seed
+        assert call_once(ranks, mode, [64, 64, 512], seed=seed, is_copied=is_copied) == "", seed
         assert [ranks.fault(rank)[0] for rank in range(3)] == [Fault.MISMATCH] * 3, seed
         # Where a rank has learnt it from one that was called with the same, that one is named.
         assert all(ranks.fault(rank)[1] in {2, 1 - rank} for rank in (0, 1)), seed

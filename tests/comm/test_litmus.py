@@ -90,6 +90,64 @@ LITMUS = {
             ("guard:wait_word",),
         ),
     ),
+    "START hands on what all blocks have sent": Litmus(
+        (
+            thread(0, 0, "write staged = 1", "sync_block sent"),
+            thread(0, 0, "sync_block sent", "fence_device", "add_own word = 1"),
+            thread(0, 1, "add_own word = 1 == 1", "fence_device", "all_of_block block"),
+            thread(0, 1, "all_of_block block", "store_release START = 1"),
+            thread(1, 0, "load_acquire START == 1", "all_of_block block"),
+            thread(1, 0, "all_of_block block", "fence_bulk", "bulk_load staged"),
+        ),
+        (5, 2),
+        (
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("two_exchange:two_exchange", "two_exchange:move"),
+        ),
+    ),
+    # To the copies of all threads, of which others than this one have waited for it.
+    "END hands on a sum that is fetched": Litmus(
+        (
+            thread(0, 0, "bulk_store sum = 1", "bulk_wait", "fence_bulk", "fence_device", "add_own word = 1"),
+            thread(0, 1, "add_own word = 1 == 1", "fence_device", "all_of_block block"),
+            thread(0, 1, "all_of_block block", "store_release END = 1"),
+            thread(1, 0, "load_acquire END == 1", "all_of_block block"),
+            thread(1, 0, "all_of_block block", "read sum"),
+        ),
+        (4, 1),
+        (
+            ("two_exchange:move", "two_exchange:two_exchange"),
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("two_exchange:two_exchange",),
+        ),
+    ),
+    # Of the same tensor, where a call works in place: what one block has sent, and what another one fetches.
+    "START to the rank itself lets what was sent be overwritten": Litmus(
+        (
+            thread(0, 0, "read tensor", "sync_block sent"),
+            thread(0, 0, "sync_block sent", "fence_device", "add_own word = 1"),
+            thread(0, 1, "add_own word = 1 == 1", "fence_device", "all_of_block block"),
+            thread(0, 1, "all_of_block block", "store_release START = 1"),
+            thread(0, 2, "load_acquire START == 1", "all_of_block block"),
+            thread(0, 2, "all_of_block block", "write tensor = 1"),
+        ),
+        (0, 0),
+        (
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("two_exchange:two_exchange",),
+            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("two_exchange:two_exchange",),
+        ),
+        wrong=1,
+    ),
     "DATA hands on the parts of a piece": Litmus(
         (
             thread(0, 0, "write piece = 1", "sync_block parts"),

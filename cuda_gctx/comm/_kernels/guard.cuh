@@ -46,9 +46,10 @@ DEVICE u32 begin_call(const Call& call, u64 word) {
   return of_first(epoch);
 }
 
-// Whether this block is the last one of its call to arrive.
-DEVICE bool is_last_block(u64 word) {
-  return (add_own(word, 1) & ((1u << ARRIVED_BITS) - 1)) == block_count() - 1;
+// Whether this block is the last one of its call to arrive, for the time `round`: the first one has the number 1. No block
+// may arrive in a round before all have arrived in the one before.
+DEVICE bool is_last_block(u64 word, u32 round = 1) {
+  return (add_own(word, 1) & ((1u << ARRIVED_BITS) - 1)) == round * block_count() - 1;
 }
 
 // Gives the word back: the next call may run.

@@ -9,10 +9,15 @@
 //   of all ranks: its output is complete then, and its input may be overwritten.
 // - START of call e + 1 is written by a rank that has seen everybody's END of call e, which is sent after all blocks have
 //   seen the START of call e: one word for each is enough, and waiting for equality cannot miss it. END likewise.
+//
+// With COPIED, the kernel makes the copies of a staged call as well, and goes in three rounds: the blocks copy what they
+// send, sum, and copy what they fetch. A rank sends START at the end of the first round and END at that of the second one,
+// to itself too: no block begins a round before all blocks have ended the one before, so that one counter is enough. All
+// blocks of all ranks have to be on the SMs at once.
 #pragma once
 
 // How the tensors of a call are reached, as the host passes it.
-constexpr u32 STAGED_IN = 1, STAGED_OUT = 2, PLACED = 4;
+constexpr u32 STAGED_IN = 1, STAGED_OUT = 2, PLACED = 4, COPIED = 8;
 
 DEVICE u64 mailbox_of(u64 base, u32 source) { return base + MAILBOXES + source * MAILBOX_BYTES; }
 
@@ -138,6 +143,15 @@ DEVICE bool sum(const Call& call, const Tiles& tiles, const Walk& walk, u32 adde
   return true;
 }
 
+// By all blocks.
+DEVICE void copy(const Copies& copies) {
+  const u64 first = (block_index() * thread_count() + thread_index()) * sizeof(Vector);
+  const u64 stride = block_count() * thread_count() * sizeof(Vector);
+  for (u32 one = 0; one < WORLD; ++one)
+    for (u64 at = first; at < copies.size[one]; at += stride)
+      store_vector(copies.to[one] + at, load_vector(copies.source[one] + at));
+}
+
 KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a) {
   const Call& call = a.call;
   const u64 own = call.peer[call.rank], word = own + CONTROL_FLAG_WORD;
@@ -159,20 +173,36 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
     barrier_init_done();
   }
 
+  const bool is_copied = a.is_staged & COPIED;
+  bool sends_start = block_index() == 0;
+  if (is_copied) {
+    copy(a.sends);
+    // What all threads have stored becomes part of what the last block releases, as below.
+    sync_block();
+    sends_start = true;
+    if (thread == 0) {
+      fence_device();
+      sends_start = is_last_block(word, 1);
+      fence_device();
+    }
+    sends_start = all_of_block(sends_start);
+  }
+
+  const bool has_peer = thread < WORLD && (is_copied || thread != call.rank);
   bool peer_is_here = true;
-  if (thread < WORLD && thread != call.rank) {
+  if (has_peer) {
     const u64 theirs = mailbox_of(call.peer[thread], call.rank);
-    if (block_index() == 0) {
+    if (sends_start) {
       store_relaxed(theirs + MAILBOX_INPUT, a.input_at[thread]);
       store_relaxed(theirs + MAILBOX_OUTPUT, a.output_at[thread]);
       // Released at system scope: the addresses above, and the input, which was complete when the kernel began.
       store_release(theirs + MAILBOX_START, packet(call.signature, epoch));
     }
     peer_is_here = wait_flag(call, mailbox_of(own, thread) + MAILBOX_START, thread, epoch);
-    // The first block leaves without START if it begins behind this fault. Where ranks were called with different things,
-    // all of them have to learn it, those with the same as this one too: by a START that fits to nothing, because there
-    // are no addresses with it.
-    if (!peer_is_here && block_index() != 0 && load_own(own + CONTROL_FAULT) == FAULT_MISMATCH)
+    // The block that sends START leaves without it if it begins behind this fault. Where ranks were called with different
+    // things, all of them have to learn it, those with the same as this one too: by a START that fits to nothing, because
+    // there are no addresses with it.
+    if (!peer_is_here && !sends_start && load_own(own + CONTROL_FAULT) == FAULT_MISMATCH)
       store_relaxed(theirs + MAILBOX_START, packet(~call.signature, epoch));
   }
   // The barrier of the block hands what these threads have acquired to the one that moves.
@@ -192,18 +222,25 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
       // released at system scope, hands on to other devices what was ordered before it.
       fence_bulk();
       fence_device();
-      is_last = is_last_block(word);
+      is_last = is_last_block(word, is_copied ? 2 : 1);
       fence_device();
     }
   }
   if (!done) report(call, FAULT_TIMEOUT, call.rank, epoch);
   if (!all_of_block(done)) return spoil(call, a.output, a.output_bytes, 0, 1);
   // The barrier of the block hands on what the thread that moves has seen.
-  if (!all_of_block(is_last)) return;
-  if (thread < WORLD && thread != call.rank) {
-    store_release(mailbox_of(call.peer[thread], call.rank) + MAILBOX_END, packet(call.signature, epoch));
+  is_last = all_of_block(is_last);
+  if (!is_last && !is_copied) return;
+  if (has_peer) {
+    if (is_last)
+      store_release(mailbox_of(call.peer[thread], call.rank) + MAILBOX_END, packet(call.signature, epoch));
     done = wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);
   }
   if (!all_of_block(done)) return spoil(call, a.output, a.output_bytes, 0, 1);
-  if (thread == 0) end_call(word, epoch);
+  if (is_copied) {
+    copy(a.fetches);
+    // Nothing of this call runs any more when the next one may.
+    sync_block();
+  }
+  if (thread == 0 && (!is_copied || is_last_block(word, 3))) end_call(word, epoch);
 }

@@ -152,9 +152,8 @@ class World:
             [[part]] = Staging(info, self.op, self.geometry, self.peers).rounds(*pair, block)
             parts.append(part)
         out_bytes = block * len(self.infos[0].plan(self.op).blocks)
-        self._copy([part.sends for part in parts], [(0, 0)] * len(parts))
-        self._sum([calls.staged_part(part, agreed) for calls, part in zip(self.calls, parts, strict=True)])
-        self._copy([part.fetches for part in parts], [(pair[1], out_bytes) for pair in tensors])
+        both = zip(self.calls, parts, tensors, strict=True)
+        self._sum([calls.staged_part(part, agreed, (pair[1], out_bytes)) for calls, part, pair in both])
 
     def _sum(self, blocks: list[int]) -> None:
         from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
@@ -162,15 +161,6 @@ class World:
         # The largest share decides: blocks without one move nothing, as those of ranks without a share.
         arguments = [self.kept(calls.sums.arguments) for calls in self.calls]
         self.launch("two_exchange", arguments, max(blocks), TWO_EXCHANGE_THREADS, self.shared)
-
-    def _copy(self, copies: list[Any], outputs: list[tuple[int, int]]) -> None:
-        from cuda_gctx.comm._protocol import SPOIL_THREADS
-
-        arguments = []
-        for calls, some, output in zip(self.calls, copies, outputs, strict=True):
-            calls.fill_copies(some, output)
-            arguments.append(self.kept(calls.copies))
-        self.launch("copy_or_spoil", arguments, GRID, SPOIL_THREADS)
 
     def look_for_torn_packets(self) -> None:
         from cuda_gctx.comm._protocol import TORN_THREADS
