@@ -337,7 +337,11 @@ def variants_of(
     if has_one:
         work = through(programmatic, ONE, x_in, out)
         variants["ONE_EXCHANGE, 8 SMs, programmatic"] = Variant(8, work, out, wanted)
-    return {name: variant for name, variant in variants.items() if not any(word in name for word in ranks.skipped)}
+    return {
+        name: variant
+        for name, variant in variants.items()
+        if not any(word in f"{op.name}: {name}" for word in ranks.skipped)
+    }
 
 
 def measured(
@@ -738,7 +742,9 @@ def main() -> int:
     parser.add_argument("--part", choices=parts, help="one part of it (default: all)")
     parser.add_argument("--gpus", type=int, help="how many GPUs (default: all)")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds that a part may take")
-    parser.add_argument("--skip", nargs="*", default=[], help="leave out variants with one of these words")
+    parser.add_argument(
+        "--skip", nargs="*", default=[], help="leave out operations and variants with one of these words"
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -393,6 +393,8 @@ class CopyEngines(_WithKernels):
     mapped together: inputs, and for a broadcast outputs as well. Others are staged, in rounds.
 
     staged: where the input of each rank is staged, as this rank reaches it. staged_bytes: how much of it at once.
+    spreads: whether the ranks of a broadcast fetch parts from each other. Not where some share a GPU and others do not:
+    there, a call of four ranks on two H200s hung until its time limit.
     """
 
     name = MixedCommMode.COPY_ENGINES
@@ -410,9 +412,12 @@ class CopyEngines(_WithKernels):
         staged: Sequence[int],
         staged_bytes: int,
         copying: Sequence[Stream],
+        *,
+        spreads: bool,
     ) -> None:
         super().__init__(dtype, order, numbers, copying)
         self._info = info
+        self._spreads = spreads
         self._kernels = kernels
         self._mapped = mapped
         self._staged = staged
@@ -525,9 +530,10 @@ class CopyEngines(_WithKernels):
         world, own, root = self._info.world_size, self._info.world_rank, call.root
         meet = self._meetings(record, call, root)
         others = [rank for rank in range(world) if rank != root]
+        is_from_root = len(others) == 1 or not self._spreads
         # Each rank begins with its successor, so that not all of them fetch from the same one at once.
         at = 0 if own == root else others.index(own)
-        following = [] if own == root else [*others[at + 1 :], *others[:at]]
+        following = [] if own == root or is_from_root else [*others[at + 1 :], *others[:at]]
         is_copied_within = not call.is_in_place if own == root else not mapped and bool(following)
         aside = BEFORE if self._copying else MAIN
 
@@ -537,19 +543,21 @@ class CopyEngines(_WithKernels):
                 record.copy(Copy(to + begin, source + begin, size), stream)
 
         for first, size in self._rounds(call):
-            parts = {rank: part_of(number, len(others), size) for number, rank in enumerate(others)}
+            parts = dict.fromkeys(others, (0, size))
+            if not is_from_root:
+                parts = {rank: part_of(number, len(others), size) for number, rank in enumerate(others)}
             # Where the root has the message, and each of the others its part.
             at_root = mapped[root] + first if mapped else self._staged[root]
             held = {rank: mapped[world + rank] + first if mapped else self._staged[rank] for rank in others}
             to = x_out + first
-            if len(others) == 1:
-                held[others[0]] = to  # from where nobody fetches it
+            if is_from_root:
+                held[own] = to  # from where nobody fetches it
             if own == root and not mapped:
                 copy(at_root, x_in + first, (0, size))
             meet("begins")
             if own != root:
                 copy(held[own], at_root, parts[own])
-            if len(others) > 1:
+            if not is_from_root:
                 meet("spreads")
             # Within the device, next to the copies between devices.
             if is_copied_within and aside != MAIN:

@@ -366,7 +366,9 @@ class Ranks:
         op = self.op if root is None else MixedCommOp.BROADCAST
         kernels = {op: NotedKernels(info, self.op, self.geometry, calls)}
         staged = [address + self.geometry.staged_input for address in self.addresses]
-        mode = CopyEngines("float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, ())
+        mode = CopyEngines(
+            "float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, (), spreads=True
+        )
         sizes = Sizes(op, (), block, x_out.nbytes, block)
         record, addresses = Record(), (int(x_in.ctypes.data), int(x_out.ctypes.data))
         is_in_place = addresses[0] == addresses[1] + (info.dp_rank * block if root is None else 0)

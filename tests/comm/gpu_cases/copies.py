@@ -177,6 +177,13 @@ def broadcast_on_two_gpus() -> dict[str, Any]:
     return by_threads | {"2 processes": results_of(spawn(2, "broadcast"))[0]}
 
 
+@case(gpus=4)
+def broadcast_on_four_gpus() -> dict[str, Any]:
+    """The ranks of a GPU each, which fetch parts from each other."""
+    by_threads = {"4 ranks": {"calls compared": from_one_to_all(4, 4)}}
+    return by_threads | {"4 processes": results_of(spawn(4, "broadcast"))[0]}
+
+
 @case(is_timed=True)
 def staged_copies() -> list[dict[str, Any]]:
     """All-reduces of two ranks on one GPU whose tensors are staged, by a kernel and by copy engines: us in a graph."""
