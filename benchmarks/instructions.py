@@ -3,9 +3,9 @@
     python benchmarks/instructions.py            measure, and compare with the record
     python benchmarks/instructions.py --record   measure, and write the record of this Python and compiler
 
-Needs valgrind, and the package installed. Counted is everything but the software driver itself: the C++ core, Cython,
-the interpreter, the C library. Records are kept in instructions.json by what decides the numbers: the interpreter, the
-compilers, Cython and the C library. tests/house/test_instructions.py compares with them.
+Needs valgrind, and the package installed, not editable. Counted is everything but the software driver itself: the C++
+core, Cython, the interpreter, the C library. Records are kept in instructions.json by what decides the numbers: the
+interpreter, the compilers, Cython and the C library. tests/house/test_instructions.py compares with them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from cuda_gctx.measure.results import write_result
 from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Policy
 
+PACKAGE = Path(cuda_gctx.__file__).parent
+CORE = PACKAGE / "libcuda_gctx.so"
 RECORDS = Path(__file__).with_name("instructions.json")
 TOLERANCE = 0.03
 FEW = 15  # instructions: smaller differences are ignored, in calls of a few hundred
@@ -160,16 +162,22 @@ def instructions_of(dump: str) -> int:
     return total
 
 
+def missing() -> str | None:
+    """The reason why nothing can be measured here, with what to do; None if there is none."""
+    if not CORE.exists():
+        return "the install is editable: 'make .venv/package' installs the package instead"
+    if shutil.which("valgrind") is None:
+        return "valgrind is not installed: install it with the system's package manager"
+    return None
+
+
 def measure() -> dict[str, int]:
     """Instructions per call, less those of an empty function."""
-    valgrind = shutil.which("valgrind")
-    if valgrind is None:
-        raise FileNotFoundError("valgrind is not installed")
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder) / "names.json"
         done = subprocess.run(
             [
-                *(valgrind, "--tool=callgrind", f"--dump-before={MARK}", f"--callgrind-out-file={folder}/out"),
+                *("valgrind", "--tool=callgrind", f"--dump-before={MARK}", f"--callgrind-out-file={folder}/out"),
                 *(sys.executable, __file__, "--run-cases", str(names)),
             ],
             env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONMALLOC": "pymalloc"},
@@ -189,9 +197,8 @@ def measure() -> dict[str, int]:
 
 def toolchain() -> str:
     """What decides the numbers, but for the code."""
-    package = Path(cuda_gctx.__file__).parent
-    core = (package / "libcuda_gctx.so").read_bytes()
-    module = next((package / "_core").glob("stream.*.so")).read_bytes()
+    core = CORE.read_bytes()
+    module = next((PACKAGE / "_core").glob("stream.*.so")).read_bytes()
     compiler = re.search(rb"(GCC|clang)[: ]+[^\0]*?(\d+\.\d+\.\d+)", core)
     cython = re.search(rb"_cython_(\d+(?:_\w+)*)", module)
     return ", ".join(
@@ -225,6 +232,8 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.run_cases is not None:
         run_cases(arguments.run_cases)
+    if reason := missing():
+        sys.exit(f"nothing was measured: {reason}")
 
     measured, recorded = measure(), records().get(toolchain(), {})
     print(toolchain())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -26,8 +25,8 @@ def instructions(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.sim_only
 def test_no_call_takes_more_instructions_than_recorded(instructions: ModuleType) -> None:
-    if shutil.which("valgrind") is None:
-        pytest.skip("valgrind is not installed")
+    if reason := instructions.missing():
+        pytest.skip(reason)
     recorded = instructions.records().get(instructions.toolchain())
     if recorded is None:
         pytest.skip(f"no record for {instructions.toolchain()}: 'make instructions' writes one")
@@ -35,6 +34,15 @@ def test_no_call_takes_more_instructions_than_recorded(instructions: ModuleType)
     assert measured.keys() == recorded.keys(), "the calls have changed: 'make instructions' records them"
     dearer = instructions.dearer(recorded, measured)
     assert not dearer, "\n".join([*dearer, "if that is meant, 'make instructions' records it"])
+
+
+def test_a_measurement_that_is_not_possible_ends_with_the_reason(
+    instructions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(instructions, "CORE", tmp_path / "libcuda_gctx.so")
+    monkeypatch.setattr(sys, "argv", ["instructions.py"])
+    with pytest.raises(SystemExit, match=r"the install is editable: 'make \.venv/package' installs"):
+        instructions.main()
 
 
 def test_more_than_the_tolerance_is_seen(instructions: ModuleType) -> None:
