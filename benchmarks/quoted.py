@@ -213,6 +213,19 @@ def of_processes(processes: Result) -> dict[str, str]:
     }
 
 
+def of_copies(result: Result) -> dict[str, str]:
+    """From which size on each operation by copy engines of mapped tensors takes no longer than NCCL on all SMs."""
+    us = {(row["op"], row["bytes"], row["variant"]): row["us"] for row in result["sweep"]}
+    copied = {"BROADCAST": "mapped, in place", "ALLGATHER": "mapped, in place", "ALLTOALL": "mapped"}
+    lost = [
+        size
+        for op, size, variant in us
+        if variant == "NCCL, all SMs" and us[op, size, variant] < us[op, size, f"COPY_ENGINES, 8 SMs, {copied[op]}"]
+    ]
+    won = min(size for _, size, _ in us if size > max(lost))
+    return {"copies keep up from": f"{won >> 20} MiB"}
+
+
 def origin(results: Sequence[Result]) -> str:
     """Cards, driver and dates of results."""
     cards = " and ".join(dict.fromkeys(f"{result['card']}" for result in results))
@@ -227,7 +240,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         results_of, ("arrivals", "partitions", "allreduce", "instantiation")
     )
     studies, [worlds], [guards], [eager] = map(results_of, ("studies", "worlds", "guards", "eager"))
-    [staged] = results_of("communication-staged")
+    [staged], [copies] = map(results_of, ("communication-staged", "communication-copies"))
     return [
         (of_latency(arrivals), origin([arrivals])),
         (of_partitions(partitions), origin([partitions])),
@@ -237,6 +250,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         (of_guards(guards), origin([guards])),
         (of_eager(eager), origin([eager])),
         (of_staged(staged), origin([staged])),
+        (of_copies(copies), origin([copies])),
         (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]

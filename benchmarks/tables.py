@@ -10,6 +10,7 @@ two markers, of which the first names it, and so does a number that a sentence q
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -516,6 +517,30 @@ def nodes_section(result: Result) -> str:
     return f"{where}:\n\n{markdown([head, *rows])}"
 
 
+# The columns of the table of copy engines, and of their variants the fastest counts.
+COPIED = {
+    "in place": ("COPY_ENGINES, 8 SMs, mapped, in place",),
+    "mapped": ("COPY_ENGINES, 8 SMs, mapped",),
+    "staged": ("COPY_ENGINES, 8 SMs, staged",),
+    "kernel": ("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, mapped"),
+    "NCCL, 8 SMs": ("NCCL_ONE, 8 SMs",),
+    "NCCL, all SMs": ("NCCL, all SMs",),
+}
+COPIED_SIZES = [1 << shift for shift in (17, 19, 21, 23, 26, 28)]
+
+
+def copies_section(result: Result) -> str:
+    """Microseconds of what copy engines compute, next to kernels of 8 SMs and NCCL."""
+    us = {(row["op"], row["bytes"], row["variant"]): row["us"] for row in result["sweep"] if "us" in row}
+    ops = [op for op in ("BROADCAST", "ALLGATHER", "ALLTOALL") if any(key[0] == op for key in us)]
+    rows = [["us", *COPIED]]
+    for op, size in itertools.product(ops, COPIED_SIZES):
+        found = [[us[op, size, one] for one in variants if (op, size, one) in us] for variants in COPIED.values()]
+        cells = [f"{min(times):.1f}" if times else "" for times in found]
+        rows.append([f"`{op}`, {collective_targets.words_of(size)}", *cells])
+    return f"{communication_origin(result)}:\n\n{markdown(rows)}"
+
+
 # The tables that a page can have: the results that they are made of, and what these become.
 def answers_of(rows_of: Callable[[Result], list[list[str]]]) -> Callable[[Sequence[Result]], str]:
     """What each card answered to a question, if it was asked."""
@@ -593,6 +618,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     **{name: ("processes", answers_of(rows)) for name, rows in answers.PROCESSES.items()},
     "of clusters": (RECORDED, each(clusters_section)),
     "of second splits": (RECORDED, each(second_splits_section)),
+    "of copies": ("communication-copies", each(copies_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
@@ -687,7 +713,8 @@ def communication_picture(kind: str) -> str:
     result = results_of(kind)[-1]  # in the order of the names: H100, H200
     rows = [row for row in result["sweep"] if "us" in row]
     panels = []
-    for topology, op in dict.fromkeys((row["topology"], row["op"]) for row in rows):
+    of_kernels = [row for row in rows if row["variant"].startswith("TWO_EXCHANGE")]
+    for topology, op in dict.fromkeys((row["topology"], row["op"]) for row in of_kernels):
         us: dict[str, dict[int, float]] = {name: {} for name in COMMUNICATION}
         for row in rows:
             for name, variants in COMMUNICATION.items():
