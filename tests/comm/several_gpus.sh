@@ -64,7 +64,7 @@ benchmark() { # NAME SECONDS OPTIONS...
 gpus=$("$python" -c 'from cuda_gctx import Device; print(Device.count())') || exit 2
 cases="other_types nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
 if [ "$gpus" -ge 4 ]; then
-  cases="copy_engines_on_two_gpus all_to_all_on_two_gpus broadcast_on_two_gpus threads_on_four_gpus faults_on_four_gpus processes_on_four_gpus staged_in_parts staged_in_rounds $cases"
+  cases="copy_engines_on_two_gpus all_to_all_on_two_gpus broadcast_on_two_gpus broadcast_on_four_gpus threads_on_four_gpus faults_on_four_gpus processes_on_four_gpus staged_in_parts staged_in_rounds $cases"
 else
   cases="copy_engines_on_two_gpus all_to_all_on_two_gpus broadcast_on_two_gpus threads_on_two_gpus nodes_on_two_gpus calls_on_two_gpus processes_on_two_gpus staged_in_parts staged_in_rounds moved_programs $cases"
 fi
