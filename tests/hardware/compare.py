@@ -46,6 +46,12 @@ LACKS = {
     ),
     "pools are of one process; cuMemCreate is for sharing": ("MEMPOOL_SUPPORTED_HANDLE_TYPES",),
 }
+SENTENCE_OF_MODULES = (
+    "104 cuCtxDestroy_v2: Modules of the context go with it and say so, and so do their functions (recorded)."
+)
+SENTENCE_OF_DESTROYED = (
+    "125 cuGreenCtxDestroy: Work of a green context that is destroyed goes on, and the primary context waits for it."
+)
 # Answers that the software driver does not give, and why.
 KNOWN_DIFFERENCES = {
     **{f"attributes/{name}": why for why, names in LACKS.items() for name in names},
@@ -62,20 +68,32 @@ KNOWN_DIFFERENCES = {
         for what in ("nothing", "the stream", "the context", "the stream and the context")
     },
     **{
-        f"ends.long_copy/a long copy, {what} destroyed, wait for {wait}": "an H200 missed a copy (sentences/125), and "
-        "an H100 did not; the software driver misses it"
+        f"ends.{work}, {what} destroyed, wait for {wait}": "an H200 missed a copy of 4 KiB once, and no card missed "
+        "any since (ends.repeated); the software driver misses copies and fills"
+        for work in ("long_copy/a long copy", "long_fill/a long fill", "graph_of_long_copy/a graph of a long copy")
         for what in ("the context", "the stream and the context")
         for wait in ("the primary context", "an event of the primary context")
     },
+    **{
+        f"ends.graph_of_long_copy/a graph of a long copy, {what} destroyed, wait for an event of the primary context": (
+            "a card covers such a copy, and misses a fill (graph_waits); the software driver misses both"
+        )
+        for what in ("nothing", "the stream")
+    },
+    f"sentences/{SENTENCE_OF_DESTROYED}": "the software driver misses copies of such contexts (ends.long_copy)",
+    f"sentences/{SENTENCE_OF_MODULES}": "both refuse it: a card may have forgotten a module whose context is gone",
     **{
         f"codes/{what}": "both refuse it: a card says of streams of a context that is gone what is left of them"
         for what in (
             "cuStreamQuery after the context is destroyed",
             "cuStreamGetId after the context is destroyed",
+            "cuStreamDestroy_v2 after the context is destroyed",
             "cuStreamQuery after the primary context is released",
             "cuStreamDestroy_v2 after the primary context is released",
         )
     },
+    "codes/cuModuleGetFunction after the context is destroyed": "both refuse it: an H100 says that the context of the "
+    "module is gone, and an H200 that there is no such module",
     "events/!ended": "how that process ended",
     "events/!output": "how that process ended",
 }
