@@ -522,6 +522,16 @@ DECIDING = (
 )
 
 
+def dumped(node: object) -> str:
+    """A syntax tree as text, the same for each version of Python: what later ones add is empty here."""
+    if isinstance(node, ast.AST):
+        fields = (
+            f"{name}={dumped(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []
+        )
+        return f"{type(node).__name__}({', '.join(fields)})"
+    return f"[{', '.join(map(dumped, node))}]" if isinstance(node, list) else repr(node)
+
+
 def sources() -> str:
     """A hash of the sources that decide, without comments, documentation and messages."""
     package = Path(cuda_gctx.__file__).parent
@@ -537,7 +547,7 @@ def sources() -> str:
                 node.values = []
             elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 node.exc.args = []
-        text += ast.dump(tree)
+        text += dumped(tree)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
