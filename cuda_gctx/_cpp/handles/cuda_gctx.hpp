@@ -1,5 +1,5 @@
-// The C++ interface of cuda_gctx: owners over the C interface. Header only, so that it fits every C++ library and
-// compiler.
+// The C++ interface of cuda_gctx: owners over the C interface. It is header-only, so that it works with every C++
+// library and compiler.
 #ifndef CUDA_GCTX_HPP
 #define CUDA_GCTX_HPP
 
@@ -13,7 +13,7 @@
 
 namespace cuda_gctx {
 
-// A call that failed: which error, and the driver's CUresult where it was one of the driver's (else 0).
+// A failed call: the error, and the CUresult if it came from the driver (otherwise 0).
 class error : public std::runtime_error {
  public:
   error(int number, const char* message, int cuda_result)
@@ -34,7 +34,7 @@ inline void check(int answer) {
   }
 }
 
-// What one group of a split requests; by default all SMs that the other groups leave.
+// The request for one group of a split; by default all SMs that the other groups leave.
 using group = gctx_group;
 
 // A stream, a CUstream and cudaStream_t. It keeps its context alive.
@@ -51,7 +51,7 @@ class stream {
   std::unique_ptr<gctx_stream, closer> owned_;
 };
 
-// A green context. It is closed by its end; where that is impossible, because it is current on a thread, it stays open.
+// A green context. Its destructor closes it. A context that is current on a thread stays open.
 class context {
  public:
   explicit context(gctx_context* owned) : owned_(owned) {}
@@ -85,7 +85,7 @@ class sms {
   }
 
   unsigned count() const noexcept { return gctx_sm_count(owned_.get()); }
-  // The groups, and what they leave as the last one.
+  // The groups, and last the remaining SMs.
   std::vector<sms> split(const std::vector<group>& requests) const {
     std::vector<gctx_sms*> made(requests.size() + 1, nullptr);
     std::vector<sms> all;
@@ -107,7 +107,7 @@ class sms {
   std::shared_ptr<gctx_sms> owned_;
 };
 
-// A context over each group of a device. names: for messages, one for each group, or none at all.
+// Creates a context over each group of a device. names: for messages, one for each group, or none at all.
 inline std::vector<context> partition(int device, const std::vector<group>& requests, bool exclusive = false,
                                       const std::vector<const char*>& names = {}) {
   if (!names.empty() && names.size() != requests.size()) {
