@@ -1,17 +1,82 @@
 """What a call does that was made before, compiled: it looks up what is known of it, and launches."""
 
 cimport cython
-from libc.stdint cimport uint64_t, uintptr_t
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcmp, memcpy
 
 from cuda_gctx._core.sequence cimport Counter, Sequence
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx.comm._protocol import ALIGNMENT
-from cuda_gctx.comm._topology import MixedCommOp
+from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
+
+
+# Of DLPack 1, what describes a tensor. A torch that has this table fills it in at once; attributes take a call each.
+cdef extern from *:
+    """
+    struct DLDevice { int32_t type, id; };
+    struct DLDataType { uint8_t code, bits; uint16_t lanes; };
+    struct DLTensor {
+      void* data; DLDevice device; int32_t ndim; DLDataType dtype; int64_t *shape, *strides; uint64_t byte_offset;
+    };
+    using Describe = int (*)(void* object, DLTensor* out);
+    struct DLPackExchangeAPI {
+      uint32_t major, minor;
+      void *before, *allocate, *from_object, *to_object;
+      Describe describe;
+    };
+    """
+    ctypedef struct DLDevice:
+        int32_t type
+        int32_t id
+    ctypedef struct DLDataType:
+        uint8_t code
+        uint8_t bits
+        uint16_t lanes
+    ctypedef struct DLTensor:
+        void* data
+        DLDevice device
+        int32_t ndim
+        DLDataType dtype
+        int64_t* shape
+        int64_t* strides
+        uint64_t byte_offset
+    ctypedef int (*Describe)(void*, DLTensor*) except -1
+    ctypedef struct DLPackExchangeAPI:
+        uint32_t major
+        Describe describe
 
 # Of calls: what is kept of one is small, but shapes and addresses may change from call to call.
 MOST_KEPT = 4096
+# Of dimensions: tensors with more are looked at each time.
+cdef enum:
+    MOST_DIMENSIONS = 8
 cdef uint64_t alignment = ALIGNMENT
+cdef object an_op = MixedCommOp, a_mode = MixedCommMode
+
+
+cdef struct View:
+    # What a call needs to know of a tensor. is_right: its type, its device, and that it is contiguous.
+    uint64_t address
+    int64_t dimensions
+    int64_t shape[MOST_DIMENSIONS]
+    bint is_right
+
+
+cdef bint have_same_shape(const View& one, const View& other) noexcept:
+    cdef size_t size = one.dimensions * sizeof(int64_t)
+    return one.dimensions == other.dimensions and memcmp(one.shape, other.shape, size) == 0
+
+
+cdef bytes key_of(op, mode, const View& x_in, uint64_t in_address, uint64_t out_address):
+    """Of a call: its operation, its mode, the shape of its input, and addresses, which may be 0."""
+    cdef int64_t words[4 + MOST_DIMENSIONS]
+    words[0], words[1] = op, -1 if mode is None else mode
+    words[2], words[3] = <int64_t>in_address, <int64_t>out_address
+    memcpy(&words[4], x_in.shape, x_in.dimensions * sizeof(int64_t))
+    return PyBytes_FromStringAndSize(<char*>words, (4 + x_in.dimensions) * sizeof(int64_t))
 
 
 cdef class Turns:
@@ -80,8 +145,9 @@ cdef class Known:
     given: what its launches are given; None: the addresses of its tensors, which follow the rules of the modes.
     """
 
-    cdef object steps, out_shape
-    cdef tuple given
+    cdef Steps steps
+    cdef tuple given, out_shape
+    cdef View out
     cdef uint64_t in_bytes, out_bytes
     cdef bint may_be_in_place
 
@@ -106,6 +172,11 @@ cdef class Calls:
     cdef const uint64_t* _fault
     cdef dict _known
     cdef bint _by_address
+    # Of the tensors of the calls that are kept: their class, and how they are described, if they can be.
+    cdef object _class
+    cdef Describe _describe
+    cdef DLDevice _dl_device
+    cdef DLDataType _dl_type
 
     def __init__(self, dtype, device, Turns turns=None, uintptr_t fault=0):
         self._dtype, self._device, self._turns = dtype, device, turns
@@ -126,46 +197,109 @@ cdef class Calls:
         has_output: whether it was called with an output.
         """
         cdef Known known = Known()
+        cdef View x_in
         sizes = message.sizes
         known.steps, known.out_shape, known.given = steps, sizes.out_shape, given if self._by_address else None
         known.in_bytes, known.out_bytes = sizes.in_bytes, sizes.out_bytes
         known.may_be_in_place = sizes.op == MixedCommOp.ALLREDUCE
-        cdef tuple key = (op, mode, message.x_in.shape)
-        if self._by_address:
-            key += (message.in_address, message.out_address)
-        if not (has_output if self._by_address else known.fits(message.in_address, message.out_address)):
+        if self._class is None:
+            self._learn(message.x_in)
+        if type(op) is not an_op or not (self._view(message.x_in, &x_in) and self._view(message.x_out, &known.out)):
+            return
+        if not (has_output if self._by_address else known.fits(x_in.address, known.out.address)):
             return
         if len(self._known) >= MOST_KEPT:
             self._known.clear()
-        self._known[key] = known
+        self._known[self._key(op, mode, x_in, known.out.address)] = known
 
-    cdef bint is_right(self, tensor):
-        return tensor.dtype is self._dtype and tensor.device == self._device and tensor.is_contiguous()
+    cdef bytes _key(self, op, mode, const View& x_in, uint64_t out_address):
+        if self._by_address:
+            return key_of(op, mode, x_in, x_in.address, out_address)
+        return key_of(op, mode, x_in, 0, 0)
+
+    cdef int _learn(self, tensor) except -1:
+        """How the tensors of a class are described: by the first one, which has been checked, so that it has memory."""
+        cdef DLPackExchangeAPI* api
+        cdef DLTensor found
+        self._class = type(tensor)
+        capsule = getattr(self._class, "__dlpack_c_exchange_api__", None)
+        if capsule is None:
+            return 0
+        api = <DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+        if api.major == 1:
+            api.describe(<void*>tensor, &found)
+            self._dl_device, self._dl_type, self._describe = found.device, found.dtype, api.describe
+        return 0
+
+    cdef bint _view(self, tensor, View* view) except -1:
+        """Whether a tensor is one of those that are described here; if so, its description."""
+        cdef DLTensor found
+        cdef int64_t stride = 1
+        cdef Py_ssize_t at
+        if type(tensor) is not self._class:
+            return False
+        if self._describe is NULL:
+            shape = tensor.shape
+            view.dimensions = len(shape)
+            if view.dimensions > MOST_DIMENSIONS:
+                return False
+            for at in range(view.dimensions):
+                view.shape[at] = shape[at]
+            view.address = tensor.data_ptr()
+            view.is_right = (
+                tensor.dtype is self._dtype and tensor.device == self._device and tensor.is_contiguous()
+            )
+            return True
+        try:
+            self._describe(<void*>tensor, &found)
+        except Exception:
+            # One that has no memory here: on the device "meta", or sparse.
+            return False
+        if found.ndim > MOST_DIMENSIONS:
+            return False
+        view.address, view.dimensions = <uint64_t>found.data + found.byte_offset, found.ndim
+        memcpy(view.shape, found.shape, found.ndim * sizeof(int64_t))
+        view.is_right = (
+            memcmp(&found.dtype, &self._dl_type, sizeof(DLDataType)) == 0
+            and memcmp(&found.device, &self._dl_device, sizeof(DLDevice)) == 0
+        )
+        # Where a dimension is 1, its stride says nothing.
+        for at in range(found.ndim - 1, -1, -1):
+            if found.shape[at] != 1:
+                view.is_right = view.is_right and found.strides[at] == stride
+                stride *= found.shape[at]
+        return True
 
     def run(self, op, x_in, x_out, mode, bint is_checked):
         """Launches a call that is known, and returns its output; None if it is not, or something is wrong with it."""
         cdef Known known
+        cdef View view, out
         cdef tuple given
-        if self._by_address:
-            if x_out is None:
+        if not self._known or type(op) is not an_op or not (mode is None or type(mode) is a_mode):
+            return None
+        if not self._view(x_in, &view) or not (is_checked or view.is_right):
+            return None
+        if x_out is None:
+            if self._by_address:
                 return None
-            known = self._known.get((op, mode, x_in.shape, x_in.data_ptr(), x_out.data_ptr()))
-        else:
-            known = self._known.get((op, mode, x_in.shape))
+            out.address = 0
+        elif not self._view(x_out, &out) or not (is_checked or out.is_right):
+            return None
+        known = self._known.get(self._key(op, mode, view, out.address))
         # Asked with nothing in between: while there are known calls, the word is there.
         if known is None or self._fault[0]:
             return None
-        if not (is_checked or self.is_right(x_in)):
-            return None
         if x_out is None:
             x_out = x_in.new_empty(known.out_shape)
-        elif not is_checked and not (self.is_right(x_out) and x_out.shape == known.out_shape):
+            if not self._view(x_out, &out):
+                return None
+        elif not is_checked and not have_same_shape(out, known.out):
             return None
         given = known.given
         if given is None:
-            given = (x_in.data_ptr(), x_out.data_ptr())
-            if not known.fits(given[0], given[1]):
+            if not known.fits(view.address, out.address):
                 return None
+            given = (view.address, out.address)
         with self._turns.lock:
             known.steps.launch(self._turns.stream(), given)
         return x_out

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from cuda_gctx import CUDAError, Device, Partition
 from cuda_gctx._core.arguments import as_int
@@ -38,6 +38,10 @@ __all__ = ["MixedCommHandler", "run_mixed_comm"]
 
 # What run_autotune() measures.
 TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
+
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 
 
 class _State(Enum):
@@ -195,7 +199,8 @@ class MixedCommHandler:
         self._tuning_table: TuningTable | None = None
         # torch.compile keeps calls as nodes of its graphs.
         nodes: Any = import_module("cuda_gctx.comm._torch_op")
-        self._is_compiling, self._as_node, self._number = nodes.is_compiling, nodes.call, nodes.number_of(self._run)
+        self._is_traced, self._is_compiling = nodes.is_traced, nodes.is_compiling
+        self._as_node, self._number = nodes.call, nodes.number_of(self._run)
         # As it was made; programs for FlashInfer's handler read these.
         self.use_autotune = arguments.use_autotune
         self.min_block_size = arguments.block_sizes[0]
@@ -519,35 +524,46 @@ class MixedCommHandler:
         )
 
 
-class _RunMixedComm:
-    """``run_mixed_comm(op, handler, x_in, x_out=None, mode=None, skip_check=False, *, root=None)``: runs an operation.
+class _WithSupport(Protocol[P, R]):
+    """A function, and whether it can run."""
 
-    Returns its output.
+    is_compute_capability_supported: Callable[[int], bool]
+    """Whether the kernels support a compute capability: 90 stands for 9.0."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+def _with_support(function: Callable[P, R]) -> _WithSupport[P, R]:
+    found: Any = function
+    found.is_compute_capability_supported = is_supported
+    return cast("_WithSupport[P, R]", found)
+
+
+@_with_support
+def run_mixed_comm(
+    op: MixedCommOp,
+    handler: MixedCommHandler,
+    x_in: Any,
+    x_out: Any = None,
+    mode: MixedCommMode | None = None,
+    skip_check: bool = False,
+    *,
+    root: int | None = None,
+) -> Any:
+    """Runs an operation, and returns its output.
 
     Every rank calls it with inputs of one shape. On a GPU it returns at once, and the work runs on torch's current
-    stream. mode: None lets the handler choose. skip_check: skip the checks of device, type, layout and shape.
+    stream. op: the operation. handler: that of this rank. x_in: the input. x_out: the output; None: a new tensor.
+    mode: None lets the handler choose. skip_check: skip the checks of device, type, layout and shape.
     root: the world rank whose input BROADCAST sends to all, the same on all ranks; ValueError for other operations.
     """
-
-    def __call__(
-        self,
-        op: MixedCommOp,
-        handler: MixedCommHandler,
-        x_in: Any,
-        x_out: Any = None,
-        mode: MixedCommMode | None = None,
-        skip_check: bool = False,
-        *,
-        root: int | None = None,
-    ) -> Any:
-        if handler._is_compiling():
-            return handler._as_node(handler._number, op, x_in, x_out, mode, root)
-        return handler._run(op, x_in, x_out, mode, skip_check, root)
-
-    @staticmethod
-    def is_compute_capability_supported(capability: int) -> bool:
-        """Whether the kernels support a compute capability: 90 stands for 9.0."""
-        return is_supported(capability)
-
-
-run_mixed_comm = _RunMixedComm()
+    # torch.compile reads this function, and asks nothing of compiled ones.
+    if handler._is_traced():
+        return handler._as_node(handler._number, op, x_in, x_out, mode, root)
+    done = handler._known(op, x_in, x_out, mode, skip_check) if root is None else None
+    if done is not None:
+        return done
+    # An export calls with tensors of a class of its own, which are in no call that is known.
+    if handler._is_compiling():
+        return handler._as_node(handler._number, op, x_in, x_out, mode, root)
+    return handler._run_first(op, x_in, x_out, mode, root, is_checked=skip_check)

@@ -15,7 +15,8 @@ from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 __all__ = ["call", "is_compiling", "number_of"]
 
 torch: Any = import_module("torch")
-is_compiling = torch.compiler.is_compiling
+is_compiling = torch.compiler.is_compiling  # or exporting
+is_traced = torch.compiler.is_dynamo_compiling
 
 NO_MODE = NO_ROOT = -1
 _numbers = itertools.count()

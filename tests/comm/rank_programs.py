@@ -518,6 +518,96 @@ def dying(rank: int, size: int, folder: Path) -> None:
 
 
 @program
+def known_calls(rank: int, size: int, folder: Path) -> int:
+    """What compiled code sees of torch's tensors is what their attributes say."""
+    import ctypes
+
+    import torch
+
+    from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
+    from cuda_gctx.comm._calls import Calls, Steps, Turns
+    from cuda_gctx.comm._message import Messages
+    from cuda_gctx.comm._record import Numbers
+
+    launched: list[Any] = []
+
+    class Noted(Steps):
+        def launch(self, stream: Any, given: Any) -> None:
+            launched.append(given)
+
+    class OneStream(Turns):
+        def next(self, handle: int) -> Any:
+            return None
+
+    fault = (ctypes.c_uint64 * 1)()
+    bf16, cpu, op, mode = torch.bfloat16, torch.device("cpu"), MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE
+    calls = Calls(bf16, cpu, OneStream(lambda index: 1, 0, 1), ctypes.addressof(fault))
+    messages = Messages(ParallelInfo.of(0, 2, 0, 2, 0, 1, 2, 1, 1, 1), bf16, cpu, None, reaches_all=True)
+
+    def ones(*shape: int, **options: Any) -> Any:
+        return torch.ones(*shape, **({"dtype": bf16} | options))
+
+    def keep(x_in: Any, x_out: Any) -> None:
+        message = messages.of(op, x_in, x_out, is_checked=False)
+        given = x_in.data_ptr(), x_out.data_ptr()
+        calls.keep(op, mode, message, Noted(Numbers()), given, has_output=True)
+
+    def run(x_in: Any, x_out: Any, mode: Any = mode, op: Any = op, is_checked: bool = False) -> Any:
+        before = len(launched)
+        done = calls.run(op, x_in, x_out, mode, is_checked)
+        assert len(launched) - before == (done is not None)
+        return done
+
+    x, out, many = ones(4, 8), ones(4, 8), ones(100)
+    assert run(x, out) is None
+    keep(x, out)
+    keep(ones(1, 32), ones(1, 32))
+    right = {
+        "the same": (x, out),
+        "in place": (x, x),
+        "parts of others": (ones(9, 8)[3:7], many[8:40].view(4, 8)),
+        "one row": (ones(5, 32)[2:3], ones(1, 32)),
+        "a stride of one row": (ones(32, 1).t(), ones(1, 32)),
+        "with a gradient": (ones(4, 8, requires_grad=True), out),
+    }
+    for name, (x_in, x_out) in right.items():
+        assert x_in.is_contiguous(), name
+        assert run(x_in, x_out) is x_out, name
+        assert launched[-1] == (x_in.data_ptr(), x_out.data_ptr()), name
+    made = run(x, None)
+    assert (made.shape, made.dtype) == (x.shape, bf16)
+    assert launched[-1] == (x.data_ptr(), made.data_ptr())
+    wrong = {
+        "type": ones(4, 8, dtype=torch.float16),
+        "size of the type": ones(4, 8, dtype=torch.float32),
+        "device": ones(4, 8, device="meta"),
+        "layout": ones(8, 4).t(),
+        "column": ones(32, 5)[:, :1].t(),
+        "shape": ones(8, 8),
+        "dimensions": ones(4, 8, 1),
+        "more dimensions than are kept": ones(4, 8, *[1] * 8),
+        "alignment": many[1:33].view(4, 8),
+        "class": torch.nn.Parameter(x),
+        "sparse": x.to_sparse(),
+    }
+    for name, tensor in wrong.items():
+        assert run(tensor, out) is None, name
+        assert run(x, tensor) is None, name
+    assert run(many[:32].view(4, 8), many[8:40].view(4, 8)) is None
+    assert [run(x, out, mode=other) for other in (None, MixedCommMode.TWO_EXCHANGE, 0)] == [None] * 3
+    assert [run(x, out, op=other) for other in (MixedCommOp.ALLGATHER, 0, "ALLREDUCE")] == [None] * 3
+    assert run(wrong["type"], out, is_checked=True) is out
+    fault[0] = 1
+    assert run(x, out) is None
+    fault[0] = 0
+    calls.forget(by_address=True)
+    keep(x, out)
+    assert run(x, out) is out
+    assert [run(x, None), run(x, ones(4, 8)), run(ones(4, 8), out)] == [None] * 3
+    return len(launched)
+
+
+@program
 def hanging(rank: int, size: int, folder: Path) -> None:
     """Two threads that wait for nobody, once they have left a file."""
     has_begun = threading.Event()

@@ -129,6 +129,13 @@ def test_torch_compile_keeps_calls_in_one_graph(ranks: Ranks, tmp_path: Path) ->
 
 
 @needs_torch
+def test_calls_that_are_known_are_those_of_the_same_tensors_but_for_their_addresses(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert ranks.run("known_calls", 1, tmp_path) == [9]
+
+
+@needs_torch
 def test_every_rank_follows_one_tuning_table(ranks: Ranks, tmp_path: Path) -> None:
     found = ranks.run("autotune", 2, tmp_path)
     assert found[0]["table"] == found[1]["table"]
