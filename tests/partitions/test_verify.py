@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from cuda_gctx import Context, ContextOptions, CUDAError, Device, IsolationError
 from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
 from cuda_gctx.partitions import verification, with_background
+from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.verification import verify
 
 from ..common import DRIVERS, green, refusal, split
@@ -128,6 +130,12 @@ def test_lack_of_concurrency_is_reported_with_the_cause_that_fits(
     assert report.cause is not None
     assert words in report.cause
     assert "did not run at the same time" in str(report)
+
+
+def test_a_cause_is_looked_for_next_to_the_block_of_another_task(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    with dev.context.current():
+        assert contextvars.Context().run(lack_of_concurrency, dev, 2) == "no known cause fits"
 
 
 def test_the_probe_fills_every_sm(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
