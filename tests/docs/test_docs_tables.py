@@ -150,6 +150,9 @@ def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) ->
         ],
         [one.seconds.value * 1e6 for one in chosen],
         [report.alone["decode"].value * 1e6 for report in mix],
+        [report.bound * 1e6 for report in critical],
+        [next(r.seconds.value * 1e3 for r in one.results if r.plan.kind == "sequence") for one in critical],
+        [one.seconds.value * 1e3 for one in first],
     ]
 
 
@@ -158,27 +161,40 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     names = ("gemm-sigmoid", "prefill-decode", "critical-load")
     assert all(report.complete for one in studies for name in names for report in one[name])
     plain, mix, critical = ([report for one in studies for report in one[name]] for name in names)
-    assert [str(report.choice) for report in plain] == [*["in sequence"] * 3, "gemm=all, sigmoid=128"]
-    assert {str(report.choice) for report in mix} == {"prefill=96, decode=all, SM count hint"}
-    assert [report.sure for report in mix[2:]] == [True, True]
-    loads = ["load=112"] * 3 + ["load=104, SM count hint"]
-    assert [str(report.choice) for report in critical] == [f"critical=all, {load}" for load in loads]
+    assert [str(report.choice) for report in plain] == [
+        *("in sequence", "gemm first"),
+        *("in sequence", "gemm=all, sigmoid=128"),
+    ]
+    assert [str(report.choice) for report in mix] == [
+        *["prefill=104, decode=all"] * 2,
+        *["prefill=96, decode=all, SM count hint"] * 2,
+    ]
+    assert [report.sure for report in mix] == [False, False, True, True]
+    assert [str(report.choice) for report in critical] == [
+        *("critical=all, load=112", "critical=16, load=116"),
+        *("critical=all, load=112", "critical=all, load=104, SM count hint"),
+    ]
+    assert [report.regret for report in critical] == [None] * 4
     pairs = zip(*(quoted_of(*(one[name] for name in names)) for one in studies), strict=True)
-    hidden, halves, slower, gains, disjoint, streams, urgent, shares, tails, decodes = pairs
+    hidden, halves, slower, gains, disjoint, streams, urgent, shares, tails, decodes, alone, sequences, first = pairs
+    interval = "{0.gain:.2f} x ({0.gain_low:.2f} to {0.gain_high:.2f})"
     quoted = [
         "would be a speedup of {:.2f} x and {:.2f} x on the H200, {:.2f} x and {:.2f} x on the H100".format(
             *hidden[0], *hidden[1]
         ),
-        "an overlay is, by {0.gain:.2f} x ({0.gain_low:.2f} to {0.gain_high:.2f})".format(plain[3]),
+        *(f"(H100) is, by {interval}".format(report) for report in (plain[1], plain[3])),
         "take {:.2f} to {:.2f} times as long as the sequence".format(*least_and_most(halves)),
-        "in 8 SMs the sigmoid takes {:.0f} to {:.0f} times as long".format(*least_and_most(slower)),
-        "{:.2f} x and {:.2f} x on the H200, {:.2f} x and {:.2f} x on the H100, where".format(*gains[0], *gains[1]),
+        *(f"on the H100 the sigmoid alone takes {times:.0f} times as long in 8 SMs" for times in slower[1]),
+        f"104 SMs on the H200, {interval.format(mix[0])} and {interval.format(mix[1])}",
+        "on the H100, {:.2f} x and {:.2f} x, where both are sure".format(*gains[1]),
         "reached {:.2f} x and {:.2f} x, and {:.2f} x and {:.2f} x; plain".format(*disjoint[0], *disjoint[1]),
-        "plain streams {:.2f} x to {:.2f} x".format(*least_and_most(streams)),
-        "is 1/{:.0f} to 1/{:.0f} of that".format(*least_and_most(urgent)),
-        "keeps {:.0%} or {:.0%} of its rate".format(*least_and_most(shares)),
-        "{:.1f} and {:.1f} us on the H200, and {:.1f} and {:.1f} us on the H100".format(*tails[0], *tails[1]),
-        "{:.0f} and {:.0f} us on the H200, {:.0f} and {:.0f} us on the H100".format(*decodes[0], *decodes[1]),
+        "plain streams {:.2f} x and {:.2f} x".format(*least_and_most(streams)),
+        "the p99 is {:.1f} and {:.1f} us, 1/{:.0f} and 1/{:.0f} of that".format(*tails[1], *urgent[1]),
+        "the load keeps {:.0%} and {:.0%} of its rate".format(*shares[1]),
+        "it is {:.0f} and {:.0f} us, next to {:.0f} and {:.0f} us alone".format(*tails[0], *alone[0]),
+        "{:.2f} and {:.2f} ms in sequence, and {:.0f} and {:.0f} ms with a priority".format(*sequences[0], *first[0]),
+        "The load keeps {:.0%} and {:.0%}.".format(*shares[0]),
+        *(f"takes {us:.0f} us on the H200, {{:.0f}} and {{:.0f}} us".format(*decodes[1]) for us in decodes[0]),
     ]
     assert [words for words in quoted if words not in studies_page()] == []
 
