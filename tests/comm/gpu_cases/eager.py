@@ -11,7 +11,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from .common import REPOSITORY, case, modules
@@ -23,8 +24,20 @@ TURNS = 20
 Work = Callable[[], object]
 
 
+class Row(NamedTuple):
+    """What is measured. before, after: what is done next to the calls of a turn."""
+
+    call: str
+    part: str
+    work: Work
+    before: Work = lambda: None
+    after: Work = lambda: None
+
+
 class EagerCalls:
     """The times of a rank. The rows are those of the slower rank, the median of calls in each turn.
+
+    All rows are measured in each turn, so that a host that becomes faster or slower does so for all of them.
 
     whole: a call. front: one that launches nothing. launches: those of the call, without what comes before them.
     """
@@ -32,41 +45,60 @@ class EagerCalls:
     def __init__(self, rank: Any) -> None:
         self.rank = rank
         self.torch, self.comm = modules()
-        self.rows: list[dict[str, Any]] = []
+        self._rows: list[Row] = []
 
-    def measure(self, name: str, part: str, call: Work) -> None:
-        samples = []
-        for turn in range(1 + TURNS):
-            self.torch.cuda.current_stream().synchronize()
-            self.rank.backend.barrier()
-            taken = []
-            for at in range(self.rank.size):
-                for _ in range(CALLS if at == self.rank.rank else 0):
-                    begin = time.perf_counter_ns()
-                    call()
-                    taken.append((time.perf_counter_ns() - begin) / 1000)
-                self.rank.backend.barrier()
-            if turn:
-                samples.append(max(self.rank.backend.gather_to_all(statistics.median(taken))))
-        self.torch.cuda.current_stream().synchronize()
-        us, ends = round(statistics.median(samples), 2), [round(limit(samples), 2) for limit in (min, max)]
-        self.rows.append({"call": name, "part": part, "us": us, "min, max": ends})
-        if self.rank.rank == 0:
-            print(json.dumps(self.rows[-1]), flush=True)
+    def add(self, *row: Any) -> None:
+        self._rows.append(Row(*row))
 
-    def measure_parts(self, name: str, handler: Any, x_in: Any, x_out: Any, mode: Any) -> None:
+    def add_parts(self, name: str, handler: Any, x_in: Any, x_out: Any, mode: Any) -> None:
         from cuda_gctx.comm._calls import Steps
         from cuda_gctx.comm._record import Numbers
 
         op, of, run_mixed_comm = self.comm.MixedCommOp.ALLREDUCE, vars(handler), self.comm.run_mixed_comm
-        self.measure(name, "whole", lambda: run_mixed_comm(op, handler, x_in, x_out, mode))
+
+        def whole() -> None:
+            run_mixed_comm(op, handler, x_in, x_out, mode)
+
+        whole()
         [prepared] = of["_modes"][mode].prepared.values()
         stream, addresses = of["_gpu"].order.stream(), (x_in.data_ptr(), x_out.data_ptr())
-        self.measure(name, "launches", lambda: prepared.launch(stream, addresses))
         message, nothing = of["_messages"].of(op, x_in, x_out, is_checked=False), Steps(Numbers())
-        of["_calls"].keep(op, mode, message, nothing, addresses, has_output=True)
-        self.measure(name, "front", lambda: run_mixed_comm(op, handler, x_in, x_out, mode))
-        of["_calls"].keep(op, mode, message, prepared, addresses, has_output=True)
+
+        def keep(steps: Any) -> None:
+            of["_calls"].keep(op, mode, message, steps, addresses, has_output=True)
+
+        self.add(name, "whole", whole)
+        self.add(name, "launches", lambda: prepared.launch(stream, addresses))
+        self.add(name, "front", whole, lambda: keep(nothing), lambda: keep(prepared))
+
+    def measured(self) -> list[dict[str, Any]]:
+        samples: list[list[float]] = [[] for _ in self._rows]
+        for turn in range(1 + TURNS):
+            for row, times in zip(self._rows, samples, strict=True):
+                median = self._median_us(row)
+                if turn:
+                    times.append(median)
+        rows = []
+        for row, times in zip(self._rows, samples, strict=True):
+            us, ends = round(statistics.median(times), 2), [round(limit(times), 2) for limit in (min, max)]
+            rows.append({"call": row.call, "part": row.part, "us": us, "min, max": ends})
+            if self.rank.rank == 0:
+                print(json.dumps(rows[-1]), flush=True)
+        return rows
+
+    def _median_us(self, row: Row) -> float:
+        self.torch.cuda.current_stream().synchronize()
+        row.before()
+        self.rank.backend.barrier()
+        taken = []
+        for at in range(self.rank.size):
+            for _ in range(CALLS if at == self.rank.rank else 0):
+                begin = time.perf_counter_ns()
+                row.work()
+                taken.append((time.perf_counter_ns() - begin) / 1000)
+            self.rank.backend.barrier()
+        row.after()
+        return max(self.rank.backend.gather_to_all(statistics.median(taken)))
 
 
 def raw_launch(context: Any, stream: int) -> tuple[Work, Work]:
@@ -108,22 +140,29 @@ def eager() -> dict[str, Any]:
     def work(rank: Any, how: str) -> Any:
         calls = EagerCalls(rank)
         options: dict[str, Any] = {} if how == "reached" else {"max_message_bytes": 1 << 20}
-        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=20, **options) as handler:
+        with (
+            rank.partition.torch(),
+            rank.handler(torch.bfloat16, timeout_s=20, **options) as handler,
+            ExitStack() as closing,
+        ):
             x_in = torch.ones(1, MESSAGE_BYTES // 2, dtype=torch.bfloat16, device=handler.device)
             x_out = torch.empty_like(x_in)
             if how == "reached":
                 launch, free = raw_launch(rank.partition.context, rank.partition.stream.handle)
-                with rank.partition.context.current():
-                    calls.measure("cuLaunchKernel", "raw", launch)
-                calls.measure("torch.add", "whole", lambda: torch.add(x_in, x_in, out=x_out))
-                calls.measure_parts("ONE_EXCHANGE", handler, x_in, x_out, one)
+                closing.callback(free)
+                inside, context = ExitStack(), rank.partition.context
+                enter = lambda: inside.enter_context(context.current())  # noqa: E731
+                calls.add("cuLaunchKernel", "raw", launch, enter, inside.close)
+                calls.add("torch.add", "whole", lambda: torch.add(x_in, x_in, out=x_out))
+                calls.add_parts("ONE_EXCHANGE", handler, x_in, x_out, one)
                 new = "ONE_EXCHANGE to a new output"
-                calls.measure(new, "whole", lambda: comm.run_mixed_comm(op, handler, x_in, None, one))
-                calls.measure("no mode", "whole", lambda: comm.run_mixed_comm(op, handler, x_in, x_out))
-                free()
-            calls.measure_parts(f"TWO_EXCHANGE, {how}", handler, x_in, x_out, two)
+                calls.add(new, "whole", lambda: comm.run_mixed_comm(op, handler, x_in, None, one))
+                calls.add("no mode", "whole", lambda: comm.run_mixed_comm(op, handler, x_in, x_out))
+            calls.add_parts(f"TWO_EXCHANGE, {how}", handler, x_in, x_out, two)
+            rows: list[dict[str, Any]] = calls.measured()
+            torch.cuda.current_stream().synchronize()
             handler.check()
-        return calls.rows
+        return rows
 
     rows = []
     for how, most in (("reached", None), ("staged", None), ("staged by copy engines", 0)):
