@@ -185,10 +185,8 @@ class OnGpu:
             staged_inputs = [address + geometry.staged_input for address in addresses]
             # In a broadcast, ranks only meet, which the kernels of any operation do.
             kernels = self._kernels | {MixedCommOp.BROADCAST: self._kernels[info.valid_ops[0]]}
-            gpus = len({one.pci_bus_id for one in self.workspaces.ranks})
             found[MixedCommMode.COPY_ENGINES] = CopyEngines(
-                *(*how, info, kernels, self.mapped, staged_inputs, self.staged_bytes, self._copying),
-                spreads=gpus in (1, info.world_size),
+                *how, info, kernels, self.mapped, staged_inputs, self.staged_bytes, self._copying
             )
         if self._node_kernels:
             own = addresses[info.world_rank]

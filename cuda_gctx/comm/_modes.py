@@ -6,7 +6,7 @@ Nothing else tells modes apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -16,7 +16,7 @@ from cuda_gctx.comm._launch import Kernels, Seen
 from cuda_gctx.comm._message import MOST_KEPT, Message, Sizes
 from cuda_gctx.comm._nodes import NodeKernels, rounds_of
 from cuda_gctx.comm._order import Order
-from cuda_gctx.comm._protocol import ALIGNMENT, part_of, room_of, signature
+from cuda_gctx.comm._protocol import ALIGNMENT, room_of, signature
 from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_with_nccl
 from cuda_gctx.comm._staging import Copy, Part, Staging
@@ -372,29 +372,30 @@ class Hierarchical(_WithKernels):
 class Fetched(NamedTuple):
     """A call of copy engines but for its addresses.
 
-    places: of the inputs in what the ranks have mapped together, and of the outputs of a broadcast; empty: inputs are
-    staged. is_in_place: whether the input is where this rank's output has it.
+    place: of the inputs in what the ranks have mapped together; of the outputs, if each input is a block of its rank's
+    output. None: inputs are staged. is_in_place: whether the input is where this rank's output has it.
     """
 
     sizes: Sizes
     root: int | None
-    places: tuple[tuple[int, int], ...]
+    place: tuple[int, int] | None
     is_in_place: bool
 
 
 class CopyEngines(_WithKernels):
-    """All-gathers, all-to-alls and broadcasts: ranks fetch what they need of others, by copies between devices.
+    """All-gathers, all-to-alls and broadcasts: each rank fetches its part of others' inputs, by copies between devices.
 
     The ranks meet in a kernel of one block before the copies, when their inputs are complete, and after them, when
     these may be overwritten. A stream that waits for a word in memory would need no SM, but has no time limit, and goes
     on whatever the word is.
 
-    Tensors that are mapped are fetched from where they are, if all ranks call with the same place of tensors that they
-    mapped together: inputs, and for a broadcast outputs as well. Others are staged, in rounds.
+    Inputs that are mapped are fetched from where they are, if all ranks call with the same place of tensors that they
+    mapped together. Others are staged, in rounds.
+
+    A broadcast comes from the root alone, over its links once for each of the others. In a form in which these fetched
+    parts from each other after a third meeting, four ranks on two H200s waited for each other until the time limit.
 
     staged: where the input of each rank is staged, as this rank reaches it. staged_bytes: how much of it at once.
-    spreads: whether the ranks of a broadcast fetch parts from each other. Not where some share a GPU and others do not:
-    there, a call of four ranks on two H200s hung until its time limit.
     """
 
     name = MixedCommMode.COPY_ENGINES
@@ -412,12 +413,9 @@ class CopyEngines(_WithKernels):
         staged: Sequence[int],
         staged_bytes: int,
         copying: Sequence[Stream],
-        *,
-        spreads: bool,
     ) -> None:
         super().__init__(dtype, order, numbers, copying)
         self._info = info
-        self._spreads = spreads
         self._kernels = kernels
         self._mapped = mapped
         self._staged = staged
@@ -431,145 +429,75 @@ class CopyEngines(_WithKernels):
         sizes, x_in, x_out, root = message.sizes, message.in_address, message.out_address, message.root
         if not sizes.in_bytes:
             return None
-        # The input may be the rank's block of the output, or all of it.
-        block = None if sizes.op.divides else 0 if root is not None else self._info.dp_rank * sizes.block_bytes
-        is_in_place = block is not None and x_in == x_out + block
+        # The input may be the rank's block of the output.
+        own = self._block_of(self._info.world_rank, root) * sizes.block_bytes
+        is_in_place = not sizes.op.divides and x_in == x_out + own
         self._demand_layout(message, is_in_place=is_in_place)
-        if root is not None:
-            spans = [(x_in, sizes.in_bytes), (x_out, sizes.out_bytes)]
-        else:
-            spans = [(x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)]
-        found = [together for span in spans if (together := self._mapped.find_together(*span)) is not None]
-        if len(found) < len(spans):
-            found = []
-        call = Fetched(sizes, root, tuple(place for place, _ in found), is_in_place)
-        given = x_in, x_out, *(address for _, addresses in found for address in addresses)
+        span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
+        place, inputs = self._mapped.find_together(*span) or (None, ())
+        call = Fetched(sizes, root, place, is_in_place)
+        given = x_in, x_out, *inputs
         with self._order:
             stream = self._order.stream()
             prepared = self._fetching.get(call) or self._prepare_fetching(call)
             prepared.launch(stream, given)
         return prepared, given
 
+    def _block_of(self, rank: int, root: int | None) -> int:
+        """Which block of an output comes from a rank."""
+        return self._info.at(rank).dp_rank if root is None else 0
+
     def _prepare_fetching(self, call: Fetched) -> Prepared:
         def note_at(record: Record, addresses: tuple[int, ...]) -> None:
-            x_in, x_out, *theirs = addresses
-            self.note_call(record, call, x_in, x_out, theirs)
+            x_in, x_out, *inputs = addresses
+            self.note_fetching(record, call, x_in, x_out, inputs)
 
         if len(self._fetching) >= MOST_KEPT:
             self._fetching.clear()
-        given = 2 + len(call.places) * self._info.world_size
+        given = 2 if call.place is None else 2 + self._info.world_size
         prepared = self._fetching[call] = Prepared(note_at, given, self._numbers, self._copying)
         return prepared
 
-    def note_call(self, record: Record, call: Fetched, x_in: int, x_out: int, mapped: Sequence[int]) -> None:
-        """Notes a call.
-
-        mapped: what is at its places, of all ranks: the inputs, or the outputs that they are blocks of; in a broadcast
-        the inputs and then the outputs.
-        """
-        note = self._note_fetching if call.root is None else self._note_broadcast
-        note(record, call, x_in, x_out, mapped)
-        self._kernels[call.sizes.op].spoil(x_out, call.sizes.out_bytes, record)
-
-    def _meetings(self, record: Record, call: Fetched, *agreed: object) -> Callable[[str], None]:
-        """What notes a meeting of the ranks by its name, for which they agree on more than they do in any call."""
-        kernels, op = self._kernels[call.sizes.op], call.sizes.op
+    def note_fetching(self, record: Record, call: Fetched, x_in: int, x_out: int, inputs: Sequence[int]) -> None:
+        """Notes a call. inputs: what is at its place, of all ranks."""
+        (op, _, in_bytes, out_bytes, block_bytes), root, place, is_in_place = call
+        kernels = self._kernels[op]
         kernels.calls.grid = 1
-        of_call = self._signature(call.sizes, is_staged=not call.places)
-
-        def meet(name: str) -> None:
-            words = " ".join(map(str, (name, *call.places, *agreed)))
-            kernels.meet_in_one_block(op, crc32(words.encode(), of_call), record)
-
-        return meet
-
-    def _rounds(self, call: Fetched) -> Iterator[tuple[int, int]]:
-        """Where each round begins in a block, and how much it moves of it."""
-        sizes = call.sizes
-        room = sizes.block_bytes
-        if not call.places:
-            room = self._staged_bytes // (sizes.in_bytes // room) // ALIGNMENT * ALIGNMENT
-        for first in range(0, sizes.block_bytes, room):
-            yield first, min(room, sizes.block_bytes - first)
-
-    def _note_fetching(self, record: Record, call: Fetched, x_in: int, x_out: int, inputs: Sequence[int]) -> None:
-        info, block_bytes, is_in_place = self._info, call.sizes.block_bytes, call.is_in_place
-        own, world = info.world_rank, info.world_size
-        meet = self._meetings(record, call, is_in_place)
+        info, own, world = self._info, self._info.world_rank, self._info.world_size
+        agreed = self._signature(call.sizes, is_staged=place is None)
+        how = is_in_place if root is None else root
+        begins, ends = (crc32(f"{what} {place} {how}".encode(), agreed) for what in ("begins", "ends"))
         aside = BEFORE if self._copying else MAIN
-        count = call.sizes.in_bytes // block_bytes  # of blocks of an input, of which each rank gets one
+        sources = range(world) if root is None else (root,)
+        count = in_bytes // block_bytes  # of blocks of an input, of which each rank gets one
+        room = block_bytes if place is not None else self._staged_bytes // count // ALIGNMENT * ALIGNMENT
         # Which one this rank gets.
-        mine = info.dp_rank if call.sizes.op.divides else 0
-        for first, size in self._rounds(call):
-            for block in range(count) if not inputs else ():
+        mine = info.dp_rank if op.divides else 0
+        for first in range(0, block_bytes, room):
+            size = min(room, block_bytes - first)
+            for block in range(count) if place is None and own in sources else ():
                 record.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
-            meet("begins")
+            kernels.meet_in_one_block(op, begins, record)
             # Within the device, next to the copies between devices.
-            if not is_in_place:
+            is_copied = own in sources and not is_in_place
+            if is_copied:
                 if aside != MAIN:
                     record.wait(aside, MAIN)
                 begin = x_in + mine * block_bytes + first
-                record.copy(Copy(x_out + info.dp_rank * block_bytes + first, begin, size), aside)
+                record.copy(Copy(x_out + self._block_of(own, root) * block_bytes + first, begin, size), aside)
             # Each rank begins with its successor, so that not all of them fetch from the same one at once.
             for rank in ((own + hop) % world for hop in range(1, world)):
-                block = info.at(rank).dp_rank
+                if rank not in sources:
+                    continue
+                block = self._block_of(rank, root)
                 source = self._staged[rank] + mine * size
-                if inputs:
+                if place is not None:
                     source = inputs[rank] + (block if is_in_place else mine) * block_bytes + first
                 record.copy(Copy(x_out + block * block_bytes + first, source, size))
-            if not is_in_place and aside != MAIN:
+            if is_copied and aside != MAIN:
                 record.wait(MAIN, aside)
-            meet("ends")
-
-    def _note_broadcast(self, record: Record, call: Fetched, x_in: int, x_out: int, mapped: Sequence[int]) -> None:
-        """Each of the others fetches a part from the root, and then the parts that the others have fetched.
-
-        If all fetched everything from the root, its links would carry the message once for each of them.
-        """
-        assert call.root is not None
-        world, own, root = self._info.world_size, self._info.world_rank, call.root
-        meet = self._meetings(record, call, root)
-        others = [rank for rank in range(world) if rank != root]
-        is_from_root = len(others) == 1 or not self._spreads
-        # Each rank begins with its successor, so that not all of them fetch from the same one at once.
-        at = 0 if own == root else others.index(own)
-        following = [] if own == root or is_from_root else [*others[at + 1 :], *others[:at]]
-        is_copied_within = not call.is_in_place if own == root else not mapped and bool(following)
-        aside = BEFORE if self._copying else MAIN
-
-        def copy(to: int, source: int, part: tuple[int, int], stream: int = MAIN) -> None:
-            begin, size = part
-            if size:
-                record.copy(Copy(to + begin, source + begin, size), stream)
-
-        for first, size in self._rounds(call):
-            parts = dict.fromkeys(others, (0, size))
-            if not is_from_root:
-                parts = {rank: part_of(number, len(others), size) for number, rank in enumerate(others)}
-            # Where the root has the message, and each of the others its part.
-            at_root = mapped[root] + first if mapped else self._staged[root]
-            held = {rank: mapped[world + rank] + first if mapped else self._staged[rank] for rank in others}
-            to = x_out + first
-            if is_from_root:
-                held[own] = to  # from where nobody fetches it
-            if own == root and not mapped:
-                copy(at_root, x_in + first, (0, size))
-            meet("begins")
-            if own != root:
-                copy(held[own], at_root, parts[own])
-            if not is_from_root:
-                meet("spreads")
-            # Within the device, next to the copies between devices.
-            if is_copied_within and aside != MAIN:
-                record.wait(aside, MAIN)
-            if is_copied_within:
-                source, part = (x_in + first, (0, size)) if own == root else (held[own], parts[own])
-                copy(to, source, part, aside)
-            for rank in following:
-                copy(to, held[rank], parts[rank])
-            if is_copied_within and aside != MAIN:
-                record.wait(MAIN, aside)
-            meet("ends")
+            kernels.meet_in_one_block(op, ends, record)
+        kernels.spoil(x_out, out_bytes, record)
 
 
 class _OfLibrary:

@@ -356,9 +356,9 @@ class Ranks:
         return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
 
     def copy_engine_call(
-        self, rank: int, x_in: Any, x_out: Any, *, mapped: Sequence[int], room: int, root: int | None = None
+        self, rank: int, x_in: Any, x_out: Any, *, inputs: Sequence[int], room: int, root: int | None = None
     ) -> list[HostCall]:
-        """A call of the mode that copies, with its own launches. mapped: tensors of all ranks, if they are not staged.
+        """A call of the mode that copies, with its own launches. inputs: of all ranks, if they are not staged.
 
         room: how much is staged at once. root: of a broadcast.
         """
@@ -366,14 +366,12 @@ class Ranks:
         op = self.op if root is None else MixedCommOp.BROADCAST
         kernels = {op: NotedKernels(info, self.op, self.geometry, calls)}
         staged = [address + self.geometry.staged_input for address in self.addresses]
-        mode = CopyEngines(
-            "float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, (), spreads=True
-        )
+        mode = CopyEngines("float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, ())
         sizes = Sizes(op, (), block, x_out.nbytes, block)
         record, addresses = Record(), (int(x_in.ctypes.data), int(x_out.ctypes.data))
         is_in_place = addresses[0] == addresses[1] + (info.dp_rank * block if root is None else 0)
-        places = ((0, 0),) * (len(mapped) // info.world_size)
-        mode.note_call(record, Fetched(sizes, root, places, is_in_place), *addresses, mapped)
+        call = Fetched(sizes, root, (0, 0) if inputs else None, is_in_place)
+        mode.note_fetching(record, call, *addresses, inputs)
         made: list[HostCall] = []
         copies: list[tuple[int, int, int]] = []
         for step in record.steps:

@@ -1384,28 +1384,6 @@ def test_a_half_built_handler_is_collected_without_a_word() -> None:
         gc.collect()
 
 
-@pytest.mark.parametrize(
-    ("size", "gpus", "spreads"), [(2, 1, True), (3, 1, True), (2, 2, True), (4, 2, False)], ids=str
-)
-def test_a_broadcast_comes_from_the_root_alone_where_only_some_ranks_share_a_gpu(
-    driver: Driver, size: int, gpus: int, spreads: bool
-) -> None:
-    def run(rank: LocalRank) -> list[str]:
-        driver.use(rank.partition.stream)  # type: ignore[union-attr, attr-defined]
-        with rank.handler(torch.bfloat16, max_message_bytes=1 << 20) as handler:
-            driver.done.clear()
-            run_mixed_comm(MixedCommOp.BROADCAST, handler, Tensor(handler.device, torch.bfloat16, 16, 64), root=0)
-            return list(driver.done)
-
-    meet = "two_exchange"
-    one_step = [meet, "copy", meet, "spoil_after_fault"]
-    with local_world(size, [Device(number) for number in range(gpus)], sms=8, timeout_s=30) as world:
-        [_, *others] = world.run(run)
-    # A part from the root, then this part and those of the others.
-    in_two = [meet, "copy", meet, *["copy"] * (size - 1), meet, "spoil_after_fault"]
-    assert others == [in_two if spreads and size > 2 else one_step] * (size - 1)
-
-
 @pytest.mark.parametrize("how", ["staged", "in rounds", "mapped", "in place"])
 def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> None:
     """On the software driver copies are made; kernels do not wait, so that ranks call twice, and staging is there."""

@@ -250,15 +250,8 @@ def test_torn_packets_are_seen_when_the_ranks_meet(is_torn: bool, folder: Path) 
 
 # Of calls that copy.
 HOWS = ("mapped", "in place", "staged")
-# Without one of the meetings: of an all-gather or of a broadcast, and its place among the kernels of a call.
-MEETINGS = {
-    "before the copies": ("mapped", 0),
-    "after the copies": ("mapped", 1),
-    "before the copies from the root": ("broadcast mapped", 0),
-    "between the copies": ("broadcast mapped", 1),
-    # In others, only the next call writes to what is read, and meets first.
-    "after the copies from all": ("broadcast in place", 2),
-}
+# Without one of the meetings, by its place among the kernels of a call.
+MEETINGS = {"before the copies": 0, "after the copies": 1}
 
 
 def run_copies(ranks: Ranks, seed: int, count: int, hows: Sequence[str], without: int | None = None) -> list[str]:
@@ -277,7 +270,6 @@ def run_copies(ranks: Ranks, seed: int, count: int, hows: Sequence[str], without
         tensors = [ranks.tensors(rank, 2 * elements, 2 * out_elements) for rank in range(world)]
         in_place = how.endswith("in place")
         mapped = [int(one[in_place].ctypes.data) for one in tensors]
-        mapped += [int(x_out.ctypes.data) for _, x_out in tensors] if root is not None else []
         for rank in range(world):
             x_in, x_out = tensors[rank]
             out = aligned(x_out.nbytes).view(np.uint16)
@@ -287,7 +279,7 @@ def run_copies(ranks: Ranks, seed: int, count: int, hows: Sequence[str], without
                 made = ranks.call(rank, TWO, x_in, x_out, grid=choose.randint(1, 3))
             else:
                 there = [] if how.endswith("staged") else mapped
-                made = ranks.copy_engine_call(rank, x_in, x_out, mapped=there, room=room, root=root)
+                made = ranks.copy_engine_call(rank, x_in, x_out, inputs=there, room=room, root=root)
                 if without is not None:
                     made[without].present = 0
                     made[without + 1].begin_with(
@@ -320,12 +312,10 @@ def test_copies_between_meetings_give_the_exact_bits(gathering: Callable[[], Ran
         assert run_copies(gathering(), seed, 6, hows) == [], seed
 
 
+@pytest.mark.parametrize("how", ["mapped", "broadcast mapped"])
 @pytest.mark.parametrize("without", MEETINGS)
-def test_copies_without_a_meeting_are_found_out(without: str, gathering: Callable[[], Ranks]) -> None:
-    how, meeting = MEETINGS[without]
-    # Of two ranks, one copies from the root, and then there is only the meeting at the end.
-    meeting = min(meeting, gathering().info.world_size - 1)
-    assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, [how], meeting) != [])
+def test_copies_without_a_meeting_are_found_out(without: str, how: str, gathering: Callable[[], Ranks]) -> None:
+    assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, [how], MEETINGS[without]) != [])
 
 
 def test_copies_of_a_rank_that_does_not_come_leave_no_numbers(folder: Path) -> None:
@@ -334,7 +324,7 @@ def test_copies_of_a_rank_that_does_not_come_leave_no_numbers(folder: Path) -> N
     ranks = Ranks(info, op, library, geometry_of(info), limit=300)
     tensors = [ranks.tensors(rank, 128, 256) for rank in range(2)]
     sources = [int(x_in.ctypes.data) for x_in, _ in tensors]
-    calls = [ranks.copy_engine_call(rank, *tensors[rank], mapped=sources, room=128) for rank in range(2)]
+    calls = [ranks.copy_engine_call(rank, *tensors[rank], inputs=sources, room=128) for rank in range(2)]
     for one in calls[1]:
         one.present, one.copies_before = 0, 0
     assert ranks.run(calls, 1) == ""

@@ -179,7 +179,7 @@ def broadcast_on_two_gpus() -> dict[str, Any]:
 
 @case(gpus=4)
 def broadcast_on_four_gpus() -> dict[str, Any]:
-    """The ranks of a GPU each, which fetch parts from each other."""
+    """One rank on each."""
     by_threads = {"4 ranks": {"calls compared": from_one_to_all(4, 4)}}
     return by_threads | {"4 processes": results_of(spawn(4, "broadcast"))[0]}
 
