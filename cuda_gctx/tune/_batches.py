@@ -178,7 +178,6 @@ class _Steps:
 
 
 def steps_of(trial: Trial, number: int, gate_s: float, hosts: Hosts | None, around: Around | None = None) -> Batch:
-    """Run steps, each after the one before."""
     main = trial.main
     others = {} if trial.in_sequence else {part.name: trial.streams[part.name] for part in trial.parts[1:]}
     with ExitStack() as closing:

@@ -29,7 +29,7 @@ from cuda_gctx.tune._measurement import Sample, rate_of
 from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._report import times, words
 from cuda_gctx.tune._sizes import Sizes
-from cuda_gctx.tune._work import Part, examine, naming, part_of
+from cuda_gctx.tune._work import Part, Task, examine, naming, part_of
 
 __all__ = ["Curve", "CurvePoint", "curve"]
 
@@ -241,8 +241,10 @@ def curve(
         raise ValueError(f"launch must be calls or graphs, not {launch!r}")
     device = device_of(device)
     requests = Sizes(device, [PART, LOAD], sizes).requests()
+    parts = (work,) if other is None else (work, other)
+    task = Task(device, parts, objective, launch=launch, budget_s=budget_s, seed=seed)
     with sitting(device, progress) as held:
-        measuring = _Measuring(device, work, other, objective, launch, budget_s, seed, held)
+        measuring = _Measuring(task, objective, held)
         measuring.run(requests)
     points = [size.point(quantile) for size in measuring.sizes if size.seconds]
     if device.sm_count not in [point.sm_count for point in points]:
@@ -267,69 +269,60 @@ class _FewCalls(Runner):
         return min(calls, max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))), least_s
 
 
-@dataclass(eq=False)
 class _Measuring:
-    """Measures a part in partitions, back to back and by single calls, until a deadline."""
+    """Measures a part in partitions, back to back and by single calls next to a load, until a deadline.
 
-    device: Device
-    work: Part
-    load: Part | None
-    objective: TailLatency
-    launch: Literal["calls", "graphs"]
-    budget_s: float
-    seed: int
-    held: Sitting
-    sizes: list[_Size] = field(default_factory=list)
-    complete: bool = False
+    task: its parts are the part and, if there is one, the load, with their own names.
+    """
 
-    def __post_init__(self) -> None:
-        self._until, closing = clock.now() + self.budget_s, self.held.closing
-        self._runner = closing.enter_context(Runner("makespan", self._until, self.launch))
-        self._calls = closing.enter_context(_FewCalls(self.objective, self._until, self.launch, self.seed))
-        self._part = Part(PART, self.work.function)
-        self._other = None if self.load is None else Part(LOAD, self.load.function)
+    def __init__(self, task: Task, objective: TailLatency, held: Sitting) -> None:
+        self.task, self.objective, self.held = task, objective, held
+        self.sizes: list[_Size] = []
+        self.complete = False
+        self._until, closing = clock.now() + task.budget_s, held.closing
+        self._runner = closing.enter_context(Runner("makespan", self._until, task.launch))
+        self._calls = closing.enter_context(_FewCalls(objective, self._until, task.launch, task.seed))
+        self._parts = [Part(name, work.function) for name, work in zip((PART, LOAD), task.parts, strict=False)]
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Open the sizes, and measure them in rounds."""
         try:
             self._examine()
             self.complete = self._open(requests)
-            for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self.seed)):
+            for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self.task.seed)):
                 self._measure(size)
         except OutOfTime:
             self.complete = self.complete and all(len(size.seconds) >= LEAST_PAIRS for size in self.sizes)
         finally:
-            self.device.sync()
+            self.task.device.sync()
 
     def _examine(self) -> None:
-        stream = self.held.closing.enter_context(self.device.create_stream())
-        for part, work in ((self._part, self.work), (self._other, self.load)):
-            if part is None or work is None:
-                continue
+        stream = self.held.closing.enter_context(self.task.device.create_stream())
+        for part, work in zip(self._parts, self.task.parts, strict=True):
             with naming(f"{work.name} alone"):
                 facts = examine(part, stream, self._runner.demand_time)
             for runner in (self._runner, self._calls):
                 runner.call_s[part.name] = facts.host_s
                 runner.alone_s[part.name] = facts.device_s
-            if part is self._part:  # launch-bound: what it takes would depend on the gate
+            if part.name == PART:  # launch-bound: what it takes would depend on the gate
                 self._runner.gated = facts.waits or facts.host_s < facts.device_s
-        whole = _Size(self.device.sm_count, Trial("whole device", (self._part,), {PART: stream}, stream), None)
-        self._runner.warm(whole.alone)
-        self.sizes.append(whole)
+        whole = Trial("whole device", (self._parts[0],), {PART: stream}, stream)
+        self._runner.warm(whole)
+        self.sizes.append(_Size(self.task.device.sm_count, whole, None))
 
     def _open(self, requests: Sequence[tuple[int, Request]]) -> bool:
         """Open partitions, those far apart first; returns whether the time suffices for all of them."""
-        complete, until = True, clock.now() + OPENING_SHARE * self.budget_s
+        complete, until = True, clock.now() + OPENING_SHARE * self.task.budget_s
         for place in _far_apart(len(requests)):
             if clock.now() > until:
                 return False
             count, request = requests[place]
-            self.held.bar.show((clock.now() - until) / self.budget_s + OPENING_SHARE, f"opening {count} SMs")
-            pool = self.held.closing.enter_context(PartitionPool(self.device))
+            self.held.bar.show((clock.now() - until) / self.task.budget_s + OPENING_SHARE, f"opening {count} SMs")
+            pool = self.held.closing.enter_context(PartitionPool(self.task.device))
             with sharing():
                 parts = pool.prepare(Layout.of({PART: request}))
             size = _Size(parts.part.sm_count, self._trial(f"{count} SMs", {PART: parts.part.stream}), None)
-            if self._other is not None and "background" in parts:
+            if len(self._parts) > 1 and "background" in parts:
                 size.both = self._trial(f"{count} SMs", {PART: parts.part.stream, LOAD: parts.background.stream})
             try:
                 for trial in (size.alone, size.both):
@@ -344,20 +337,19 @@ class _Measuring:
         return complete
 
     def _trial(self, name: str, streams: Mapping[str, Stream]) -> Trial:
-        idle = clock_for(self.objective, self.device, streams, self.held.closing)
-        parts = (self._part,) if self._other is None or len(streams) == 1 else (self._part, self._other)
-        return Trial(name, parts, streams, idle)
+        idle = clock_for(self.objective, self.task.device, streams, self.held.closing)
+        return Trial(name, tuple(self._parts[: len(streams)]), streams, idle)
 
     def _round_s(self, size: _Size) -> float:
         """How long a round of a size takes."""
         call_s = size.alone.pace_s
         self._calls.alone_s[PART] = call_s
-        calls_s = self._calls.latency_batch_s([self._part], self.objective) if size.both is not None else 0.0
+        calls_s = self._calls.latency_batch_s(self._parts[:1], self.objective) if size.both is not None else 0.0
         return max(BATCH_S, call_s) + 2 * calls_s
 
     def _measure(self, size: _Size) -> None:
-        shown = f"measuring {self.work.name} in {size.sm_count} SMs"
-        self.held.bar.show(1 - (self._until - clock.now()) / self.budget_s, shown)
+        shown = f"measuring {self.task.names[0]} in {size.sm_count} SMs"
+        self.held.bar.show(1 - (self._until - clock.now()) / self.task.budget_s, shown)
         shape = self._runner.shape([size.alone])
         size.seconds.append(self._runner.batch(size.alone, shape).seconds)
         if size.both is not None:

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.driver import system
 from cuda_gctx._core.probe import Stamps, run_probe, spin
 from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx._core.text import ranges, table
@@ -19,6 +18,7 @@ from cuda_gctx.measure.loop import QUEUED, hold
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.partitions import Partition
 from cuda_gctx.partitions.verification import IsolationError, verify
+from cuda_gctx.tune._guard import driver_version
 
 __all__ = ["LEAST_OVERLAP", "STAND_IN_NS", "ExplainReport", "Runs", "Where", "Window", "Work", "WorkReport", "measured"]
 
@@ -283,7 +283,7 @@ def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int
     )
     return ExplainReport(
         device=runs.streams[0].device.name,
-        driver=".".join(map(str, system.driver_version)),
+        driver=driver_version(),
         first=first,
         second=second,
         windows=(*windows, *queued),

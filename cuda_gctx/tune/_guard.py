@@ -18,7 +18,7 @@ from cuda_gctx._core.errors import CapturingError, FeatureNotSupported, Resource
 from cuda_gctx._core.progress import Progress
 from cuda_gctx.measure.machine import Conditions
 
-__all__ = ["Sitting", "device_of", "place_and_date", "sharing", "sitting"]
+__all__ = ["Sitting", "device_of", "driver_version", "place_and_date", "sharing", "sitting"]
 
 # By device id. Two concurrent tunings would disturb each other.
 _locks: defaultdict[int, Lock] = defaultdict(Lock)
@@ -59,10 +59,14 @@ def sitting(device: Device, progress: bool | None) -> Iterator[Sitting]:
             held.conditions.append(Conditions.of(device))  # before the chip rests
 
 
+def driver_version() -> str:
+    return ".".join(map(str, system.driver_version))
+
+
 def place_and_date(device: Device) -> dict[str, Any]:
     """Where and when something was measured, as fields of a report."""
-    driver = ".".join(map(str, system.driver_version))
-    return {"device": device.name, "sm_count": device.sm_count, "driver": driver, "date": date.today().isoformat()}
+    today = date.today().isoformat()
+    return {"device": device.name, "sm_count": device.sm_count, "driver": driver_version(), "date": today}
 
 
 @contextmanager

@@ -144,7 +144,6 @@ class Runner:
         return shape._replace(steps=max(shape.steps, int(seconds / trial.pace_s)))
 
     def _gate_s(self, host_s: float) -> float:
-        """How long to close the gate."""
         return AHEAD.gate_s(host_s) if self.gated else 0.0
 
     # ---- batches
@@ -254,7 +253,6 @@ class Runner:
         return max(wanted * each_s, window_s)
 
     def _arrivals(self, trial: Trial, critical: Part, objective: TailLatency) -> CallTimer | RandomCalls:
-        """How the calls of the critical part come."""
         stream = trial.streams[critical.name]
         if objective.closed_loop:
             return CallTimer(stream, idle=trial.clock, most=MOST_CALLS)

@@ -36,7 +36,6 @@ class Candidate(Record):
 
     @property
     def trials(self) -> list[Trial]:
-        """All openings."""
         return [self.trial, *self.again]
 
     def turn(self, number: int) -> int:
@@ -77,7 +76,6 @@ class Openings:
     # ---- plans and parts
 
     def alone(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
-        """A part alone on a stream."""
         streams = {part.name: stream}
         return Trial(name, (part,), streams, self._clock_for(streams), library_sms)
 

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from cuda_gctx._core.arguments import as_int, as_number
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
 from cuda_gctx._core.text import table
-from cuda_gctx.tune._guard import device_of
+from cuda_gctx.tune._guard import device_of, driver_version
 from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._report import words
@@ -157,9 +156,9 @@ class Policy(Document):
                 f"this policy was measured on {self.device} with {self.sm_count} SMs, and the device is {device.name} "
                 f"with {device.sm_count}: measure again"
             )
-        if self.driver != _driver():
+        if self.driver != (driver := driver_version()):
             warnings.warn(
-                f"this policy was measured with driver {self.driver}, and the driver is {_driver()}: measure again, or "
+                f"this policy was measured with driver {self.driver}, and the driver is {driver}: measure again, or "
                 "let observe() correct it",
                 stacklevel=3,
             )
@@ -338,7 +337,7 @@ class Policy(Document):
             for load, plan, latency_s, rate in measurements
         }
         predictions = tuple(tuple(measured.get((values, plan)) for plan in plans) for values in product(*buckets))
-        card = ("", 0, "") if device is None else (device_of(device).name, device.sm_count, _driver())
+        card = ("", 0, "") if device is None else (device_of(device).name, device.sm_count, driver_version())
         return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis, *card)
 
     # ---- JSON
@@ -378,10 +377,6 @@ class Policy(Document):
         from_ = f"p{self.quantile * 100:g} of {self.latency} from"
         lines.append(table((*self.keys, from_, "plan", f"{self.bulk}, calls/s"), rows))
         return "\n".join(lines)
-
-
-def _driver() -> str:
-    return ".".join(map(str, system.driver_version))
 
 
 def _checked(latency_s: object, rate: object) -> Prediction:

@@ -104,7 +104,6 @@ class Task:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parts."""
         return tuple(part.name for part in self.parts)
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
 from cuda_gctx._core.stream import Stream, is_capturing
@@ -22,6 +21,7 @@ from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import Pictured, written
 from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
 from cuda_gctx.partitions import Partition, Partitions, with_background
+from cuda_gctx.tune._guard import driver_version
 
 if TYPE_CHECKING:
     from cuda_gctx._core.stream import SupportsCudaStream
@@ -310,5 +310,4 @@ class Timeline:
 
 
 def _trace(device: Device, title: str, note: str, tracks: tuple[Track, ...], spans: list[Span]) -> Trace:
-    driver = ".".join(map(str, system.driver_version))
-    return Trace(device.name, device.device_id, driver, title, note, tracks, tuple(spans))
+    return Trace(device.name, device.device_id, driver_version(), title, note, tracks, tuple(spans))
