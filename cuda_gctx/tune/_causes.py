@@ -14,7 +14,7 @@ from cuda_gctx.measure.statistics import NOISE, median
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.tune._explain import LEAST_OVERLAP, STAND_IN_NS, ExplainReport, Runs, Where, Work, measured
 from cuda_gctx.tune._measurement import Measurement, Record, launch_bound
-from cuda_gctx.tune._objectives import TailLatency, weight_of
+from cuda_gctx.tune._objectives import TailLatency, critical_part, weight_of
 from cuda_gctx.tune._ranking import Choice, Ranking
 from cuda_gctx.tune._report import Report, Result, relation, times, title_of, words
 
@@ -296,13 +296,11 @@ def _bound(report: Report) -> str:
 
 
 def _longest(report: Report) -> str:
-    if isinstance(report.objective, TailLatency):
-        return report.objective.part
-    return max(report.alone, key=lambda name: report.alone[name].value * weight_of(report.objective, name))
+    longest = max(report.alone, key=lambda name: report.alone[name].value * weight_of(report.objective, name))
+    return critical_part(report.objective) or longest
 
 
 def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
-    """What the host limits."""
     sentences = [waits(name) for name, facts in found.facts.items() if facts.waits]
     if not isinstance(found.objective, TailLatency) and not sentences:
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
@@ -375,7 +373,7 @@ def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> list[s
         if slower > LEAST_SLOWDOWN:
             sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
         here, together = best.alone_here[name].spent(name, ranking.final), best.spent(name, ranking.final)
-        if isinstance(report.objective, TailLatency) and name == report.objective.part:
+        if name == critical_part(report.objective):
             ratio = result.seconds.value / part.alone.value
             sentences.append(
                 f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.value)} alone, and "
@@ -482,7 +480,6 @@ def _sustained(ranking: Ranking[Any], chosen: Record) -> list[str]:
 
 
 def _changes(report: Report) -> list[str]:
-    """What changed during the measurement."""
     if len(report.conditions) < 2:
         return []
     changed = report.conditions[0].differences(report.conditions[-1])

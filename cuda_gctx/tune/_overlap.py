@@ -16,7 +16,7 @@ from cuda_gctx.measure.summaries import Latency, Spread
 from cuda_gctx.tune._causes import reasons
 from cuda_gctx.tune._guard import device_of, place_and_date, sitting
 from cuda_gctx.tune._measurement import Intervals, Measurement, Record, launch_bound, rate_of
-from cuda_gctx.tune._objectives import Objective, TailLatency, checked
+from cuda_gctx.tune._objectives import Objective, checked, critical_part
 from cuda_gctx.tune._ranking import Ranking, value_of
 from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Search
@@ -108,16 +108,14 @@ def _report(ranking: Ranking[Any], device: Device, conditions: Sequence[Conditio
     gain = ranking.ratio(ranking.sequence, chosen)
     alone = {name: _spread(found, record) for name, record in found.alone.items()}
     results = sorted((_result(ranking, record, alone) for record in found.known()), key=lambda result: result.relative)
-    if isinstance(objective, TailLatency):
-        bound = alone[objective.part].value
-    else:
-        bound = max(spread.value * found.weight(name) for name, spread in alone.items())
+    critical = critical_part(objective)
+    weighted = {name: spread.value * found.weight(name) for name, spread in alone.items()}
     report = Report(
         choice=chosen.plan,
         objective=objective,
         results=tuple(results),
         alone=alone,
-        bound=bound,
+        bound=max(weighted.values()) if critical is None else weighted[critical],
         gain=gain.value,
         gain_low=gain.low,
         gain_high=gain.high,

@@ -16,7 +16,7 @@ from cuda_gctx.measure.statistics import Ratio
 from cuda_gctx.measure.summaries import Latency, Spread
 from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._measurement import AS_GRAPHS
-from cuda_gctx.tune._objectives import Objective, TailLatency, checked, weight_of
+from cuda_gctx.tune._objectives import Objective, TailLatency, checked, critical_part, weight_of
 from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
 
 __all__ = ["PartTime", "Report", "Result", "relation", "times", "title_of", "words"]
@@ -293,7 +293,7 @@ class Report(Document, Pictured):
             columns["p50"] = [words(r.latency.p50) if r.latency is not None else None for r in shown]
             columns["largest"] = [words(r.latency.largest) if r.latency is not None else None for r in shown]
         for name in self.alone:
-            if not (isinstance(self.objective, TailLatency) and name == self.objective.part):
+            if name != critical_part(self.objective):
                 columns[self._title(name)] = [_cell(r.parts[name]) for r in shown]
         return columns
 
