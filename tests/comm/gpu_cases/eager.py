@@ -59,7 +59,11 @@ class EagerCalls:
         def whole() -> None:
             run_mixed_comm(op, handler, x_in, x_out, mode)
 
+        # No rank loads or waits for anything while the call of another rank waits for its own.
+        self.rank.backend.barrier()
         whole()
+        self.rank.backend.barrier()
+        self.torch.cuda.current_stream().synchronize()
         [prepared] = of["_modes"][mode].prepared.values()
         stream, addresses = of["_gpu"].order.stream(), (x_in.data_ptr(), x_out.data_ptr())
         message, nothing = of["_messages"].of(op, x_in, x_out, is_checked=False), Steps(Numbers())
