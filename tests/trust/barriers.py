@@ -3,12 +3,12 @@
     python tests/trust/barriers.py [--times 12] [--limit 75] [--out FILE] [FORM...]
 
 runs compute-sanitizer over a program that spins in partitions and proves them, with copies of the installed package
-whose core holds another text of the kernel: the one of today, the one in which the other warps wait for the first at a
-barrier, and the one in which thread 0 alone waits. The forms take turns, TIMES runs each, or as many as fit in LIMIT
-seconds. A line of JSON for each form says in how many runs, and in how many proofs of how many, synccheck reported
-something, and for which warps; and how many blocks an SM had at once out of four times as many as fit, without the
-tool: more than fit would mean that a block gives up its place before it ends. The exit code is 1 if synccheck reported
-the text of today, or a run of it did not end well.
+whose core holds another text of the kernel: the one of today, the one in which thread 0 alone waits and comes to the
+barrier after the lanes of its warp, one in which the other warps end at once, and one in which all warps wait. The
+forms take turns, TIMES runs each, or as many as fit in LIMIT seconds. A line of JSON for each form says in how many
+runs, and in how many proofs of how many, synccheck reported something, and where; and how many blocks an SM had at once
+out of four times as many as fit, without the tool: more than fit would mean that a block gives up its place before it
+ends. The exit code is 1 if synccheck reported the text of today, or a run of it did not end well.
 """
 
 from __future__ import annotations
@@ -42,16 +42,11 @@ def today(text: str) -> str:
     return text
 
 
-def others_wait(text: str) -> str:
-    """The other warps wait for the first one at a barrier."""
-    return replaced(text, "done:\n", "done:\n  bar.sync 0;\n")
-
-
 def one_waits(text: str) -> str:
-    """Thread 0 leaves the lanes of its warp, and meets them and the others at a barrier that allows for it."""
+    """Thread 0 leaves the lanes of its warp, and meets them at a barrier that allows for it."""
     text = replaced(text, "setp.ge.u32 %p1, %r1, 32;", "setp.ne.u32 %p1, %r1, 0;")
     text = replaced(text, "  vote.sync.any.pred %p4, %p4, 0xffffffff;\n", "")
-    text = replaced(text, "done:\n", "done:\n  barrier.sync 0;\n")
+    text = replaced(text, "bar.sync 0;", "barrier.sync 0;")
     text = replaced(
         text,
         "setp.lt.u32 %p5, %r4, %r3;\n  setp.eq.and.u32 %p5, %r1, 0, %p5;",
@@ -60,7 +55,17 @@ def one_waits(text: str) -> str:
     return replaced(text, "@%p5 st.", "st.")
 
 
-FORMS = {"today": today, "others_wait": others_wait, "one_waits": one_waits}
+def others_leave(text: str) -> str:
+    """The first warp alone holds the block's place."""
+    return replaced(text, "  bar.sync 0;\n", "")
+
+
+def all_wait(text: str) -> str:
+    """Each warp stays for the whole time, so that none has to wait for another."""
+    return replaced(replaced(text, "  @%p1 bra done;\n", ""), "  bar.sync 0;\n", "")
+
+
+FORMS = {"today": today, "others_leave": others_leave, "one_waits": one_waits, "all_wait": all_wait}
 
 
 def replaced(text: str, old: str, new: str) -> str:
@@ -70,11 +75,10 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 def changed(library: bytes, form: str) -> bytes:
-    """A core whose probe has another text, in the place of its own."""
+    """A core whose probe has another text, which is no longer than its own."""
     begin = library.index(BEGIN)
     own = library[begin : library.index(END, begin)]
-    text = FORMS[form](own.decode()).replace("\n  ", "\n").encode()
-    assert len(text) <= len(own)
+    text = FORMS[form](own.decode()).encode()
     return library[:begin] + text.ljust(len(own), b"\n") + library[begin + len(own) :]
 
 
