@@ -2,7 +2,6 @@
 #include "calls/entry.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <new>
 
 namespace gctx::sim {
@@ -11,7 +10,7 @@ namespace {
 // Refuses the call where it is not to be carried out.
 void admit(Present& here, Fn function) {
   const Contract& wanted = contract(function);
-  refuse_if(std::atomic_ref(here.over).load(std::memory_order_relaxed), CUDA_ERROR_DEINITIALIZED);
+  refuse_if(here.over.load(std::memory_order_relaxed), CUDA_ERROR_DEINITIALIZED);
   // The real driver does not survive a fork: in the child nothing is initialised, and nothing can be.
   refuse_if(here.forked || (!here.machine && !wanted.is_early), CUDA_ERROR_NOT_INITIALIZED);
   refuse_if(!here.machine && !start(here), CUDA_ERROR_NO_DEVICE);

@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 
-#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -74,7 +73,7 @@ void each_machine(Present& here, Visit&& visit) {
 
 void forget_everywhere(std::uint64_t thread) {
   Present& here = present();
-  if (!here.forked && !here.over) {
+  if (!here.forked && !here.over.load(std::memory_order_relaxed)) {
     const std::scoped_lock lock(here.mutex);
     each_machine(here, [&](Machine& machine) { forget(machine, thread); });
   }
@@ -92,7 +91,7 @@ void after_fork_in_child() {
 // Calls after the end of the process's main part answer CUDA_ERROR_DEINITIALIZED, as the real driver's do.
 struct EndOfProcess {
   // Without the lock of the calls: a thread that is still in one may never return it.
-  ~EndOfProcess() { std::atomic_ref(present().over).store(true, std::memory_order_relaxed); }
+  ~EndOfProcess() { present().over.store(true, std::memory_order_relaxed); }
 };
 
 }  // namespace

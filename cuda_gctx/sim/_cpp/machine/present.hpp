@@ -1,6 +1,7 @@
 // The machine that the calls of the process go to at present.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -15,8 +16,8 @@ struct Present {
   std::mutex mutex;
   std::shared_ptr<Machine> machine;  // shared: a call in progress keeps its machine
   std::vector<std::shared_ptr<Machine>> aside;
-  bool forked = false;  // in a child of a process that had initialised the driver
-  bool over = false;    // the process is ending
+  bool forked = false;             // in a child of a process that had initialised the driver
+  std::atomic<bool> over = false;  // the process is ending
 };
 Present& present();
 // Runs a body with the machine, behind the lock; without one, the answer is another.
