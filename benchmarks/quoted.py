@@ -46,8 +46,10 @@ def reports(results: Sequence[Result], study: str) -> list[Report]:
 
 
 def of_latency(arrivals: Result) -> dict[str, str]:
-    """At the lowest rate of requests, which every placement sustains."""
-    rate = min(row["per_second"] for row in arrivals["rows"])
+    """At the lowest rate of requests, which every placement sustains; next to alone at each rate."""
+    p99 = {(row["short_kernel_on"], row["per_second"]): row["us"]["p99"] for row in arrivals["rows"]}
+    rates = {row["per_second"] for row in arrivals["rows"]}
+    rate = min(rates)
     rows = {(row["short_kernel_on"], row["load_on"]): row for row in arrivals["rows"] if row["per_second"] == rate}
     priority = rows["highest-priority stream", "plain stream"]
     alone = rows["plain stream", "(none)"]
@@ -60,6 +62,7 @@ def of_latency(arrivals: Result) -> dict[str, str]:
         "latency of a priority stream": microseconds(priority["us"]["p99"]),
         "median of a priority stream": microseconds(priority["us"]["p50"]),
         "latency next to the primary context": microseconds(only["us"]["p99"]),
+        "latency next to alone": span([p99["16-SM partition", one] / p99["plain stream", one] for one in rates]),
         "latency in a partition": microseconds(partition["us"]["p99"]),
         "median in a partition": microseconds(partition["us"]["p50"]),
         "gemms that the background keeps": f"{partition['gemms_per_second'] / priority['gemms_per_second']:.0%}",
@@ -84,23 +87,11 @@ def of_partitions(partitions: Result) -> dict[str, str]:
 
 
 def of_studies(results: Sequence[Result]) -> dict[str, str]:
-    critical, mixes, steps = (reports(results, study) for study in ("critical-load", "prefill-decode", "gemm-sigmoid"))
-    chosen = [report.result(report.choice) for report in critical]
-    loads = [result.parts["load"] for result in chosen]
-    kept = [
-        (load.calls_per_second or 0.0) * report.alone["load"].value
-        for load, report in zip(loads, critical, strict=True)
-    ]
-    ratios = [
-        result.seconds.value / report.alone["critical"].value for result, report in zip(chosen, critical, strict=True)
-    ]
+    mixes, steps = (reports(results, study) for study in ("prefill-decode", "gemm-sigmoid"))
     dates = dict.fromkeys(f"{result['date']}" for result in results)
     cards = " and ".join(dict.fromkeys(result["card"].split()[1] for result in results))
     return {
         "studies origin": f"{cards}, driver {results[0]['driver']}, {' and '.join(dates)}",
-        "latency next to alone": span(ratios),
-        "rate that the load keeps": f"{min(kept):.0%} to {max(kept):.0%}",
-        "sms of the load": span([load.sm_count for load in loads], 0),
         "gain of small next to large": span([report.gain for report in mixes]),
         "gain of a saturating gemm": f"{max(report.gain for report in steps):.2f}",
         "processes with that gain": str(sum(report.gain > 1 for report in steps)),
