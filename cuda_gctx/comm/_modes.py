@@ -548,6 +548,7 @@ class Gloo(_OfLibrary):
         self._groups = [as_backend(group) for group in groups]
 
     def run(self, message: Message, sms: int) -> None:
-        call = self._info, message.sizes.op, message.x_in
+        # Ranks that are threads read each other's tensors, which may change as soon as this rank's call returns.
+        call = self._info, message.sizes.op, message.x_in.clone()
         root = () if message.root is None else (message.root,)
         message.x_out.copy_(self._exchange(*call, self._world(), *self._groups, *root))

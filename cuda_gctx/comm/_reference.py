@@ -133,9 +133,7 @@ def exchange_on_cpu(
     _demand_same_call(info, op, MixedCommMode.GLOO, x_in, world, root)
     if root is not None:
         as_bytes = _viewed(x_in, _torch().uint8) if info.world_rank == root else None
-        copied = _viewed(world.bcast(as_bytes, root).clone(), x_in.dtype)
-        world.barrier()  # between threads, what is copied is the root's input itself
-        return copied
+        return _viewed(world.bcast(as_bytes, root), x_in.dtype)
     if op is MixedCommOp.ALLTOALL:
         return _torch().cat([_chunk(info, one) for one in _gather(dp_group, x_in, x_in.dtype)])
     if op.scatters:

@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 try:
     from .topologies import TOPOLOGIES
@@ -190,6 +191,41 @@ def every_topology_in_threads(_: int, size: int, folder: Path) -> int:
         with local_world(ranks, timeout_s=600) as world:
             compared += world.run(work)[0]
     return compared
+
+
+@program
+def an_input_that_changes_at_once(_: int, size: int, folder: Path) -> list[float]:
+    """Rank 0 overwrites its tensor as soon as its call returns, before the other ranks sum."""
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, _reference, local_world, run_mixed_comm
+
+    changed, own = threading.Event(), _reference.rounded_sum
+    first: list[threading.Thread] = []
+
+    def later(tensors: Any) -> Any:
+        if threading.current_thread() not in first:
+            assert changed.wait(600)
+        return own(tensors)
+
+    def work(rank: Any) -> float:
+        place = rank.rank, size, rank.rank, size, 0, 1
+        rest = None, None, None, None, torch.float32, "cpu"
+        with MixedCommHandler(*place, *rest, comm_backend=rank.backend) as handler:
+            x = torch.full((4, 8), 1.0 + rank.rank)
+            if rank.rank == 0:
+                first.append(threading.current_thread())
+            rank.backend.barrier()
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.GLOO)
+            total = float(x.mean())
+            if rank.rank == 0:
+                x.fill_(100.0)
+                changed.set()
+            return total
+
+    with mock.patch.object(_reference, "rounded_sum", later), local_world(size, timeout_s=600) as world:
+        sums: list[float] = world.run(work)
+        return sums
 
 
 def message_of(kind: type[Exception], function: Callable[[], Any]) -> str:

@@ -78,6 +78,11 @@ def test_every_operation_in_threads_gives_the_exact_bits(ranks: Ranks, tmp_path:
 
 
 @needs_torch
+def test_a_rank_may_change_its_tensor_once_its_call_has_returned(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run("an_input_that_changes_at_once", 2, tmp_path, processes=1) == [[3.0, 3.0]]
+
+
+@needs_torch
 def test_misuse_is_refused_by_name_on_every_rank(ranks: Ranks, tmp_path: Path) -> None:
     wanted = {
         "no group": "call torch.distributed.init_process_group() first, or pass a comm_backend",
