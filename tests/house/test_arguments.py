@@ -390,6 +390,7 @@ DOORS: dict[str, Door] = {
 # What a parameter with a number or a bool in its type is read by, if not here.
 ELSEWHERE = {
     "MixedCommHandler": "a handler needs ranks: tests/comm/test_handler.py",
+    "run_mixed_comm": "calls need ranks: tests/comm/test_reference.py",
     "LocalRank.handler(local_tp_size)": "as MixedCommHandler",
     "LocalRank.handler(local_dp_size)": "as MixedCommHandler",
     "LocalRank.handler(inter_tp_size)": "as MixedCommHandler",
