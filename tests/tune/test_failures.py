@@ -70,7 +70,9 @@ def test_an_error_of_the_device_comes_out_with_the_plan(sim: Machines) -> None:
 def test_only_events_that_cannot_be_subtracted_are_reported_as_that(sim: Machines) -> None:
     machine = sim("h200")
     machine.fail("cuEventElapsedTime", nth=1, code="CUDA_ERROR_INVALID_HANDLE")
-    assert "cannot time work on streams of different contexts" in str(refusal(RuntimeError, lambda: tuned("each fills half")))
+    assert "cannot time work on streams of different contexts" in str(
+        refusal(RuntimeError, lambda: tuned("each fills half"))
+    )
     machine.fail("cuEventElapsedTime", nth=1, code="CUDA_ERROR_LAUNCH_FAILED")
     error = refusal(CUDAError, lambda: tuned("each fills half"))
     assert "CUDA_ERROR_LAUNCH_FAILED" in str(error)

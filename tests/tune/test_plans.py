@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -47,6 +51,17 @@ def test_a_plan_opens_on_a_device_and_with_a_pool(dev: Device, kind: str) -> Non
                 priorities = [stream.priority for stream in streams.values()]
                 assert priorities == ([0, -5] if kind == "priority" else [0, 0])
             assert all(stream.is_closed for stream in streams.values()) == (kind != "partitions" or where is dev)
+
+
+def test_a_plan_that_another_process_reads_has_the_hash_of_its_equals_there() -> None:
+    plan = plan_of("partitions")
+    hash(plan)  # which the plan keeps
+    program = (
+        "import pickle, sys; from cuda_gctx.tune import Plan; plan = pickle.loads(sys.stdin.buffer.read());"
+        "assert hash(plan) == hash(Plan.from_json(plan.to_json()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    subprocess.run([sys.executable, "-c", program], input=pickle.dumps(plan), env=environment, check=True)
 
 
 def test_a_plan_is_refused_where_a_part_would_get_another_number_of_sms(dev: Device) -> None:

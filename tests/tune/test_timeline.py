@@ -282,7 +282,8 @@ def test_a_page_loads_nothing_and_is_written_where_asked(dev: Device, tmp_path: 
 
 def test_the_trace_is_what_perfetto_reads(dev: Device, tmp_path: Path) -> None:
     with dev.partition(small=8, large=None) as parts:
-        trace = two_at_once(parts).chrome_trace(tmp_path / "trace.json")
+        read = two_at_once(parts).read()
+    trace = read.chrome_trace(tmp_path / "trace.json")
     assert json.loads((tmp_path / "trace.json").read_text()) == trace
     work = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     reported = [event for event in trace["traceEvents"] if event["ph"] == "M"]
@@ -296,6 +297,9 @@ def test_the_trace_is_what_perfetto_reads(dev: Device, tmp_path: Path) -> None:
     threads = {event["tid"]: event["args"]["name"] for event in reported if event["name"] == "thread_name"}
     assert {threads[event["tid"]] for event in work} == {"small, stream 1", "large, stream 1"}
     assert min(event["ts"] for event in work) == 0
+    begins = {span.name: span.start_ns - read.start_ns for span in read.spans}
+    assert {event["name"]: round(event["ts"] * 1000) for event in work} == begins
+    assert max(begins.values()) > 0
 
 
 def test_what_overlaps_has_threads_of_its_own_in_the_trace(dev: Device) -> None:
