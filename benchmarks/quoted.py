@@ -47,25 +47,26 @@ def reports(results: Sequence[Result], study: str) -> list[Report]:
 
 def of_latency(arrivals: Result) -> dict[str, str]:
     """At the lowest rate of requests, which every placement sustains; next to alone at each rate."""
-    p99 = {(row["short_kernel_on"], row["per_second"]): row["us"]["p99"] for row in arrivals["rows"]}
+    rows = {(row["short_kernel_on"], row["load_on"], row["per_second"]): row for row in arrivals["rows"]}
     rates = {row["per_second"] for row in arrivals["rows"]}
     rate = min(rates)
-    rows = {(row["short_kernel_on"], row["load_on"]): row for row in arrivals["rows"] if row["per_second"] == rate}
-    priority = rows["highest-priority stream", "plain stream"]
-    alone = rows["plain stream", "(none)"]
-    partition = rows["16-SM partition", "background partition"]
-    only = rows["16-SM partition only", "plain stream"]
+    priority = rows["highest-priority stream", "plain stream", rate]
+    only = rows["16-SM partition only", "plain stream", rate]
+    alone, partition = (
+        {one: rows[(*placement, one)] for one in rates}
+        for placement in (("plain stream", "(none)"), ("16-SM partition", "background partition"))
+    )
     return {
         "latency origin": f"{arrivals['card']}, driver {arrivals['driver']}, {arrivals['date']}",
         "requests per second": str(rate),
-        "latency alone": microseconds(alone["us"]["p99"]),
+        "latency alone": microseconds(alone[rate]["us"]["p99"]),
         "latency of a priority stream": microseconds(priority["us"]["p99"]),
         "median of a priority stream": microseconds(priority["us"]["p50"]),
         "latency next to the primary context": microseconds(only["us"]["p99"]),
-        "latency next to alone": span([p99["16-SM partition", one] / p99["plain stream", one] for one in rates]),
-        "latency in a partition": microseconds(partition["us"]["p99"]),
-        "median in a partition": microseconds(partition["us"]["p50"]),
-        "gemms that the background keeps": f"{partition['gemms_per_second'] / priority['gemms_per_second']:.0%}",
+        "latency next to alone": span([partition[one]["us"]["p99"] / alone[one]["us"]["p99"] for one in rates]),
+        "latency in a partition": microseconds(partition[rate]["us"]["p99"]),
+        "median in a partition": microseconds(partition[rate]["us"]["p50"]),
+        "gemms that the background keeps": f"{partition[rate]['gemms_per_second'] / priority['gemms_per_second']:.0%}",
         "sms of the card": str(arrivals["sm_count"]),
         "sms of the background": str(arrivals["sm_count"] - 16),
     }
