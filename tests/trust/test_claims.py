@@ -1,5 +1,5 @@
-"""Each sentence of README and the pages that says "never", or "on all" or "every" driver, rank, card or thread, names
-the tests that hold it: claims.json.
+"""Each sentence of README and of all pages that says "never", or "on all" or "every" driver, rank, card or thread,
+names the tests that hold it: claims.json.
 
 tests/docs/test_guarantees.py does the same for each row and item of the pages of guarantees.
 """
@@ -37,9 +37,7 @@ def sentences(text: str) -> list[str]:
 
 
 def claims_of_the_pages() -> dict[str, list[str]]:
-    docs = REPOSITORY / "docs"
-    pages = [REPOSITORY / "README.md", *sorted(docs.glob("*.md"))]
-    pages += [docs / "appendix" / name for name in ("collectives.md", "design.md")]
+    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
     found = {
         str(page.relative_to(REPOSITORY)): [
             one for one in sentences(page.read_text().partition(ELSEWHERE)[0]) if WORDS.search(one)
