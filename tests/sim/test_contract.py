@@ -59,6 +59,9 @@ def test_every_function_does_as_its_row_says(question: Any, library: Any) -> Non
             code = found.get("callback", 0)
             allowed = row.get("early") or row.get("in_callbacks")
             assert code != NOT_PERMITTED if allowed else code == NOT_PERMITTED, (symbol, found)
+        elif question is Questions.invalidated:
+            refused = found and row["in_capture"] in ("joining", "own", "context")
+            assert not refused or found == {"invalid capture of its stream": [INVALIDATED, "invalidated"]}, symbol
         else:
             check_captures(symbol, row["in_capture"], found)
 
@@ -143,19 +146,6 @@ def test_a_check_by_hand_is_seen(head: str, body: str) -> None:
     text = f"{head}Call& c, Stream& stream, unsigned flags, int* out) {{\n  {body}\n}}\n"
     assert checks_by_hand(text)[0] == 1
     assert len(checks_by_hand(text)[1]) == 1
-
-
-def test_a_capture_that_is_invalid_already_is_named_as_such(world: World) -> None:
-    """What invalidates a capture says so once; then each call that the capture refuses says that it is invalid."""
-    stream, event, graph = world["capturing"], world["CUevent"], world["CUgraphExec"]
-    for first, second in (
-        (("cuGraphLaunch", graph, stream), UNSUPPORTED),
-        (("cuStreamWaitEvent", stream, event, 0), ISOLATION),
-        (("cuStreamGetId", stream, world.buffer()), UNSUPPORTED),
-    ):
-        world.must("cuStreamBeginCapture_v2", stream, 2)
-        assert [world.code(*first), world.code(*first)] == [second, INVALIDATED], first
-        assert world.code("cuStreamEndCapture", stream, world.buffer()) == INVALIDATED
 
 
 @pytest.mark.parametrize("waiting", ["cuCtxWaitEvent", "cuGreenCtxWaitEvent"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from .world import CALLBACK, FUNCTIONS, MAKERS, PTX, Location, World, nothing
 
-ACTIVE = 1
+ACTIVE, INVALIDATED = 1, 2
 # Handles that only a description makes, which no question needs to be right.
 UNMADE = {"CUtexObject", "CUsurfObject", "CUgraphConditionalHandle"}
 PINNED = {"cuMemFreeHost", "cuMemHostGetDevicePointer_v2", "cuMemHostGetFlags", "cuMemHostUnregister"}
@@ -107,6 +107,19 @@ class Questions:
             world.code("cuStreamEndCapture", stream, world.buffer())
         return answers
 
+    def invalidated(self, world: World) -> dict[str, Any]:
+        """With a stream whose capture is invalid."""
+        given, stream = arguments(world, self.symbol), world["capturing"]
+        if "CUstream" not in str(self.row["parameters"]) or self.symbol.startswith("cuStreamEndCapture"):
+            return {}
+        world.must("cuStreamBeginCapture_v2", stream, 0)
+        world.code("cuStreamQuery", stream)
+        assert status_of(world, stream) == INVALIDATED
+        code = world.code(self.symbol, *(stream if one == world["CUstream"] else one for one in given))
+        became = "invalidated" if status_of(world, stream) == INVALIDATED else "over"
+        world.code("cuStreamEndCapture", stream, world.buffer())
+        return {"invalid capture of its stream": [code, became]}
+
     def called_back(self, world: World) -> dict[str, int]:
         given, answers = arguments(world, self.symbol), {}
 
@@ -124,4 +137,4 @@ class Questions:
         world.must("cuCtxSetCurrent", None)
         return {"no context": world.code(self.symbol, *given)}
 
-    ALL = (refused, without_context, captured, called_back)
+    ALL = (refused, without_context, captured, invalidated, called_back)

@@ -231,7 +231,7 @@ def record(section: str, note: Any, together: int = TOGETHER, at_once: int | Non
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ask a driver the contract of each function, and the sentences.")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument("--only", default="", help="refused, without_context, captured, called_back, sentence or code")
+    parser.add_argument("--only", default="", help=f"one of {', '.join(QUESTIONS)}, sentence, code")
     parser.add_argument("--together", type=int, default=TOGETHER, help="questions of one process")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
