@@ -50,6 +50,8 @@ ROUNDS = 7
 GEMM = 8192
 # Of the partition for the communication.
 NODE_SMS = 16
+# Between nodes.
+TRANSPORTS = {"NVSHMEM": "nvshmem", "peer access": "peers", "NCCL between nodes": "nccl"}
 OVERLAP_SMS = (8, 16, 24, 32, 48)
 STEPS = 20
 # Of calls outside of graphs: fewer than the driver takes ahead.
@@ -237,7 +239,9 @@ def sweep(ranks: Ranks, keep: Keep) -> None:
                 programmatic = ranks.handler(parts.small, dp, programmatic_launch=True)
             for handler in handlers.values():
                 map_tensors(ranks, keep, handler, *buffers.mapped())
-            for op, size in itertools.product(handlers[8].para_info.every_op, SIZES):
+            # A broadcast is the same one in every topology.
+            ops = [op for op in handlers[8].para_info.every_op if dp == 1 or op is not MixedCommOp.BROADCAST]
+            for op, size in itertools.product(ops, SIZES):
                 variants = variants_of(ranks, op, size, handlers, programmatic, groups, buffers)
                 where = {"topology": f"{ranks.size // dp} x {dp}", "op": op.name, "bytes": size}
                 for name, outcome in measured(ranks, variants, streams, plain, size).items():
@@ -440,17 +444,18 @@ def autotune(ranks: Ranks, keep: Keep) -> None:
 
 
 def nodes(ranks: Ranks, keep: Keep) -> None:
-    """HIERARCHICAL over two nodes, which are on one host here: through NVSHMEM and through peer access."""
+    """HIERARCHICAL over two nodes, which are on one host here, by each transport, next to NCCL in the same SMs."""
     torch, local = ranks.torch, ranks.size // 2
     inter_rank, local_rank = divmod(ranks.rank, local)
     buffers = Buffers(torch)
-    transports = {"NVSHMEM": True, "peer access": False}
     with ExitStack() as closing:
         part = closing.enter_context(ranks.device.partition(comm=NODE_SMS)).comm
         stream = torch_stream(part)
         for dp in (1, 2):
             handlers = {}
-            for name, with_nvshmem in transports.items():
+            for name, transport in TRANSPORTS.items():
+                if name in ranks.skipped:
+                    continue
                 with torch.cuda.stream(stream):
                     handlers[name] = MixedCommHandler(
                         *(ranks.rank, ranks.size, local_rank, local, inter_rank, 2),
@@ -460,12 +465,13 @@ def nodes(ranks: Ranks, keep: Keep) -> None:
                         partition=part,
                         max_message_bytes=max(NODE_SIZES),
                         timeout_s=20,
-                        transport="nvshmem" if with_nvshmem else "peers",
+                        transport=transport,
                     )
                 map_tensors(ranks, keep, handlers[name], *buffers.mapped())
-            info = handlers["NVSHMEM"].para_info
+            *_, some = handlers.values()
+            info = some.para_info
             for op, size in itertools.product(info.valid_ops, NODE_SIZES):
-                shape, out_shape = shapes_of(handlers["NVSHMEM"], op, size).values()
+                shape, out_shape = shapes_of(some, op, size).values()
                 x_in, out = buffers.of("mapped in", shape), buffers.of("mapped out", out_shape)
                 wanted = None
                 if size <= COMPARED:
@@ -476,6 +482,10 @@ def nodes(ranks: Ranks, keep: Keep) -> None:
                 for name, handler in handlers.items():
                     work = lambda handler=handler: run_mixed_comm(op, handler, x_in, out, HIERARCHICAL)  # noqa: B023, E731
                     variants[name] = Variant(NODE_SMS, work, out, wanted)
+                for mode in (NCCL, NCCL_TWO):
+                    if mode in some.valid_mode_list:
+                        work = lambda mode=mode: run_mixed_comm(op, some, x_in, out, mode)  # noqa: B023, E731
+                        variants[mode.name] = Variant(NODE_SMS, work, out, None)
                 row = {"nodes": 2, "ranks of a node": local, "op": op.name, "bytes": size, "SMs": NODE_SMS}
                 for name, outcome in measured(ranks, variants, {NODE_SMS: stream}, stream, size).items():
                     keep(row | {"variant": name} | outcome)

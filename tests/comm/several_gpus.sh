@@ -62,11 +62,11 @@ benchmark() { # NAME SECONDS OPTIONS...
 }
 
 gpus=$("$python" -c 'from cuda_gctx import Device; print(Device.count())') || exit 2
-cases="other_types nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
+cases="staged_copies_between_gpus copies_behind_kernels other_types nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
 if [ "$gpus" -ge 4 ]; then
-  cases="copy_engines_on_two_gpus all_to_all_on_two_gpus broadcast_on_two_gpus broadcast_on_four_gpus threads_on_four_gpus faults_on_four_gpus processes_on_four_gpus staged_in_parts staged_in_rounds $cases"
+  cases="broadcast_on_four_gpus copies_on_four_gpus groups_of_four_gpus hosts_on_several_gpus threads_on_four_gpus faults_on_four_gpus processes_on_four_gpus staged_in_parts staged_in_rounds $cases"
 else
-  cases="copy_engines_on_two_gpus all_to_all_on_two_gpus broadcast_on_two_gpus threads_on_two_gpus nodes_on_two_gpus calls_on_two_gpus processes_on_two_gpus staged_in_parts staged_in_rounds moved_programs $cases"
+  cases="copy_engines_on_two_gpus all_to_all_on_two_gpus broadcast_on_two_gpus hosts_on_several_gpus threads_on_two_gpus nodes_on_two_gpus calls_on_two_gpus processes_on_two_gpus staged_in_parts staged_in_rounds moved_programs $cases"
 fi
 # shellcheck disable=SC2086  # the cases are words
 step suite 150 "$python" "$here/gpu_suite.py" --out "$output/suite" --jobs 4 --limit 140 $cases

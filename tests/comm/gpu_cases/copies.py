@@ -111,6 +111,12 @@ def all_to_all_on_two_gpus() -> dict[str, Any]:
     return {f"{size} ranks": {"calls compared": exchanged(size, 2)} for size in (2, 4)}
 
 
+@case(gpus=4)
+def copies_on_four_gpus() -> dict[str, Any]:
+    """All-gathers and all-to-alls, one rank on each."""
+    return {"all-gathers": gathered_by_copies(4, 4), "all-to-alls": {"calls compared": exchanged(4, 4)}}
+
+
 def from_one_to_all(size: int, gpus: int) -> int:
     """Broadcasts from each rank, staged, in rounds, mapped, in place and replayed, and one whose ranks disagree."""
     torch, comm = modules()
@@ -184,9 +190,8 @@ def broadcast_on_four_gpus() -> dict[str, Any]:
     return by_threads | {"4 processes": results_of(spawn(4, "broadcast"))[0]}
 
 
-@case(is_timed=True)
-def staged_copies() -> list[dict[str, Any]]:
-    """All-reduces of two ranks on one GPU whose tensors are staged, by a kernel and by copy engines: us in a graph."""
+def staged_by(size: int, gpus: int, sms: int) -> list[dict[str, Any]]:
+    """All-reduces whose tensors are staged, by a kernel and by copy engines: us in a graph."""
     torch, comm = modules()
     import statistics
     from unittest.mock import patch
@@ -199,10 +204,11 @@ def staged_copies() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def work(rank: Any, way: str) -> None:
+        torch.cuda.set_device(rank.device.device_id)
         with rank.partition.torch(), rank.handler(torch.bfloat16, max_message_bytes=8 << 20, timeout_s=5.0) as handler:
-            for size in (1 << shift for shift in range(14, 22)):
-                compare(rank, handler, op, mode, (2, size // 4), 1)
-                x = torch.ones(2, size // 4, dtype=torch.bfloat16, device=handler.device)
+            for bytes_of_message in (1 << shift for shift in range(14, 22)):
+                compare(rank, handler, op, mode, (2, bytes_of_message // 4), 1)
+                x = torch.ones(2, bytes_of_message // 4, dtype=torch.bfloat16, device=handler.device)
                 out, stream = torch.empty_like(x), torch.cuda.current_stream()
                 stream.synchronize()
                 graph = capture(
@@ -212,13 +218,86 @@ def staged_copies() -> list[dict[str, Any]]:
                 handler.check()
                 if rank.rank == 0:
                     us, ends = (round(statistics.median(samples), 2), [round(f(samples), 2) for f in (min, max)])
-                    rows.append({"bytes": size, "copies": way, "us": us, "min, max": ends})
+                    where = {"ranks": size, "gpus": gpus, "SMs": sms}
+                    rows.append(where | {"bytes": bytes_of_message, "copies": way, "us": us, "min, max": ends})
                     print(rows[-1], flush=True)
 
     for way, most in (("by a kernel", 1 << 30), ("by copy engines", 0)):
         with (
             patch.object(_modes, "COPIED_BY_KERNEL_BYTES", most),
-            comm.local_world(2, Device(0), sms=16) as world,
+            comm.local_world(size, [Device(number) for number in range(gpus)], sms=sms) as world,
         ):
             world.run(work, way)
     return rows
+
+
+@case(is_timed=True)
+def staged_copies() -> list[dict[str, Any]]:
+    """Of two ranks on one GPU."""
+    return staged_by(2, 1, 16)
+
+
+@case(gpus=2, is_timed=True)
+def staged_copies_between_gpus() -> list[dict[str, Any]]:
+    """Of one rank on each of two GPUs, and of four, where they are there."""
+    from cuda_gctx import Device
+
+    worlds = [(2, 16), (2, 8), *([(4, 16), (4, 8)] if Device.count() >= 4 else [])]
+    return [row for size, sms in worlds for row in staged_by(size, size, sms)]
+
+
+@case(gpus=2, is_timed=True)
+def copies_behind_kernels() -> dict[str, Any]:
+    """Which copies between GPUs wait for one that another stream has behind a kernel that still runs.
+
+    Ranks of COPY_ENGINES enqueue copies behind kernels that wait for other ranks. With a GPU for each rank, no copy of
+    one may wait for that of another.
+    """
+    torch, _ = modules()
+    from contextlib import ExitStack
+
+    from cuda_gctx import Device
+    from cuda_gctx.comm._driver_calls import call
+    from cuda_gctx.interop.torch import torch_stream
+
+    devices, size = [Device(number) for number in range(2)], 1 << 20
+    memory = [torch.zeros(2 * size, dtype=torch.uint8, device=f"cuda:{number}") for number in range(2)]
+    for number in range(2):
+        torch.cuda.synchronize(number)
+        with devices[number].context.current():
+            call("cuCtxEnablePeerAccess", devices[1 - number].context.handle, 0)
+
+    def fetch(number: int, stream: Any) -> Any:
+        """A copy to a GPU from the other one, and an event behind it."""
+        own, theirs = memory[number], memory[1 - number]
+        with torch.cuda.device(number):
+            call("cuMemcpyDtoDAsync", own.data_ptr(), theirs.data_ptr() + size, size, stream.cuda_stream)
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(stream)
+        return event
+
+    with ExitStack() as closing:
+        streams: list[list[tuple[str, Any]]] = [[], []]
+        for number, device in enumerate(devices):
+            parts = closing.enter_context(device.partition(first=16, second=16))
+            for name, part in zip(("the same partition", "another one"), parts, strict=True):
+                made = [closing.enter_context(part.context.create_stream()) for _ in range(8)]
+                streams[number] += [(name, torch_stream(one)) for one in made]
+        for number in range(2):
+            for _, stream in streams[number]:
+                fetch(number, stream).synchronize()
+        [(_, held), *others] = streams[0]
+        with torch.cuda.device(0), torch.cuda.stream(held):
+            torch.cuda._sleep(2_000_000_000)  # about a second
+            end = torch.cuda.Event(enable_timing=True)
+            end.record(held)
+        fetch(0, held)
+        copied = [(name, fetch(0, stream)) for name, stream in others]
+        for event in [fetch(1, stream) for _, stream in streams[1]]:
+            event.synchronize()
+        assert not end.query(), "copies of the other GPU waited, or the kernel ended too early"
+        for _, event in copied:
+            event.synchronize()
+        end.synchronize()
+        late = [name for name, event in copied if end.elapsed_time(event) > 0]
+    return {"streams": len(copied), "waited": {name: late.count(name) for name, _ in copied}}

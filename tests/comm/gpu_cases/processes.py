@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,8 @@ from .common import (
     refused,
 )
 
+LARGEST_OF_PROCESSES = 16 << 20
+
 
 def process_rank(rank: int, size: int, store: str, what: str, options: dict[str, Any]) -> None:
     """One rank as a process: memory through file descriptors, bootstrap through gloo."""
@@ -45,7 +48,12 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
         dist.destroy_process_group()
         return
     with Device(index).partition(comm=16) as parts, parts.comm.torch():
-        programs = {"faults through NVSHMEM": faults_through_nvshmem, "broadcast": broadcasts_of_processes}
+        programs = {
+            "faults through NVSHMEM": faults_through_nvshmem,
+            "broadcast": broadcasts_of_processes,
+            "groups": compare_groups,
+            "hosts": compare_hosts,
+        }
         print(json.dumps(programs.get(what, compare_processes)(rank, size, parts.comm, options)), flush=True)
     dist.destroy_process_group()
 
@@ -67,60 +75,115 @@ def handler_of_process(rank: int, size: int, partition: Any, dtype: Any, topolog
 
 def compare_processes(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
     """Every operation and mode of some topologies, with tensors that are staged and with such that are mapped."""
-    torch, comm = modules()
-    import torch.distributed as dist
+    torch, _ = modules()
 
     compared = 0
     modes: set[str] = set()
-    largest = options.get("largest", 16 << 20)
     for topology, dtype_name in itertools.product(options["topologies"], options["dtypes"]):
-        dtype = getattr(torch, dtype_name)
         with_nvshmem = options.get("nvshmem", False)
         handler = handler_of_process(
-            *(rank, size, partition, dtype, topology),
+            *(rank, size, partition, getattr(torch, dtype_name), topology),
             timeout_s=40.0,
-            max_message_bytes=options.get("max_message_bytes", largest),
+            max_message_bytes=options.get("max_message_bytes", options.get("largest", LARGEST_OF_PROCESSES)),
             transport="nvshmem" if with_nvshmem else "peers",
         )
-        reachable = [torch.zeros(largest // 2, dtype=dtype, device=handler.device) for _ in range(2)]
-        handler.map_tensors(*reachable)
-        wanted_modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
-        modes |= {mode.name for mode in wanted_modes}
         if with_nvshmem:
             refused(NotImplementedError, "NVSHMEM cannot release memory", handler.checkpoint_prepare)
-        if options.get("checkpoint"):
-            handler.checkpoint_prepare()
-            handler.checkpoint_restore(dist.group.WORLD)
-        for op, mode in itertools.product(handler.valid_op_list, wanted_modes):
-            dp = handler.para_info.dp_size if op.scatters else 1
-            for seed, rows in enumerate(options["rows"]):
-                inputs = inputs_of(torch, (rows * dp, 8192), dtype, size, seed, handler.device)
-                by_nodes = mode is comm.MixedCommMode.HIERARCHICAL
-                wanted = comm.expected(handler.para_info, op, inputs, by_nodes=by_nodes)
-                calls = [(inputs[rank], torch.empty_like(wanted))]
-                if mode.name in ("TWO_EXCHANGE", "HIERARCHICAL"):
-                    x_in, x_out = (
-                        # Not at the beginning: what a rank reaches is the same place, not the same allocation.
-                        buffer[64 * (rank + 1) :][: like.numel()].view(like.shape)
-                        for buffer, like in zip(reachable, (inputs[rank], wanted), strict=True)
-                    )
-                    calls.append((x_in.copy_(inputs[rank]), x_out))
-                for number, (x_in, x_out) in enumerate(calls):
-                    torch.cuda.synchronize()
-                    dist.barrier()
-                    comm.run_mixed_comm(op, handler, x_in, x_out, mode)
-                    torch.cuda.current_stream().synchronize()
-                    handler.check()
-                    where = f"{op.name} {mode.name} {rows} rows {dtype} at {handler.para_info}, {'mapped' * number}"
-                    if "NCCL" not in mode.name:
-                        assert bits_equal(torch, x_out, wanted), where
-                    else:
-                        assert is_rounded_at_most_at_each_addition(handler.para_info, op, inputs, x_out), where
-                    compared += 1
-                    if by_nodes or options.get("replays"):
-                        replay_with_other_inputs(handler, op, mode, x_in, x_out, where)
+        done, names = compare_handler(handler, options)
+        compared += done
+        modes |= names
         handler.shutdown()
     return {"compared": compared, "modes": sorted(modes)}
+
+
+def compare_handler(handler: Any, options: dict[str, Any], first_seed: int = 0) -> tuple[int, set[str]]:
+    """Every operation and mode of a handler: how many calls were compared, and the modes."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    info, dtype, compared = handler.para_info, handler.dtype, 0
+    largest = options.get("largest", LARGEST_OF_PROCESSES)
+    reachable = [torch.zeros(largest // 2, dtype=dtype, device=handler.device) for _ in range(2)]
+    handler.map_tensors(*reachable)
+    if options.get("checkpoint"):
+        handler.checkpoint_prepare()
+        handler.checkpoint_restore(dist.group.WORLD)
+    modes = [mode for mode in handler.valid_mode_list if mode.name in options.get("modes", (mode.name,))]
+    for op, mode in itertools.product(handler.valid_op_list, modes):
+        dp = info.dp_size if op.scatters else 1
+        for seed, rows in enumerate(options["rows"], first_seed):
+            inputs = inputs_of(torch, (rows * dp, 8192), dtype, info.world_size, seed, handler.device)
+            mine = inputs[info.world_rank]
+            is_chosen = mode is comm.MixedCommMode.AUTOTUNE
+            chosen = handler.select_autotune_mode(op, mine) if is_chosen else mode
+            by_nodes = chosen is comm.MixedCommMode.HIERARCHICAL
+            wanted = comm.expected(info, op, inputs, by_nodes=by_nodes)
+            calls = [(mine, torch.empty_like(wanted))]
+            if mode.name in ("TWO_EXCHANGE", "HIERARCHICAL"):
+                x_in, x_out = (
+                    # Not at the beginning: what a rank reaches is the same place, not the same allocation.
+                    buffer[64 * (info.world_rank + 1) :][: like.numel()].view(like.shape)
+                    for buffer, like in zip(reachable, (mine, wanted), strict=True)
+                )
+                calls.append((x_in.copy_(mine), x_out))
+            for number, (x_in, x_out) in enumerate(calls):
+                torch.cuda.synchronize()
+                dist.barrier()
+                comm.run_mixed_comm(op, handler, x_in, x_out, mode)
+                torch.cuda.current_stream().synchronize()
+                handler.check()
+                where = f"{op.name} {mode.name} {rows} rows {dtype} at {info}, {'mapped' * number}"
+                if "NCCL" not in chosen.name:
+                    assert bits_equal(torch, x_out, wanted), where
+                else:
+                    assert is_rounded_at_most_at_each_addition(info, op, inputs, x_out), where
+                compared += 1
+                if by_nodes or options.get("replays"):
+                    replay_with_other_inputs(handler, op, mode, x_in, x_out, where)
+    return compared, {mode.name for mode in modes}
+
+
+def compare_groups(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Two handlers in a job, each of half of its ranks, whose calls run at the same time; then one of all ranks."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    half = size // 2
+    groups = [dist.new_group(list(range(begin, begin + half))) for begin in (0, half)]
+    how: dict[str, Any] = {"timeout_s": 40.0, "max_message_bytes": LARGEST_OF_PROCESSES}
+    make = comm.MixedCommHandler.from_process_group
+    number, place = divmod(rank, half)
+    with (
+        make(partition, torch.bfloat16, group=groups[number], **how) as of_half,
+        make(partition, torch.bfloat16, tp_size=half, **how) as of_all,
+    ):
+        assert (of_half.para_info.world_rank, of_half.para_info.tp_size) == (place, half), of_half.para_info
+        compared = [compare_handler(of_half, options, 10 * number), compare_handler(of_all, options)]
+        compared.append(compare_handler(of_half, options, 10 * number + 5))
+    return {"compared": [count for count, _ in compared], "modes": [sorted(names) for _, names in compared[:2]]}
+
+
+def compare_hosts(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Two hosts, each with half of the ranks, which exchange through NCCL: every division of the ranks."""
+    torch, comm = modules()
+
+    os.environ["CUDA_GCTX_HOST"] = f"host {2 * rank // size}"
+    found = {}
+    for tp in (one for one in range(1, size + 1) if size % one == 0):
+        with comm.MixedCommHandler.from_process_group(
+            partition,
+            torch.bfloat16,
+            tp_size=tp,
+            transport="nccl",
+            timeout_s=40.0,
+            max_message_bytes=LARGEST_OF_PROCESSES,
+        ) as handler:
+            assert handler.para_info.inter_size == 2, handler.para_info
+            # Ranks of other hosts are not reached by kernels.
+            assert comm.MixedCommMode.ONE_EXCHANGE not in handler.valid_mode_list
+            compared, names = compare_handler(handler, options)
+            found[f"tp {tp}"] = {"compared": compared, "modes": sorted(names)}
+    return found
 
 
 def replay_with_other_inputs(
@@ -441,3 +504,18 @@ def processes_on_four_gpus() -> dict[str, Any]:
         "without NCCL": compared_by_processes(4, OF_FOUR, (1, 16, 100), ("float16",), nccl=False),
         "with NCCL": compared_by_processes(4, OF_FOUR[:4], (1, 16, 100), ("bfloat16", "float16")),
     }
+
+
+@case(gpus=4)
+def groups_of_four_gpus() -> dict[str, Any]:
+    """As of a job with tp 2 twice."""
+    return results_of(spawn(4, "groups", rows=(1, 16, 200)))[0]
+
+
+@case(gpus=2)
+def hosts_on_several_gpus() -> dict[str, Any]:
+    """Hosts are simulated: ranks say which one they run on."""
+    from cuda_gctx import Device
+
+    sizes = [2, 4] if Device.count() >= 4 else [2]
+    return {f"{size} ranks": results_of(spawn(size, "hosts", rows=(1, 16, 200)))[0] for size in sizes}
