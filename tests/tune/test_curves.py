@@ -141,6 +141,12 @@ def test_a_short_budget_measures_fewer_sizes(dev: Device) -> None:
     assert "incomplete" in str(curve)
 
 
+def test_a_budget_for_two_sizes_measures_the_smallest_and_the_largest(dev: Device) -> None:
+    # As long in any size, so that the time suffices for three: seven rounds of 0.4 s each.
+    curve = tune.curve(lambda stream: spin(stream, 1, 400 * MS), device=dev, budget_s=13)
+    assert [point.sm_count for point in curve.points] == [8, 128, 132]
+
+
 def test_a_part_can_be_replayed_as_a_graph(dev: Device) -> None:
     curve = tune.curve(product, device=dev, sizes=[32], launch="graphs")
     assert curve.point(32).seconds.value == pytest.approx(3 * 2e-3, rel=0.03)

@@ -57,6 +57,17 @@ def test_partitions_in_which_a_part_fails_are_left_out(sim: Machines) -> None:
     assert not machine.ledger().live_of("event")
 
 
+def test_the_only_partitions_in_which_a_part_fails_are_named_alone(dev: Device) -> None:
+    def cooperative(stream: Stream) -> None:
+        if stream.resources.sm.sm_count < 32:
+            raise OSError("too few SMs")
+        spin(stream, 64, MS)
+
+    report = tune.overlap(cooperative, chain=chain, device=dev, sizes=[16])
+    [reason] = [reason for reason in report.reasons if "excluded" in reason]
+    assert reason == "cooperative=16, chain=116 excluded: cooperative failed: OSError: too few SMs"
+
+
 def test_an_error_of_the_device_comes_out_with_the_plan(sim: Machines) -> None:
     machine = sim("h200")
     for nth, plan in ((1, "left alone"), (600, "in sequence|streams|first|=")):

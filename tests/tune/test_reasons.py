@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Stream, tune
+from cuda_gctx.measure import machine
 from cuda_gctx.tune import Plan, Throughput, _batches, _measure, _work, spin
 
 from .conftest import host_takes
@@ -118,6 +119,15 @@ def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
     report = tune.overlap(product, right=work(132, MS), device=dev)
     assert any(reason.startswith("product waits for the device inside its function") for reason in report.reasons)
     assert "waits for the device" not in said(read_only("each fills half"))
+
+
+def test_a_clock_that_is_another_one_at_the_end_is_reported(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [dict.fromkeys(machine.power_state(dev)) | {"sm_clock_mhz": mhz} for mhz in (1980.0, 1500.0)]
+    left = iter(states)
+    monkeypatch.setattr(machine, "power_state", lambda device: next(left))
+    report = tuned("each fills half", sizes=[64], budget_s=2)
+    assert [one.sm_clock_mhz for one in report.conditions] == [1980, 1500]
+    assert "between begin and end: SM clock 1980 and 1500 MHz" in report.reasons
 
 
 def test_disjoint_sms_that_slow_each_other_are_reported(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:

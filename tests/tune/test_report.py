@@ -79,6 +79,23 @@ def test_a_spread_is_reported_where_there_are_samples_enough(dev: Device, monkey
         assert (" to " in line) == (result.seconds.samples >= 5)
 
 
+@pytest.mark.parametrize("samples", [4, 5])
+def test_a_spread_needs_five_samples(dev: Device, samples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_report, "WIDTH", 120)  # wide enough for every column
+    report = read_only("a chain")
+    results = [
+        dataclasses.replace(one, seconds=dataclasses.replace(one.seconds, samples=samples)) for one in report.results
+    ]
+    _, first, *_ = table_of(dataclasses.replace(report, results=tuple(results))).splitlines()
+    assert (" to " in first) == (samples == 5)
+
+
+def test_a_table_has_sixteen_rows_at_the_most(dev: Device) -> None:
+    report = read_only("a chain")
+    assert len(report.results) > 16
+    assert len(table_of(report).split("\n\n")[0].splitlines()) == 1 + 16
+
+
 @cache
 def a_report() -> str:
     with session("h200"):

@@ -6,6 +6,7 @@ import ctypes
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,14 @@ def test_a_bar_is_as_long_as_its_span(dev: Device) -> None:
             widths[(title.text or "").split(":")[0]] = float(box.attrib["width"])
     durations = {name: span.duration_ns for name, span in by_name(trace).items()}
     assert widths["long"] / widths["one"] == pytest.approx(durations["long"] / durations["one"], rel=0.02)
+
+
+def test_a_picture_of_more_spans_than_it_has_room_for_names_of_says_how_to_zoom_in(dev: Device) -> None:
+    with dev.partition(small=8, large=None) as parts:
+        trace = two_at_once(parts).read()
+    [span, *_] = trace.spans
+    for spans in (3, 100, 101):
+        assert ("To zoom in" in replace(trace, spans=(span,) * spans).svg()) == (spans > 100)
 
 
 def test_a_page_loads_nothing_and_is_written_where_asked(dev: Device, tmp_path: Path) -> None:
