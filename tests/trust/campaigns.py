@@ -5,8 +5,9 @@
 `--soak` adds what `tests/trust/soak.py --out FILE` wrote on a card to the results first.
 
 A row of campaigns.json is one campaign: what is tried (`what`), the command that anyone can run (`command`), how much
-was really run (`amount`), and on which day (`date`). `group` is the part of the page. Campaigns that found something
-say what (`found`) and have a row of a table; the others are a line.
+was really run (`amount`), and on which day (`date`). `group` is the part of the page. What never ran on hardware has a
+name for the first line of the page (`never`). Campaigns that found something say what (`found`) and have a row of a
+table; the others are a line.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from ..conftest import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "appendix" / "reliability.md"
 CAMPAIGNS = REPOSITORY / "tests" / "trust" / "campaigns.json"
+PROGRAMS = REPOSITORY / "tests" / "outside" / "test_programs.py"
+PROGRAM = '@pytest.mark.parametrize("driver", DRIVERS)\n'  # each of which "make test" runs
 MARKED = re.compile(r"(<!-- =[a-z0-9 -]+ -->)(.*?)<!-- = -->")
 RESULTS = REPOSITORY / "benchmarks" / "results"
 # Who has memory, as a soak says, and as the page calls it.
@@ -56,17 +59,17 @@ them every week. A campaign that found nothing new is a line with its command.
 """
 TAIL = """## Outside
 
-`make outside` runs ten public programs, reduced to their calls, on four drivers. `make peers` runs the
-[test suites of other projects](suites.md) on the software driver:
+`make outside` runs public programs, reduced to their calls, and `make peers` the [test suites of other
+projects](suites.md), on the software driver. So many pass:
 
-| suite | {drivers} |
+| programs or tests | {drivers} |
 | --- | {rules} |
 {rows}
 """
 
 
 def outside() -> str:
-    """How many tests of each suite pass, by driver version."""
+    """How many programs, and how many tests of each suite pass, by driver version."""
     suites = [json.loads(file.read_text()) for file in sorted((REPOSITORY / "tests" / "peers").glob("*.json"))]
     drivers = sorted({driver for suite in suites for driver in suite["counts"]})
 
@@ -74,7 +77,9 @@ def outside() -> str:
         counts = suite["counts"].get(driver)
         return f"{counts['passed']:,} of {counts['passed'] + counts['failed']:,}" if counts else "-"
 
-    rows = [f"| {one['name']} | {' | '.join(passed(one, driver) for driver in drivers)} |" for one in suites]
+    programs = PROGRAMS.read_text().count(PROGRAM)
+    rows = [f"| public programs | {' | '.join(f'{programs} of {programs}' for _ in drivers)} |"]
+    rows += [f"| {one['name']} | {' | '.join(passed(one, driver) for driver in drivers)} |" for one in suites]
     return TAIL.format(
         drivers=" | ".join(f"driver {driver}" for driver in drivers),
         rules=" | ".join("---" for _ in drivers),
@@ -159,7 +164,8 @@ def page() -> str:
         "\nA test that takes longer than ten minutes ends the run with the stacks of all threads. On a GPU, each file\n"
         "of tests is a process under a time limit, and the log of one that hangs ends with them, too.\n"
     )
-    text = HEAD.format(never=stored["never"]) + parts + outside() + watchdog
+    *never, last = dict.fromkeys(one["never"] for one in campaigns if "never" in one)
+    text = HEAD.format(never=f"{', '.join(never)} and {last}") + parts + outside() + watchdog
     return with_present_numbers(text, PAGE.read_text())
 
 
