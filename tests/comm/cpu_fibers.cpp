@@ -172,7 +172,7 @@ struct Meeting {
   u32 alive, arrived = 0;
   u64 generation = 0;
   bool all = true, last_all = true;
-  // What the threads know who have arrived, and what those of the last two generations knew: only a block hands it on.
+  // What the threads know who have arrived, and those of the last two generations. Not every meeting hands it on.
   std::unique_ptr<Knowledge> gathered;
   Snapshot handed[2];
 
@@ -384,6 +384,7 @@ u32 of_first(u32 mine) {
   all_of_block(true);
   return here->state->of_first;
 }
+void sync_warp() { met(own_warp(), true, true); }
 bool all_of_warp(bool mine) { return met(own_warp(), mine, false); }
 Vector last_words(u32 word) {
   const Vector* four = shown_in_warp({word}) + here->thread % 32 / 4 * 4;

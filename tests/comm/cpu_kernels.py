@@ -118,6 +118,7 @@ SMALL = {
 ORDERING = {
     "wait_for_previous_kernel": "nothing",
     "sync_block": "nothing",
+    "sync_warp": "nothing",
     "all_of_block": "alone",
     "of_first": "of_own",
     "store_release": "store_relaxed",
@@ -224,7 +225,7 @@ def _library(
     )
     text += "".join((HERE / name).read_text() for name in ("cpu_primitives.hpp", "cpu_elements.hpp"))
     for name, part in parts.items():
-        undefined = "".join(f"#undef {line.split()[1]}\n" for line in part.splitlines() if line.startswith("#define "))
+        undefined = "".join(f"#undef {word}\n" for word in re.findall(r"^#define (\w+)", part, re.MULTILINE))
         text += f"namespace {name} {{\n{part}\n}}\n{undefined}"
     text += "u32 taken_out = 0;\nvoid begin_call(Stream& stream, const HostCall& call, u32 seed) {\n"
     for number, (space, arguments, kernel) in enumerate(kernels):

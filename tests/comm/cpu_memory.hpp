@@ -6,7 +6,7 @@
 //   order of accesses that the model grants does not have the earlier one before the later one, it is a race: on a GPU
 //   either could come first, so the run counts as wrong, whatever bits it had.
 //
-// Who has to know what is handed on by releases and acquires of a scope, by fences, by barriers of the block, by
+// Who has to know what is handed on by releases and acquires of a scope, by fences, by barriers of block and warp, by
 // mbarriers and by the ends of kernels, and by nothing else. Bulk copies are accesses of another proxy, which know what
 // a proxy fence has told them; the other way round, what is complete for a proxy is known to ordinary accesses only
 // behind a proxy fence. A thread performs its own accesses in order, and a store is there for all who know of it.

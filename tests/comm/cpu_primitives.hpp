@@ -29,6 +29,7 @@ void wait_for_previous_kernel();
 void let_next_kernel_begin();
 bool all_of_block(bool mine);
 u32 of_first(u32 mine);
+void sync_warp();
 bool all_of_warp(bool mine);
 Vector last_words(u32 word);
 u32 word_of_last(const Vector& words);

@@ -44,6 +44,7 @@ PRIMITIVES = {
     "fence_device": Primitive("F", "gpu", "both"),
     "fence_system": Primitive("F", "sys", "both"),
     "sync_block": Primitive("B"),
+    "sync_warp": Primitive("B"),
     "all_of_block": Primitive("B"),
     "barrier_arrive": Primitive("RW", "cta", "release"),
     "arrive_without_release": Primitive("RW", "cta"),

@@ -137,6 +137,7 @@ ORDERED = re.compile(
 COUNTS = {
     "one_exchange": {
         "griddepcontrol.wait": 1,
+        "bar.warp.sync": 1,
         "bar.sync": 2,
         "st.relaxed.sys.global.b128": 6,
         "st.release.sys.global.b64": 4,

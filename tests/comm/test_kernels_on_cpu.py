@@ -124,9 +124,7 @@ def run_calls(
         few, many = choose.randint(1, PACKET_BYTES // 16), choose.randint(1, PACKET_BYTES // 4)
         elements = ALIGNMENT // element.bytes * choose.choice([1, 2, 3, 17, few, few, many]) * dp
         inputs = [data(rng, elements, element) for _ in range(world)]
-        # Not in packets: words that a warp exchanges order a load of one thread and a store of another there, which the
-        # memory here does not know.
-        is_in_place = op is MixedCommOp.ALLREDUCE and mode is TWO and choose.random() < 0.3
+        is_in_place = op is MixedCommOp.ALLREDUCE and choose.random() < 0.3
         for rank in range(world):
             out = aligned(element.bytes * info.output_shape(op, [elements])[0]).view(BITS[element])
             tensors = ranks.tensors(rank, inputs[rank].nbytes, out.nbytes)

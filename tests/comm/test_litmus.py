@@ -148,6 +148,16 @@ LITMUS = {
         ),
         wrong=1,
     ),
+    # In place: two threads of a warp read a vector, and one of them stores the sum there.
+    "a warp has read what it overwrites": Litmus(
+        (
+            thread(0, 0, "read vector", "sync_warp read"),
+            thread(0, 0, "sync_warp read", "write vector = 1"),
+        ),
+        (0, 0),
+        (("one_exchange:receive",), ("one_exchange:receive",)),
+        wrong=1,
+    ),
     "DATA hands on the parts of a piece": Litmus(
         (
             thread(0, 0, "write piece = 1", "sync_block parts"),

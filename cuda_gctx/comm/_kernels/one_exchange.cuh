@@ -109,6 +109,8 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
       }
     }
     if (!all_of_warp(!is_late)) return false;
+    // In place, a thread stores to what a neighbour has read as well.
+    sync_warp();
 #pragma unroll
     for (u32 step = 0; step < BATCH; ++step) {
       u32 packet = begin + step * packets.stride;

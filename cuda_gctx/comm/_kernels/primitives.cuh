@@ -37,7 +37,10 @@ DEVICE u32 of_first(u32 mine) {
   return word;
 }
 
-// A barrier of the warp; whether `mine` is true for all of its threads.
+// A barrier of the warp, which orders accesses to memory.
+DEVICE void sync_warp() { __syncwarp(); }
+
+// Whether `mine` is true for all threads of the warp: they wait for each other, and nothing is ordered by that.
 DEVICE bool all_of_warp(bool mine) { return __all_sync(0xffffffffu, mine); }
 
 // For four threads, all of them in a warp that is here as a whole: the words of the first three.
