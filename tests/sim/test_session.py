@@ -120,6 +120,16 @@ def test_a_context_that_goes_before_its_streams_is_the_wrong_order() -> None:
         assert "1 streams" in machine.ledger().misuse[0].detail
 
 
+def test_a_context_that_is_destroyed_with_work_to_do_is_named() -> None:
+    with session("h200", check=False) as machine:
+        raw, dev = Raw(), Device(0)
+        memory = ctypes.c_uint64(dev.set_current() or raw.handle("cuMemAlloc_v2", ctypes.c_size_t(64)))
+        with raw.green_context(8) as ctx, raw.stream(ctx) as stream:
+            raw.call("cuMemsetD8Async", memory, 7, ctypes.c_size_t(64), ctypes.c_void_p(stream))
+        assert kinds(machine) == ["wrong order"]
+        assert "destroyed while it has work to do" in machine.ledger().misuse[0].detail
+
+
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_a_context_that_is_destroyed_below_the_current_one_is_noted(is_elsewhere: bool) -> None:
     with session("h200", check=False) as machine:

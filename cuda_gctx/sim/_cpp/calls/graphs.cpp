@@ -124,10 +124,11 @@ void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
   work->effect = mark_recorded(*event);
 }
 
-// Recorded of kernels, fills and events; assumed of the others. What is seen shows what stands before it as well.
+// Recorded of kernels, copies, fills and events; assumed of the others. What is seen shows what stands before it, too.
 Seen seen(Call& c, const GraphNode& node) {
   switch (node.type) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return Seen::by_all;
     case CU_GRAPH_NODE_TYPE_MEMSET:
     case CU_GRAPH_NODE_TYPE_HOST:
       return Seen::by_waits;

@@ -44,12 +44,12 @@ void note_where_it_is_current(Call& c, const Context& context) {
   }
 }
 
-// Recorded on an H100: the primary context still waits for its kernels. Recorded on an H200, of a copy: not for that;
-// on an H100 it was over in time. Whether it is over by now is not asked here: nobody has waited for it.
+// Recorded: the primary context waits for what it waited for before, and for nothing else (hides_from_primary). Whether
+// the work is over by now is not asked here: nobody has waited for it.
 void note_work(Call& c, const Context& context) {
   if (!std::ranges::all_of(outstanding_of(c.machine, context), [](const WorkPtr& work) { return work->is_mark(); })) {
     c.note(Misuse::wrong_order, context.handle,
-           "the green context is destroyed while it has work to do, and the primary context need not wait for that");
+           "the green context is destroyed while it has work to do, and the primary context may miss graphs");
   }
 }
 
@@ -85,7 +85,6 @@ GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
   note_work(c, context);
   note_where_it_is_current(c, context);
   Device& device = c.machine.device(context.device);
-  c.machine.clock.hide_from_primary(context.root_id, context.id);
   detach_children(c, context);
   const std::uint64_t queues = context.queues.use_count() == 1 ? context.queues->id : 0;
   c.machine.contexts.remove(context);

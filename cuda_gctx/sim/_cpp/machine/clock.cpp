@@ -99,13 +99,6 @@ void Clock::show_to_primary(const WorkPtr& work) {
   }
 }
 
-void Clock::hide_from_primary(std::uint64_t primary, std::uint64_t context) {
-  if (const auto found = by_context_.find(primary); found != by_context_.end()) {
-    std::erase_if(found->second,
-                  [&](const WorkPtr& one) { return one->owner.context == context && one->moves_bytes(); });
-  }
-}
-
 void Clock::expect_effect(Work& work) {
   work.shows = true;
   ++to_show_;

@@ -61,8 +61,6 @@ class Clock {
   std::vector<WorkPtr> outstanding_of(std::uint64_t context);
   // A context is gone.
   void forget(std::uint64_t context) { by_context_.erase(context); }
-  // A green context goes: what it still has to copy and fill is hidden from its primary context.
-  void hide_from_primary(std::uint64_t primary, std::uint64_t context);
   // Carries out what is over by now. Does not wait for another thread that is at it.
   void catch_up(Lock& lock);
   // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called

@@ -135,7 +135,6 @@ struct Work : Task {
   std::uint64_t ended = 0;
   Guesses guesses;  // when it ended
 
-  bool moves_bytes() const noexcept { return !grid && (engine != Engine::none || bytes != 0); }
   // Whether it does nothing but mark a place in an order.
   bool is_mark() const noexcept {
     return !grid && !host && !effect && !until && engine == Engine::none && duration == 0 && bytes == 0;

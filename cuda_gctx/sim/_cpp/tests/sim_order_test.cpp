@@ -157,8 +157,6 @@ class World {
     std::erase_if(streams_, [&](const OwnStream& stream) { return stream.context == gone.number; });
     OK(cuGreenCtxDestroy, gone.handle);
     partitions_.pop_back();
-    // Recorded on an H200: waits of the primary context do not cover what it still has to copy.
-    std::erase_if(pending_, [&](const Effect& effect) { return effect.context == gone.number; });
   }
 
   void queue() {
