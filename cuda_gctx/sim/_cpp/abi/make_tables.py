@@ -28,37 +28,44 @@ RECORDER = ROOT / "tests" / "hardware" / "recorder"
 SENTENCES = RECORDER / "sentences.py"
 CONTRACTS = RECORDER / "functions.json"
 
-# Why functions are absent, by the beginning of their names; the first that fits counts.
+# Why functions are absent that have no newer variant and are not deprecated, by the beginning of their names.
 REASONS = [
     (
-        r"cuGL|cuEGL|cuVDPAU|cuGraphics|cuD3D|cuImportExternal|cuExternal|cuDestroyExternal|cuSignalExternal|cuWaitExternal",
-        "graphics and external memory: there is nothing to share with",
+        r"cuGL|cuEGL|cuVDPAU|cuGraphics|cuImportExternal|cuExternal|cuDestroyExternal|cuSignalExternal|cuWaitExternal"
+        r"|cuGraph.*External|cuStream\w+CaptureToCig",
+        "graphics, external memory and semaphores: there is nothing to share with",
     ),
-    (r"cuCoredump", "core dumps: nothing is executed"),
     (
-        r"cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical",
+        r"cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical|cuDeviceGetClique|cuDeviceGetFabric|cuFabric",
         "pools between processes, fabrics and multicast: memory is shared by descriptors and handles",
     ),
     (
-        r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemcpy.*[AaD]to[AH]|cuMemcpy(2D|3D)|cuModuleGet(Tex|Surf)",
-        "old variants, texture references, sparse arrays and arrays of several planes",
-    ),
-    (r"cuMem(Map|GetHandle)", "sparse arrays, and memory for other devices than GPUs"),
-    (
-        r"cuGraph|cuUserObject|cuStream(BeginCaptureTo|BeginRecapture|UpdateCapture)|cuThreadExchange|cuDevice(Get|Set)Graph|cuDeviceGraph",
-        "old variants, and nodes of external semaphores and of memory operations",
+        r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemMapArray|cuMemcpy3DPeer|cuDeviceGetTexture",
+        "sparse arrays, those of several planes or of two devices, limits of textures: an array is one piece of memory",
     ),
     (
-        r"cuLink|cuModuleLoadFat|cuLibrary|cuKernel|cuFunc|cuParam|cuLaunch|cuOccupancy",
+        r"cuLink|cuModuleLoadFat|cuLibrary|cuParam|cuDeviceGet(Host|P2P)Atomic|cuTensorMap|cuCoredump",
         "code is not linked or executed, so its results are unknown",
     ),
-    (r"cuCheckpoint|cuProcess", "checkpoints of processes"),
     (
-        r"cuCoord|cuDeviceRegister|cuDeviceUnregister|cuFlushGPUDirect|cuDeviceGetTexture|cuDeviceGetHost|cuDeviceGetDev|cuDeviceGetProp",
-        "rarely used queries",
+        r"cuCtxGetExecAffinity|cuMemBatchDecompress|cuFlushGPUDirect|cuMemGetHandle|cuPointerSet",
+        "the device says that it lacks the feature, or memory is for devices that there are none of",
     ),
+    (
+        r"cuStream(Copy|Get|Set)Attribute|cuGraphKernelNode(Copy|Set)Attribute",
+        "attributes that are changed later: of caches and memory domains, which have no part in the times; others are "
+        "set when a stream or a node is made",
+    ),
+    (r"cuGraph.*BatchMemOp", "nodes of several memory operations: a capture makes one of each"),
+    (
+        r"cuMemcpy(3D)?(Batch|WithAttributes)",
+        "copies that may read their sources at another time than in the order of the stream: a copy has one time here",
+    ),
+    (r"cuMemGetLocation|cuStreamBeginRecapture", "newer than what was recorded, and the header leaves answers open"),
+    (r"cuCheckpoint", "checkpoints: nothing of a process is outside of its own memory, so there is nothing to release"),
+    (r"cuLogs", "logs: what the real driver writes into them is not documented"),
+    (r"cuDevice(Unr|R)egisterAsync", "notifications of a budget of memory: nobody sets one"),
 ]
-OTHER = "nobody has needed it yet"
 # Modelled functions that cuda.h does not declare.
 OF_OTHER_HEADERS = {"cuProfilerStart", "cuProfilerStop"}
 
@@ -193,7 +200,7 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
 
 
 def reason(symbol: str) -> str:
-    return next((why for pattern, why in REASONS if re.match(pattern, symbol)), OTHER)
+    return next(why for pattern, why in REASONS if re.match(pattern, symbol))
 
 
 def since(version: int) -> str:
@@ -245,11 +252,15 @@ def sentences() -> dict[int, tuple[str, str]]:
     return {int(number): (function, text) for number, function, text in found}
 
 
-def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], header: str) -> str:
+def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], include: Path) -> str:
     groups: dict[str, list[str]] = defaultdict(list)
-    bases = {row["base"] for row in rows.values()}
+    bases = {row["base"] for row in rows.values()} | {"cuGraphInstantiate"}  # now cuGraphInstantiateWithFlags
+    text = (include / "cuda.h").read_text()
+    header = since(int(re.findall(r"#define CUDA_VERSION (\d+)", text)[0]))
+    deprecated = set(re.findall(r"__CUDA_DEPRECATED CUresult CUDAAPI (cu\w+)", text))
     for symbol, (base, _) in absent.items():
-        groups["older variants of functions that are modelled" if base in bases else reason(symbol)].append(symbol)
+        why = "older variants of functions that are modelled" if base in bases else None
+        groups[why or ("deprecated by the header" if base in deprecated else reason(symbol))].append(symbol)
     listed = {symbol: row for symbol, row in rows.items() if symbol not in OF_OTHER_HEADERS}
     everything = len(listed) + len(absent)
     lines = [
@@ -321,8 +332,6 @@ def files() -> dict[Path, str]:
     absent = {symbol: row for symbol, row in functions.items() if symbol not in known}
     rows = contracts(include)
     suffixes = per_thread(include)
-    match = re.search(r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text())
-    assert match is not None
     made = "Made by make_tables.py from CUDA's header."
     return {
         HERE / "absent.def": "\n".join(
@@ -354,7 +363,7 @@ def files() -> dict[Path, str]:
             ]
         ),
         CONTRACTS: "{\n" + ",\n".join(f'"{symbol}": {json.dumps(row)}' for symbol, row in rows.items()) + "\n}\n",
-        DOCS / "appendix" / "driver-functions.md": page(rows, absent, since(int(match[1]))),
+        DOCS / "appendix" / "driver-functions.md": page(rows, absent, include),
     }
 
 
