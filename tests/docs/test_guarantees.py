@@ -86,6 +86,9 @@ EXCEPTIONS: Rows = {
     ),
     "The driver need not make the primary context wait": (
         "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
+    ),
+    "This package therefore destroys the context only when": (
+        "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
         "core/test_ending.py::test_waits_for_the_device_cover_work_of_what_was_dropped",
         "core/test_ending.py::test_waits_for_the_device_cover_work_of_what_frameworks_had_seen",
     ),
@@ -93,7 +96,7 @@ EXCEPTIONS: Rows = {
     "After a failure, the layout that was current": (
         "partitions/test_switching.py::test_a_switch_that_failed_changed_nothing_and_is_repeated",
     ),
-    "Some of its work may have been given followers": (
+    "Some waits may already be enqueued": (
         "partitions/test_switching.py::test_a_switch_that_failed_changed_nothing_and_is_repeated",
     ),
     "The same switch can be made again": (
@@ -106,33 +109,41 @@ EXCEPTIONS: Rows = {
     "The exception of the body propagates": (
         "interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",
     ),
-    "If leaving the block also fails": (
+    "If leaving the block fails too": (
         "interop/test_torch.py::test_an_error_on_leaving_comes_behind_that_of_the_block",
     ),
+    "It stays current until it is the innermost": (
+        "core/test_blocks.py::test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone",
+    ),
     "A block that another task": ("core/test_tasks.py::test_a_block_that_another_task_leaves_is_left_and_raises",),
-    "What other code pushed inside a block": (
+    "Contexts that other code pushed inside a block": (
         "core/test_blocks.py::test_a_block_takes_its_own_place_away_below_what_other_code_left_in_it",
         "core/test_blocks.py::test_what_other_code_has_destroyed_is_not_made_current_again",
     ),
-    "If it has popped the context": (
+    "If other code has popped the context": (
         "core/test_blocks.py::test_what_other_code_has_destroyed_is_not_made_current_again",
     ),
     "An exception in `__enter__`": (
         "core/test_current.py::test_an_exception_in_enter_comes_before_the_context_is_pushed",
     ),
-    "An error of a kernel": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
+    "Any of these calls can raise the error of a kernel": (
+        "docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",
+    ),
     "The context is then lost": None,
     "Objects can still be closed": ("docs/test_guarantees.py::test_objects_of_a_lost_context_raise_and_can_be_closed",),
     "`Device.sync()` waits for": (
         "core/test_ending.py::test_waits_for_the_device_cover_work_whose_partition_was_closed",
         "partitions/test_graphs.py::test_a_device_waits_for_graphs_that_other_code_launched_in_partitions",
     ),
-    "`verify()` that finds": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
+    "`verify()` raises `IsolationError` if": (
+        "docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",
+    ),
     "The partitions stay open": ("docs/test_guarantees.py::test_a_failed_verification_leaves_partitions_open",),
-    "Calls on a stream or a context that is part of a capture": (
+    "A call on a stream or a context that is part of a capture": (
         "core/test_objects.py::test_what_would_spoil_a_capture_is_refused",
     ),
-    "Other calls that do not fit into a capture": (
+    "It does not reach the driver": ("core/test_objects.py::test_what_would_spoil_a_capture_is_refused",),
+    "The driver refuses other calls that do not fit into a capture": (
         "docs/test_guarantees.py::test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it",
     ),
     "`close()` of a stream that is part of a capture": (
@@ -145,21 +156,23 @@ EXCEPTIONS: Rows = {
     "A stream that is dropped without `close()`": (
         "core/test_objects.py::test_a_capture_outlives_the_last_object_of_its_stream",
     ),
-    "A child that is forked": (
+    "A child that was forked": (
         "core/test_fork.py::test_a_forked_child_gets_an_error_and_ends_cleanly",
         "core/test_fork.py::test_a_child_of_a_process_that_was_opening_the_driver_gets_the_error",
         "core/test_locks.py::test_destructors_in_a_forked_child_wait_for_no_lock",
     ),
     "Its destructors do nothing": ("core/test_locks.py::test_destructors_in_a_forked_child_wait_for_no_lock",),
-    "An error of a driver call during": (
+    "If the interpreter ends during a driver call": (
         "core/test_exit.py::test_calls_that_fail_after_the_interpreter_end_nothing_else",
     ),
-    "A block that is left before one inside it": (
+    "A block that is left before a block inside it": (
         "core/test_blocks.py::test_generators_that_are_closed_in_the_wrong_order_raise_and_use_nothing_that_is_gone",
         "interop/test_cupy.py::test_blocks_left_in_a_wrong_order_leave_cupy_where_it_was",
     ),
-    "`tune.overlap` returns a report": ("tune/test_failures.py::test_partitions_in_which_a_part_fails_are_left_out",),
-    "It raises when a part fails in every plan": (
+    "`tune.overlap` returns a report even": (
+        "tune/test_failures.py::test_partitions_in_which_a_part_fails_are_left_out",
+    ),
+    "It raises if a part fails in every plan": (
         "tune/test_failures.py::test_what_a_part_raises_comes_out_with_its_name_and_the_plan",
     ),
     "`Ctrl-C` ends it": ("tune/test_budget.py::test_ctrl_c_gives_what_was_measured_so_far",),
@@ -169,6 +182,9 @@ EXCEPTIONS: Rows = {
     ),
     "The message of the `TypeError`": (
         "house/test_arguments.py::test_numbers_times_and_bools_are_read_alike_at_every_door",
+    ),
+    "If you pass a field of the options as a keyword": (
+        "core/test_options.py::test_a_wrong_keyword_is_answered_with_what_was_meant",
     ),
     "A dict of options with a field": (
         "core/test_options.py::test_a_dict_with_a_wrong_field_is_refused_with_the_class_and_the_nearest_field",
@@ -196,12 +212,12 @@ SHARING: Rows = {
     "partitions of one layout": ("partitions/test_verify.py::test_partitions_run_on_their_own_sms_and_at_once",),
     "a layout, on the same card": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
     "work on the primary context": ("tune/test_explain.py::test_work_on_the_primary_context_fills_partitions_too",),
-    "green contexts that other code made": (
+    "green contexts that other code created": (
         "core/test_overlap.py::test_contexts_of_other_makers_over_the_same_sms_are_beyond_knowing",
     ),
     "other processes": ("docs/test_guarantees.py::test_a_layout_has_the_same_sms_in_every_process",),
     "a process with a percentage of MPS": None,
-    "kernels after a module with dynamic parallelism": None,
+    "kernels launched after a module with dynamic parallelism": None,
     "copies, and kernels": None,
     "the grid size that a library chooses": (
         "interop/test_library_sms.py::test_without_being_asked_no_library_gets_a_hint",

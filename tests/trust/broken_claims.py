@@ -80,7 +80,7 @@ BREAKS = {
         "            return\n        if box.get().kind() == cpp.ContextKind.primary:",
         '            raise RuntimeError("closed")\n        if box.get().kind() == cpp.ContextKind.primary:',
     ),
-    "An error of a driver call during": (
+    "If the interpreter ends during a driver call": (
         "_core/call.hpp",
         "    failure = std::current_exception();\n  }\n  std::apply(",
         "    failure = std::current_exception();\n    PyGILState_Release(PyGILState_Ensure());\n  }\n  std::apply(",
