@@ -298,7 +298,7 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   }
   auto made = std::make_shared<ContextBox>(ContextKind::foreign, OwnedContext::make(runtime, ordinal));
   made->take(handle, green);
-  return registry_of<ContextBox>(runtime).settle(std::move(made), is_there);
+  return registry_of<ContextBox>(runtime).find(handle, is_there, std::move(made));
 }
 
 ContextHandle current_context(Runtime& runtime) {

@@ -2,11 +2,10 @@
 // and no driver is called under it.
 #pragma once
 
-#include <cstddef>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <utility>
 #include <vector>
 
@@ -31,17 +30,24 @@ class Registry {
  public:
   using Raw = decltype(std::declval<const Box&>().handle());
   static constexpr Runtime::Place place = Box::place;
-  explicit Registry(const Runtime& /*runtime*/) : buckets_(64, nullptr) {}
+  explicit Registry(const Runtime& /*runtime*/) {}
 
+  // The box of a handle; else `made`, which is registered unless it is null.
   template <typename IsSame>
-  std::shared_ptr<Box> find(Raw raw, IsSame&& is_same) {
+  std::shared_ptr<Box> find(Raw raw, IsSame&& is_same, std::shared_ptr<Box> made = nullptr) {
     for (;;) {
       std::shared_ptr<Box> found;  // outlives the lock: its destructor may come back here
       {
         const std::lock_guard lock(mutex_);
         found = alive(raw);
+        if (!found) {
+          if (made) {
+            enter(*made);
+          }
+          return made;
+        }
       }
-      if (!found || is_same(*found)) {
+      if (is_same(*found)) {
         return found;
       }
       drop(*found);  // what it stood for is gone, and the address has another owner
@@ -55,31 +61,14 @@ class Registry {
     enter(box);
   }
 
-  // Registers `made` unless another thread was quicker; returns the box that is registered.
-  template <typename IsSame>
-  std::shared_ptr<Box> settle(std::shared_ptr<Box> made, IsSame&& is_same) {
-    for (;;) {
-      if (std::shared_ptr<Box> found = find(made->handle(), is_same)) {
-        return found;
-      }
-      std::shared_ptr<Box> quicker;  // outlives the lock, too
-      const std::lock_guard lock(mutex_);
-      quicker = alive(made->handle());
-      if (!quicker) {
-        enter(*made);
-        return made;
-      }
-    }
-  }
-
   std::vector<std::shared_ptr<Box>> all() const {
     std::vector<std::shared_ptr<Box>> found;
     const std::lock_guard lock(mutex_);
-    found.reserve(count_);
     for (Box* box : buckets_) {
       for (; box != nullptr; box = next(*box)) {
-        if (auto alive = box->weak_from_this().lock()) {
-          found.push_back(std::move(alive));
+        found.emplace_back();  // what needs memory comes before what may be the last handle
+        if (!(found.back() = box->weak_from_this().lock())) {
+          found.pop_back();
         }
       }
     }
@@ -99,7 +88,7 @@ class Registry {
 
   Box*& bucket(Raw raw) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(raw);
-    return buckets_[(address >> 4 ^ address >> 16) & (buckets_.size() - 1)];
+    return buckets_[(address >> 4 ^ address >> 16) % buckets_.size()];
   }
 
   // What leads to a box of that handle, or to the end of its chain.
@@ -122,36 +111,13 @@ class Registry {
   void leave(Box** link) noexcept {
     if (Box* const box = *link) {
       *link = std::exchange(next(*box), nullptr);
-      --count_;
     }
   }
 
-  void enter(Box& box) noexcept {
-    if (count_ >= buckets_.size()) {
-      grow();
-    }
-    next(box) = std::exchange(bucket(box.handle()), &box);
-    ++count_;
-  }
-
-  void grow() noexcept {
-    try {
-      std::vector<Box*> old(buckets_.size() * 4, nullptr);
-      old.swap(buckets_);
-      for (Box* box : old) {
-        while (box != nullptr) {
-          Box* const after = next(*box);
-          next(*box) = std::exchange(bucket(box->handle()), box);
-          box = after;
-        }
-      }
-    } catch (const std::bad_alloc&) {  // the chains get longer, that is all
-    }
-  }
+  void enter(Box& box) noexcept { next(box) = std::exchange(bucket(box.handle()), &box); }
 
   mutable std::mutex mutex_;
-  std::vector<Box*> buckets_;
-  std::size_t count_ = 0;
+  std::array<Box*, 1024> buckets_{};  // with more boxes, the chains get longer
 };
 
 template <typename Box>

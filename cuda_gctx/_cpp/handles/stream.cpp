@@ -189,7 +189,7 @@ StreamHandle context_stream(const ContextHandle& context, std::optional<int> pri
       context->streams().lend(level, number, [&] { return make_raw_stream(*context, CU_STREAM_NON_BLOCKING, level); });
   auto box = std::make_shared<StreamBox>(std::move(use), false, StreamKind{true, level});
   box->take(handle);
-  return registry_of<StreamBox>(context->runtime()).settle(std::move(box), std::mem_fn(&StreamBox::is_made_here));
+  return registry_of<StreamBox>(context->runtime()).find(handle, std::mem_fn(&StreamBox::is_made_here), std::move(box));
 }
 
 namespace {
@@ -212,7 +212,7 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
   auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
   made->take(handle);
   made->id();
-  return registry_of<StreamBox>(runtime).settle(std::move(made), is_same);
+  return registry_of<StreamBox>(runtime).find(handle, is_same, std::move(made));
 }
 
 }  // namespace
