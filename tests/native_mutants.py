@@ -109,15 +109,15 @@ MUTANTS = {
     ),
     # What frameworks have seen.
     "pinned contexts are never dropped": Mutant(
-        f"{HANDLES}/pinned.cpp", "    dropped.swap(first_);", "    (void)first_;", MACHINE
+        f"{HANDLES}/owned_context.cpp", "    dropped.swap(pinned_);", "    (void)pinned_;", MACHINE
     ),
     "there is no limit of pinned contexts": Mutant(
-        f"{HANDLES}/pinned.cpp", "if (seen >= limit()) {", "if (seen >= limit() && limit() == 0) {",
+        f"{HANDLES}/owned_context.cpp", "if (seen >= limit()) {", "if (seen >= limit() && limit() == 0) {",
         "tests/partitions/test_pinned.py",
     ),
     "a pinned context is destroyed": Mutant(
-        f"{HANDLES}/context.cpp", "} else if (is_pinned() && owned->has_anything()) {",
-        "} else if (is_pinned() && !owned->has_anything()) {", "tests/partitions/test_pinned.py",
+        f"{HANDLES}/owned_context.cpp", "    if (is_pinned && !is_closed_ && one.has_anything()) {",
+        "    if (is_pinned && !is_closed_ && !one.has_anything()) {", "tests/partitions/test_pinned.py",
     ),
     # Captures.
     "a stream is closed while it captures": Mutant(

@@ -20,8 +20,15 @@
 #include "handles/captures.hpp"
 #include "handles/closing.hpp"
 #include "handles/current.hpp"
+#include "handles/device.hpp"
+#include "handles/given.hpp"
+#include "handles/moved_graph.hpp"
+#include "handles/probe.hpp"
 #include "handles/slot.hpp"
-#include "handles/types.hpp"
+#include "handles/split_contexts.hpp"
+#include "handles/stream.hpp"
+#include "handles/switching.hpp"
+#include "resources/descriptor.hpp"
 
 namespace gctx {
 

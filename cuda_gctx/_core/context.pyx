@@ -461,31 +461,24 @@ def capturing_stream(SMResource resource not None):
 
 
 def context_counts(SMResource resource not None):
-    """The numbers of green contexts that this package has made and destroyed on the device of a resource."""
-    cdef cpp.ContextCounts counts = cpp.live_contexts(resource._runtime[0]).counts(resource._sm.get().device)
-    return counts.made, counts.destroyed
-
-
-def kept_counts(SMResource resource not None):
-    """Of the device of a resource: contexts that frameworks have seen, those of them that are closed and wait, and
-    those that splits needed (see SMResource.split).
+    """The numbers of green contexts that this package has made and destroyed on the device of a resource; of those that
+    frameworks have seen, and of these the ones that are closed and kept; and of those that splits needed.
     """
-    cdef int device = resource._sm.get().device
-    cdef cpp.PinnedCounts seen = cpp.pinned_contexts(resource._runtime[0]).counts(device)
-    return seen.pinned, seen.waiting, cpp.split_contexts(resource._runtime[0]).count(device)
+    cdef cpp.ContextCounts counts = cpp.context_counts(resource._runtime[0], resource._sm.get().device)
+    return counts.made, counts.destroyed, counts.pinned, counts.waiting, counts.split
 
 
 def pinned_limit():
     """How many contexts of a device frameworks may see."""
-    return cpp.PinnedContexts.limit()
+    return cpp.pinned_limit()
 
 
 def set_pinned_limit(uint64_t limit):
     """Set that limit, for all drivers."""
-    cpp.PinnedContexts.set_limit(limit)
+    cpp.set_pinned_limit(limit)
 
 
-def drop_pinned():
-    """Destroy the contexts that frameworks have seen and that everybody here has closed, of the driver in use."""
+def drop_kept(bint also_pinned):
+    """Destroy the contexts of the driver in use that splits needed, and the closed ones that frameworks have seen."""
     if cpp.Runtime.is_any_open():
-        cpp.drop_pinned(cpp.Runtime.active())
+        cpp.drop_kept(cpp.Runtime.active(), also_pinned)

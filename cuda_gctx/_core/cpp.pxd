@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
+from libcpp.pair cimport pair
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
@@ -48,7 +49,13 @@ cdef extern from "cuda.h" nogil:
     unsigned int CU_EVENT_DISABLE_TIMING
 
 
-cdef extern from "driver/driver.hpp" namespace "gctx":
+# Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversion is not.
+cdef extern from "<vector>" nogil:
+    cdef cppclass Names "std::vector<std::string>":
+        void emplace_back(const char*) except +raise_error
+
+
+cdef extern from "_core/call.hpp" namespace "gctx":
     enum class Feature(int):
         locality_domains
         supplemental_sms
@@ -69,8 +76,6 @@ cdef extern from "driver/driver.hpp" namespace "gctx":
 
     string version_text(int) except +raise_error
 
-
-cdef extern from "resources/sm_resource.hpp" namespace "gctx":
     enum class Strategy(int):
         pass
 
@@ -97,23 +102,14 @@ cdef extern from "resources/sm_resource.hpp" namespace "gctx":
     SmResourcePtr none_of(const SmResource&) except +raise_error
     cbool same_sms(const SmResource&, const SmResource&) noexcept
     optional[cbool] overlaps(const SmResource&, const SmResource&) except +raise_error
-
-
-cdef extern from "resources/descriptor.hpp" namespace "gctx":
     void demand_sms(const SmResource&) except +raise_error
 
-
-cdef extern from "resources/outcome.hpp" namespace "gctx":
     cdef cppclass SplitResult:
         vector[SmResourcePtr] groups
         SmResourcePtr remainder
 
-
-cdef extern from "driver/process.hpp" namespace "gctx":
     void begin_exit() noexcept
 
-
-cdef extern from "handles/context.hpp" namespace "gctx":
     enum class ContextKind(int):
         primary
         green
@@ -138,8 +134,6 @@ cdef extern from "handles/context.hpp" namespace "gctx":
         int least
         int greatest
 
-
-cdef extern from "handles/stream.hpp" namespace "gctx":
     cdef cppclass StreamKind:
         cbool nonblocking
         int priority
@@ -156,15 +150,11 @@ cdef extern from "handles/stream.hpp" namespace "gctx":
 
     ctypedef shared_ptr[StreamBox] StreamHandle
 
-
-cdef extern from "handles/event.hpp" namespace "gctx":
     cdef cppclass EventBox:
         const ContextHandle& context() noexcept
         void expose() noexcept
         CUevent handle() noexcept
 
-
-cdef extern from "handles/graph.hpp" namespace "gctx":
     cdef cppclass GraphBox:
         const ContextHandle& context() noexcept
         CUgraph handle() noexcept
@@ -173,14 +163,10 @@ cdef extern from "handles/graph.hpp" namespace "gctx":
         const ContextHandle& context() noexcept
         CUgraphExec handle() noexcept
 
-
-cdef extern from "handles/moved_graph.hpp" namespace "gctx":
     cdef cppclass KernelSms:
         string name
         vector[unsigned int] sm_ids
 
-
-cdef extern from "handles/runtime.hpp" namespace "gctx":
     cdef cppclass Runtime:
         @staticmethod
         Runtime& active() except +raise_error
@@ -193,56 +179,21 @@ cdef extern from "handles/runtime.hpp" namespace "gctx":
         void demand_usable() except +raise_error
         SmResourcePtr known_device_sm(int) except +raise_error
 
-
-cdef extern from "handles/live.hpp" namespace "gctx":
     struct ContextCounts:
         uint64_t made
         uint64_t destroyed
+        uint64_t pinned
+        uint64_t waiting
+        uint64_t split
 
     cdef cppclass LiveContexts:
-        ContextCounts counts(int) except +raise_error
         vector[int] are_free(int, const vector[SmResourcePtr]&) except +raise_error
 
     LiveContexts& live_contexts(Runtime&) except +raise_error
 
+    uint64_t pinned_limit "gctx::RetiredContexts::limit"() noexcept
+    void set_pinned_limit "gctx::RetiredContexts::set_limit"(uint64_t) noexcept
 
-cdef extern from "handles/pinned.hpp" namespace "gctx":
-    struct PinnedCounts:
-        uint64_t pinned
-        uint64_t waiting
-
-    cdef cppclass PinnedContexts:
-        PinnedCounts counts(int) except +raise_error
-
-        @staticmethod
-        uint64_t limit() noexcept
-
-        @staticmethod
-        void set_limit(uint64_t) noexcept
-
-    PinnedContexts& pinned_contexts(Runtime&) except +raise_error
-
-
-cdef extern from "handles/split_contexts.hpp" namespace "gctx":
-    cdef cppclass SplitContexts:
-        size_t count(int) except +raise_error
-
-    SplitContexts& split_contexts(Runtime&) except +raise_error
-
-
-cdef extern from "handles/device.hpp" namespace "gctx":
-    cdef struct DeviceMemory:
-        size_t free
-        size_t total
-
-
-# Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversion is not.
-cdef extern from "<vector>" nogil:
-    cdef cppclass Names "std::vector<std::string>":
-        void emplace_back(const char*) except +raise_error
-
-
-cdef extern from "handles/given.hpp" namespace "gctx":
     SmResourcePtr known_sm_resource(ContextBox&) except +raise_error
 
     cdef cppclass NewContext:
@@ -255,8 +206,6 @@ cdef extern from "handles/given.hpp" namespace "gctx":
         const char* overlap_report "overlap_report().c_str"() noexcept
         void release() noexcept
 
-
-cdef extern from "handles/current.hpp" namespace "gctx":
     cdef cppclass Entry:
         cbool is_idle() noexcept
         cbool is_of_this_thread() noexcept
@@ -271,8 +220,6 @@ cdef extern from "handles/current.hpp" namespace "gctx":
 
     ThreadEntries* this_thread "&gctx::ThreadEntries::here"() except +raise_error
 
-
-cdef extern from "handles/probe.hpp" namespace "gctx":
     cdef cppclass ProbeBlock:
         uint64_t sm
         uint64_t start_ns
@@ -289,8 +236,6 @@ cdef extern from "handles/probe.hpp" namespace "gctx":
         unsigned int threads
         unsigned int shared_bytes
 
-
-cdef extern from "handles/switching.hpp" namespace "gctx":
     cdef cppclass NewUse "gctx::Switching::NewUse":
         NewUse() noexcept
         unsigned int part
@@ -303,8 +248,6 @@ cdef extern from "handles/switching.hpp" namespace "gctx":
         cbool may_share(unsigned int, unsigned int) noexcept
         vector[unsigned int] places_of(unsigned int) except +raise_error
 
-
-cdef extern from "_core/call.hpp" namespace "gctx":
     # For what is done before the GIL is given up or other code of Python runs.
     cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
         Box* get() noexcept
@@ -333,12 +276,12 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
     SmResourcePtr device_sm "gctx::call<&gctx::Runtime::device_sm>"(Runtime*, int) except *
     CUdevResource device_workqueue "gctx::call<&gctx::Runtime::device_workqueue>"(Runtime*, int) except *
-    int drop_pinned "gctx::call<&gctx::drop_pinned>"(Runtime&) except -1
+    int drop_kept "gctx::call<&gctx::drop_kept>"(Runtime&, cbool) except -1
+    ContextCounts context_counts "gctx::call<&gctx::context_counts>"(Runtime&, int) except *
     SplitResult split_resource "gctx::call<&gctx::split_resource>"(
         Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
     ) except *
     CUdevResourceDesc descriptor_of "gctx::call<&gctx::descriptor_of>"(const Driver&, const SmResource&) except? NULL
-    int drop_split_contexts "gctx::call<&gctx::drop_split_contexts>"(Runtime&) except -1
 
     # Devices:
     int primary_context "gctx::make<&gctx::primary_context>"(Slot[ContextBox]&, Runtime&, int) except -1
@@ -347,7 +290,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     string device_pci_bus_id "gctx::call<&gctx::device_pci_bus_id>"(Runtime&, int) except *
     CUuuid device_uuid "gctx::call<&gctx::device_uuid>"(Runtime&, int) except *
     int device_attribute "gctx::call<&gctx::device_attribute>"(Runtime&, int, CUdevice_attribute) except? 0
-    DeviceMemory device_memory "gctx::call<&gctx::device_memory>"(Runtime&, int) except *
+    pair[size_t, size_t] device_memory "gctx::call<&gctx::device_memory>"(Runtime&, int) except *
     string capturing_stream "gctx::call<&gctx::capturing_stream>"(Runtime&, int) except *
 
     # Contexts:

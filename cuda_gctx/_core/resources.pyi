@@ -84,7 +84,6 @@ class SMResource:
         dry_run: bool = False,
     ) -> tuple[list[SMResource], SMResource]: ...
 
-def drop_split_contexts() -> None: ...
 
 class WorkqueueSharingScopeType(str, Enum):
     """Which contexts share hardware queues. Each value equals its string."""

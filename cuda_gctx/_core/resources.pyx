@@ -364,12 +364,6 @@ cdef vector[cpp.SmResourcePtr] sms_of(resources) except *:
     return sms
 
 
-def drop_split_contexts():
-    """Destroy the contexts that splits needed, on all devices of the driver in use."""
-    if cpp.Runtime.is_any_open():
-        cpp.drop_split_contexts(cpp.Runtime.active())
-
-
 class WorkqueueSharingScopeType(str, Enum):
     """Which contexts share hardware queues. Each value equals its string."""
 
@@ -565,7 +559,5 @@ def sm_identity(SMResource resource not None):
 
 def device_memory(SMResource resource not None):
     """The free and the total memory of the device of a resource, in bytes."""
-    cdef cpp.DeviceMemory memory
     resource._runtime.demand_usable()
-    memory = cpp.device_memory(resource._runtime[0], resource._sm.get().device)
-    return memory.free, memory.total
+    return cpp.device_memory(resource._runtime[0], resource._sm.get().device)

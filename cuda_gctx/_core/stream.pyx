@@ -66,11 +66,12 @@ cdef Stream stream_of(object obj):
 
 cdef int note_pinned(cpp.ContextBox* context) except -1:
     """Warn when frameworks have seen more than half of the contexts that they may see."""
-    seen = cpp.pinned_contexts(context.runtime()).counts(context.device()).pinned
-    if seen == cpp.PinnedContexts.limit() // 2 + 1:
+    cdef int device = context.device()
+    seen = cpp.context_counts(context.runtime(), device).pinned
+    if seen == cpp.pinned_limit() // 2 + 1:
         warnings.warn(
-            f"frameworks have seen {seen} green contexts of device {context.device()}, more than half of "
-            f"store.pinned_limit ({cpp.PinnedContexts.limit()}). They are never destroyed, and each takes 4 MiB of "
+            f"frameworks have seen {seen} green contexts of device {device}, more than half of "
+            f"store.pinned_limit ({cpp.pinned_limit()}). They are never destroyed, and each takes 4 MiB of "
             "device memory: use the same layouts again, in a PartitionPool for instance, instead of ever new ones",
             CUDAWarning,
             stacklevel=1,

@@ -14,9 +14,8 @@ from cuda_gctx._core.context import (
     Context,
     any_keeps_capture,
     context_counts,
-    drop_pinned,
+    drop_kept,
     is_pinned,
-    kept_counts,
     pin_context,
     pinned_limit,
     set_pinned_limit,
@@ -24,7 +23,7 @@ from cuda_gctx._core.context import (
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import before_driver_closes
 from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.resources import device_memory, drop_split_contexts
+from cuda_gctx._core.resources import device_memory
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
 __all__ = [
@@ -162,9 +161,7 @@ class ContextStore:
         """
         pinned = as_bool("pinned", pinned)
         self._drop(lambda stored: pinned or not stored.is_pinned)
-        drop_split_contexts()
-        if pinned:
-            drop_pinned()
+        drop_kept(pinned)
 
     def _drop(self, chosen: Callable[[StoredContext], bool]) -> None:
         with self._lock:
@@ -373,10 +370,9 @@ def memory_use() -> dict[int, MemoryUse]:
             whole = device.resources.sm
         except FeatureNotSupported:
             continue
-        created, destroyed = context_counts(whole)
+        created, destroyed, pinned, waiting, splitting = context_counts(whole)
         if created:
             free, total = device_memory(whole)
-            pinned, waiting, splitting = kept_counts(whole)
             stored = store.count(device) + waiting
             uses[device_id] = MemoryUse(free, total, created - destroyed, stored, destroyed, splitting, pinned)
     return uses

@@ -242,11 +242,11 @@ def test_a_chain_is_made_once(torch: Any, sim: Any) -> None:
     whole = Device(0).resources.sm
     split_device_green_ctx_by_sm_count("cuda:0", CHAINED)
     free()
-    made = context_counts(whole)
+    made = context_counts(whole)[:2]
     for _ in range(3):
         split_device_green_ctx_by_sm_count("cuda:0", CHAINED)
         free()
-    assert context_counts(whole) == made
+    assert context_counts(whole)[:2] == made
     assert store.count(Device(0)) == 4
     assert machine.ledger().misuse == ()
 
@@ -376,9 +376,9 @@ def test_a_remainder_is_split_again(torch: Any, sim: Any, driver: str) -> None:
     [first], rest = split_resource(get_device_resource(0), 1, 64)
     [second, third], rest = split_resource(rest, 2, 16)
     assert counts([first, second, third, rest]) == [64, 16, 16, 36]
-    made = context_counts(Device(0).resources.sm)
+    made = context_counts(Device(0).resources.sm)[:2]
     assert split_resource(split_resource(get_device_resource(0), 1, 64)[1], 2, 16)[1] == rest
-    assert context_counts(Device(0).resources.sm) == made
+    assert context_counts(Device(0).resources.sm)[:2] == made
     seen = [sm_ids(stream) for stream in create_green_ctx_streams(0, [first, second, third, rest])]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 132
 
@@ -487,7 +487,7 @@ def test_a_split_that_leaves_nothing_for_the_remainder_is_a_runtime_error(torch:
     error = refusal(RuntimeError, lambda: split_device_green_ctx_by_sm_count("cuda:0", [54, 54]))
     assert "leave none of 108 for the remainder" in str(error)
     assert "CUDA error code=914(CUDA_ERROR_INVALID_RESOURCE_TYPE)" in str(error)
-    assert context_counts(Device(0).resources.sm) == (0, 0)
+    assert context_counts(Device(0).resources.sm)[:2] == (0, 0)
 
 
 @pytest.mark.parametrize("sm_counts", [[], [0], [-8], [8, 0]])
@@ -519,11 +519,11 @@ def test_contexts_are_in_use_as_long_as_a_stream_and_no_longer(torch: Any, dev: 
 def test_splitting_again_makes_no_new_contexts(torch: Any, dev: Device) -> None:
     split_device_green_ctx_by_sm_count("cuda:0", [8, 16])
     free()
-    made = context_counts(dev.resources.sm)
+    made = context_counts(dev.resources.sm)[:2]
     for _ in range(5):
         split_device_green_ctx_by_sm_count("cuda:0", [8, 16])
         free()
-    assert context_counts(dev.resources.sm) == made
+    assert context_counts(dev.resources.sm)[:2] == made
 
 
 def test_a_handle_is_good_for_as_long_as_the_driver_is_open(torch: Any, sim: Any) -> None:

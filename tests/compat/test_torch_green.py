@@ -372,7 +372,7 @@ def test_a_context_has_sms_that_no_open_partition_has(torch: Any, sim: Any) -> N
 def test_sharing_that_is_an_error_leaves_nothing_behind(torch: Any, fresh: Device) -> None:
     first = GreenContext.create(num_sms=fresh.sm_count)
     # Contexts that frameworks have seen in other tests wait there.
-    kept, (_, destroyed) = len(store), context_counts(fresh.resources.sm)
+    kept, (_, destroyed) = len(store), context_counts(fresh.resources.sm)[:2]
     for asked in (16, 24):
         with pytest.raises(ResourceOverlapWarning):  # the tests make errors of warnings
             GreenContext.create(num_sms=asked)
@@ -717,11 +717,11 @@ def test_contexts_are_made_once_however_often_they_are_created(torch: Any, fresh
             ctx.close()
 
     round_trip(True)
-    made = context_counts(fresh.resources.sm)
+    made = context_counts(fresh.resources.sm)[:2]
     for number in range(20):
         round_trip(number % 2 == 0)
         gc.collect()
-    assert context_counts(fresh.resources.sm) == made
+    assert context_counts(fresh.resources.sm)[:2] == made
 
 
 def test_the_module_says_that_it_is_supported() -> None:

@@ -72,8 +72,8 @@ BREAKS = {
         "compat/torch_green.py", "SMPartition(remainder) if remainder.sm_count else None", "SMPartition(remainder)",
     ),
     "**What a framework has seen is never destroyed.**": (
-        f"{HANDLES}/context.cpp", "} else if (is_pinned() && owned->has_anything()) {",
-        "} else if (is_pinned() && !owned->has_anything()) {",
+        f"{HANDLES}/owned_context.cpp", "    if (is_pinned && !is_closed_ && one.has_anything()) {",
+        "    if (is_pinned && !is_closed_ && !one.has_anything()) {",
     ),
     "Closing twice does nothing": (
         "_core/context.pyx",

@@ -2,11 +2,24 @@
 
 #include "handles/context.hpp"
 #include "handles/current.hpp"
-#include "handles/pinned.hpp"
 #include "handles/probe.hpp"
 #include "handles/split_contexts.hpp"
 
 namespace gctx {
+
+ContextCounts context_counts(Runtime& runtime, int device) {
+  ContextCounts counts = live_contexts(runtime).counts(device);
+  retired_contexts(runtime).add_to(counts, device);
+  counts.split = split_contexts(runtime).count(device);
+  return counts;
+}
+
+void drop_kept(Runtime& runtime, bool also_pinned) {
+  split_contexts(runtime).drop();
+  if (also_pinned) {
+    retired_contexts(runtime).drop_pinned();
+  }
+}
 
 void close_driver(Runtime& runtime) {
   if (is_forked()) {
@@ -14,8 +27,7 @@ void close_driver(Runtime& runtime) {
   }
   ThreadEntries::here().forget(runtime);
   split_contexts(runtime).drop();
-  pinned_contexts(runtime).close();
-  ending_contexts(runtime).close();
+  retired_contexts(runtime).close();
   probes_of(runtime).drop();
   contexts_of(runtime).drop_primaries();
   Runtime::close(runtime);

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 
-#include "handles/capture.hpp"
-#include "handles/pinned.hpp"
 #include "handles/scope.hpp"
 
 namespace gctx {
@@ -27,37 +25,24 @@ ContextBox::~ContextBox() {
 
 void ContextBox::take(CUcontext handle, CUgreenCtx green_handle) {
   unsigned long long id = 0;
-  handle_ = owned_->handle = handle;
+  handle_ = owned().handle = handle;
   green_handle_ = green_handle;
   GCTX_CALL(runtime_.driver(), cuCtxGetId, handle, &id);
-  id_ = owned_->id = id;
+  id_ = owned().id = id;
 }
 
-void ContextBox::take_pinned() noexcept {
-  handle_ = owned_->handle;
-  green_handle_ = owned_->green->handle();
-  id_ = owned_->id;
+void ContextBox::take_pinned(OwnedContexts pinned) noexcept {
+  owned_.swap(pinned);
+  handle_ = owned().handle;
+  green_handle_ = owned().green->handle();
+  id_ = owned().id;
   pinned_.store(true);
 }
 
 void ContextBox::let_go() noexcept {
-  if (is_forked() || !owned_) {
-    return;
-  }
-  registry_of<ContextBox>(runtime_).drop(*this);
-  OwnedContextPtr owned = std::move(owned_);
-  if (kind_ == ContextKind::primary) {
-    owned->destroy_streams();
-  } else if (is_pinned() && owned->has_anything()) {
-    if (owned->green) {
-      owned->green->claim(nullptr);  // its SMs are free from here on
-    }
-    if (pinned_contexts(runtime_).keep(owned)) {
-      return;
-    }
-  }
-  if (owned->has_anything()) {
-    runtime_.end_now_or_later([] {}, owned);
+  if (!is_forked() && !owned_.empty()) {
+    registry_of<ContextBox>(runtime_).drop(*this);
+    retired_contexts(runtime_).retire(std::exchange(owned_, {}), is_pinned() && kind_ != ContextKind::primary);
   }
 }
 
@@ -78,13 +63,13 @@ bool ContextBox::pin() {
   if (is_pinned()) {
     return false;
   }
-  pinned_contexts(runtime_).demand_and_count(device_);
+  retired_contexts(runtime_).demand_and_count(device_);
   pinned_.store(true);
   return true;
 }
 
 void ContextBox::ask_to_be_there() const {
-  const CUresult answer = owned_->ask_whether_there();
+  const CUresult answer = owned_.front().ask_whether_there();
   if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
     fail(ErrorKind::closed,
          kind_ == ContextKind::primary
@@ -99,7 +84,7 @@ void ContextBox::keep() noexcept {
   const std::lock_guard lock(name_mutex_);
   streams().expose();
   if (!pinned_.exchange(true) && kind_ == ContextKind::green) {
-    pinned_contexts(runtime_).count(device_);
+    retired_contexts(runtime_).count(device_);
   }
 }
 
@@ -209,7 +194,7 @@ ContextHandle Contexts::primary(int ordinal) {
     registry_of<ContextBox>(runtime_).drop(*gone);
   }
   if (!state.primary) {
-    auto box = std::make_shared<ContextBox>(ContextKind::primary, OwnedContext::make(runtime_, ordinal));
+    auto box = std::make_shared<ContextBox>(runtime_, ordinal, ContextKind::primary);
     CUcontext handle = nullptr;
     GCTX_CALL(runtime_.driver(), cuDevicePrimaryCtxRetain, &handle, runtime_.device(ordinal));
     box->take(handle);  // from here on the box releases it
@@ -244,7 +229,7 @@ void Contexts::drop_primaries() {
       primary.swap(state.primary);
     }
     if (primary) {
-      primary->destroy_streams();  // others may hold it
+      primary->owned().destroy_streams();  // others may hold it
     }
   }
 }
@@ -296,7 +281,7 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
       return primary;
     }
   }
-  auto made = std::make_shared<ContextBox>(ContextKind::foreign, OwnedContext::make(runtime, ordinal));
+  auto made = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::foreign);
   made->take(handle, green);
   return registry_of<ContextBox>(runtime).find(handle, is_there, std::move(made));
 }

@@ -4,8 +4,7 @@
 // holds what: the driver's object is owned (OwnedContext) by the box until it is gone, which is when the last use of a
 // closed context ends, or the last handle of the box. A stream, event or graph is a use (ContextUse), a call is one
 // while it lasts (CallUse), and an entry of a thread counts it as current (current.hpp). When it goes, what is owned is
-// destroyed, or, if a framework has seen it, goes to the pinned contexts (pinned.hpp), from where a new box may take
-// it.
+// destroyed, or, if a framework has seen it, kept, from where a new box may take it (RetiredContexts).
 #pragma once
 
 #include <cuda.h>
@@ -45,13 +44,9 @@ class ContextBox : public Registered<ContextBox> {
   static constexpr const char* word = "context";  // in messages
 
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
-  ContextBox(ContextKind kind, OwnedContextPtr owned, std::string name = {})
-      : runtime_(owned->runtime),
-        device_(owned->device),
-        kind_(kind),
-        owned_(std::move(owned)),
-        name_(std::move(name)) {
-    sms_.given = owned_->given;
+  ContextBox(Runtime& runtime, int device, ContextKind kind, std::string name = {})
+      : runtime_(runtime), device_(device), kind_(kind), name_(std::move(name)) {
+    owned_.emplace_back(runtime, device);
   }
   ~ContextBox();
   ContextBox(const ContextBox&) = delete;
@@ -60,7 +55,7 @@ class ContextBox : public Registered<ContextBox> {
   // What it stands for, once that is there.
   void take(CUcontext handle, CUgreenCtx green_handle = nullptr);
   // The same of one that a framework has seen.
-  void take_pinned() noexcept;
+  void take_pinned(OwnedContexts pinned) noexcept;
   void note_claim(std::shared_ptr<Claim> claim) noexcept { claim_ = std::move(claim); }  // of its SMs
 
   Runtime& runtime() const noexcept { return runtime_; }
@@ -93,7 +88,7 @@ class ContextBox : public Registered<ContextBox> {
   [[noreturn]] void fail_closed() const;
 
   // Whether the driver's object is still there: see OwnedContext.
-  bool is_there() const noexcept { return kind_ == ContextKind::green || owned_->is_there(); }
+  bool is_there() const noexcept { return kind_ == ContextKind::green || owned_.front().is_there(); }
   void demand_there() const {  // and that the driver may be used
     demand_usable();
     if (kind_ != ContextKind::green) {
@@ -103,10 +98,10 @@ class ContextBox : public Registered<ContextBox> {
 
   bool is_current() const;  // on the calling thread
 
-  // What stands beside it. Its streams: for who has a use of it.
+  // What stands beside it, and what it owns: for who has a use of it.
   KnownSms& sms() noexcept { return sms_; }
-  ContextStreams& streams() noexcept { return owned_->streams; }
-  void destroy_streams() noexcept { owned_->destroy_streams(); }
+  OwnedContext& owned() noexcept { return owned_.front(); }
+  ContextStreams& streams() noexcept { return owned().streams; }
 
   // A framework has its handle, or that of one of its streams: from now on neither is destroyed before the driver is
   // closed or the program drops them. True the first time for a green context of ours; throws, and it is not pinned,
@@ -130,7 +125,7 @@ class ContextBox : public Registered<ContextBox> {
   std::uint64_t id_ = 0;
   std::shared_ptr<Claim> claim_;
   KnownSms sms_;
-  OwnedContextPtr owned_;  // until it is gone
+  OwnedContexts owned_;  // one, until it is gone
   mutable std::mutex name_mutex_;
   std::string name_;
   std::atomic<bool> pinned_{false};

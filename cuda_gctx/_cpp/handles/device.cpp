@@ -29,10 +29,10 @@ int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute
   return value;
 }
 
-DeviceMemory device_memory(Runtime& runtime, int ordinal) {
+std::pair<std::size_t, std::size_t> device_memory(Runtime& runtime, int ordinal) {
   CurrentScope scope(*primary_context(runtime, ordinal));
-  DeviceMemory memory;
-  GCTX_CALL(runtime.driver(), cuMemGetInfo, &memory.free, &memory.total);
+  std::pair<std::size_t, std::size_t> memory;
+  GCTX_CALL(runtime.driver(), cuMemGetInfo, &memory.first, &memory.second);
   scope.leave();
   return memory;
 }

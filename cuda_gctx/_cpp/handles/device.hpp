@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <string>
+#include <utility>
 
 #include "handles/types.hpp"
 
@@ -15,10 +16,6 @@ std::string device_pci_bus_id(Runtime& runtime, int ordinal);
 CUuuid device_uuid(Runtime& runtime, int ordinal);
 int device_attribute(Runtime& runtime, int ordinal, CUdevice_attribute attribute);
 
-struct DeviceMemory {
-  std::size_t free = 0;
-  std::size_t total = 0;
-};
-DeviceMemory device_memory(Runtime& runtime, int ordinal);
+std::pair<std::size_t, std::size_t> device_memory(Runtime& runtime, int ordinal);  // free, and in total
 
 }  // namespace gctx

@@ -120,7 +120,7 @@ void synchronize_context(const ContextHandle& context) {
       wait(*other);
     }
   }
-  ending_contexts(runtime).wait(context->device(), context->handle());
+  retired_contexts(runtime).wait(context->device(), context->handle());
 }
 
 void record_context_event(const ContextHandle& context, const EventHandle& event) {

@@ -6,7 +6,6 @@
 
 #include "handles/captures.hpp"
 #include "handles/context.hpp"
-#include "handles/pinned.hpp"
 #include "resources/descriptor.hpp"
 
 namespace gctx {
@@ -59,18 +58,22 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
 void NewContext::share_queues(const ContextHandle& source) { queues_of_ = std::make_shared<ContextUse>(source); }
 
 ContextHandle NewContext::create() {
-  const auto enter = [&](const std::shared_ptr<ContextBox>& box, GreenCtxBox& green) {
-    box->note_claim(claim_);
-    green.claim(std::move(claim_));
-    registry_of<ContextBox>(runtime_).put(*box);
-  };
-  if (const OwnedContextPtr kept = pinned_contexts(runtime_).take(device_, *given_, workqueue_)) {
-    kept->given = given_;
-    auto again = std::make_shared<ContextBox>(ContextKind::green, kept, name_);
-    again->take_pinned();
-    enter(again, *kept->green);
-    return again;
+  auto box = std::make_shared<ContextBox>(runtime_, device_, ContextKind::green, name_);
+  RetiredContexts& retired = retired_contexts(runtime_);
+  if (OwnedContexts pinned = retired.take(device_, *given_, workqueue_); !pinned.empty()) {
+    box->take_pinned(std::move(pinned));
+  } else {
+    retired.collect();
+    make(*box);
   }
+  box->sms().given = box->owned().given = given_;
+  box->note_claim(claim_);
+  box->owned().green->claim(std::move(claim_));
+  registry_of<ContextBox>(runtime_).put(*box);
+  return box;
+}
+
+void NewContext::make(ContextBox& box) {
   demand_no_capture_on(runtime_, device_);
   const Driver& driver = runtime_.driver();
   std::vector<CUdevResource> parts;
@@ -82,22 +85,18 @@ ContextHandle NewContext::create() {
   }
   CUdevResourceDesc description{};
   GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
-  const OwnedContextPtr owned = OwnedContext::make(runtime_, device_);
-  owned->green = std::make_shared<GreenCtxBox>(runtime_, device_, primary_context(runtime_, device_));
-  owned->given = given_;
-  owned->workqueue = workqueue_;
-  owned->queues_of = queues_of_;
-  auto box = std::make_shared<ContextBox>(ContextKind::green, owned, name_);
+  OwnedContext& owned = box.owned();
+  owned.green = std::make_shared<GreenCtxBox>(runtime_, device_, primary_context(runtime_, device_));
+  owned.workqueue = workqueue_;
+  owned.queues_of = queues_of_;
   CUgreenCtx raw = nullptr;
   GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
-  owned->green->take(raw);
+  owned.green->take(raw);
   live_contexts(runtime_).count_made(device_);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
-  owned->green->take_context(handle);
-  box->take(handle, raw);
-  enter(box, *owned->green);
-  return box;
+  owned.green->take_context(handle);
+  box.take(handle, raw);
 }
 
 std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms,

@@ -34,6 +34,8 @@ class NewContext {
   ContextHandle create();
 
  private:
+  void make(ContextBox& box);
+
   Runtime& runtime_;
   int device_;
   std::vector<SmResourcePtr> sms_;

@@ -112,7 +112,7 @@ std::vector<int> LiveContexts::are_free(int ordinal, const std::vector<SmResourc
 
 ContextCounts LiveContexts::counts(int ordinal) const {
   const Device& state = devices_[static_cast<std::size_t>(ordinal)];
-  return {state.made.load(), state.destroyed.load()};
+  return {.made = state.made.load(), .destroyed = state.destroyed.load()};
 }
 
 }  // namespace gctx

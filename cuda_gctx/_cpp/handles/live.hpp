@@ -12,9 +12,13 @@
 
 namespace gctx {
 
+// Of the green contexts of this package on a device.
 struct ContextCounts {
   std::uint64_t made = 0;
   std::uint64_t destroyed = 0;
+  std::uint64_t pinned = 0;   // a framework has seen them, open or not
+  std::uint64_t waiting = 0;  // of these, the ones that are closed and kept
+  std::uint64_t split = 0;    // that splits needed
 };
 
 inline std::string label_of_context(const std::string& name) {
@@ -60,8 +64,7 @@ class LiveContexts {
   // Of each, whether no live context is known to have its SMs, or may: true or false.
   std::vector<int> are_free(int ordinal, const std::vector<SmResourcePtr>& sms);
 
-  // How many green contexts this package has made and destroyed on a device.
-  ContextCounts counts(int ordinal) const;
+  ContextCounts counts(int ordinal) const;  // made and destroyed
   void count_made(int ordinal) noexcept { devices_[static_cast<std::size_t>(ordinal)].made.fetch_add(1); }
   void count_destroyed(int ordinal) noexcept { devices_[static_cast<std::size_t>(ordinal)].destroyed.fetch_add(1); }
 

@@ -1,6 +1,9 @@
 #include "handles/owned_context.hpp"
 
+#include <algorithm>
 #include <exception>
+#include <string>
+#include <utility>
 
 #include "handles/capture.hpp"
 #include "handles/scope.hpp"
@@ -19,8 +22,8 @@ class ShortEvent {
   ShortEvent(const ShortEvent&) = delete;
   ShortEvent& operator=(const ShortEvent&) = delete;
 
-  // All work of a context, on streams that others have made or that are gone as well. False if a capture was left open
-  // on one of them: the driver then answers nothing about the context.
+  // All work of a green context of ours, on streams that others have made or that are gone as well. False if a capture
+  // was left open on one of them: the driver then answers nothing about the context.
   bool record(const OwnedContext& context) const {
     const CUresult result = driver_.cuGreenCtxRecordEvent(context.green->handle(), event_);
     if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) {
@@ -36,21 +39,21 @@ class ShortEvent {
   CUevent event_ = nullptr;
 };
 
-}  // namespace
-
-OwnedContextPtr OwnedContext::make(Runtime& runtime, int ordinal) {
-  EndingContexts& ending = ending_contexts(runtime);
-  ending.collect();
-  return {new OwnedContext(runtime, ordinal),
-          [&ending](OwnedContext* context) { ending.end(std::unique_ptr<OwnedContext>(context)); }};
+bool has_capture(OwnedContext& context) {
+  try {
+    return context.streams.has_capture(context.runtime.driver());
+  } catch (const Error&) {
+    return true;  // one that cannot be asked stays where it is
+  }
 }
 
+}  // namespace
+
 OwnedContext::~OwnedContext() {
-  if (is_forked()) {
-    return;
+  if (!is_forked()) {
+    destroy_streams();
   }
-  destroy_streams();
-  green.reset();
+  green.reset();  // before the context whose queues it shares
 }
 
 // Asked for a handle whose context is gone, too: the driver answers CUDA_ERROR_CONTEXT_IS_DESTROYED, or the id of a
@@ -72,6 +75,9 @@ bool OwnedContext::is_made_of(const SmResource& sms, const std::optional<CUdevRe
 }
 
 bool OwnedContext::is_done() const noexcept {
+  if (!green || green->context() == nullptr || !runtime.is_usable()) {
+    return !runtime.is_set_aside();
+  }
   const RelaxedThread relaxed(runtime.driver());
   try {
     const ShortEvent event(runtime.driver(), handle);
@@ -82,109 +88,159 @@ bool OwnedContext::is_done() const noexcept {
   }
 }
 
+void OwnedContext::wait() const noexcept {
+  try {
+    if (green) {
+      const ShortEvent event(runtime.driver(), handle);
+      if (event.record(*this)) {
+        event.wait();
+      }
+    }
+  } catch (const std::exception& error) {
+    note_failure(error.what());
+  }
+}
+
 void OwnedContext::destroy_streams() noexcept {
   if (streams.has_own() && runtime.is_usable() && is_there()) {
     streams.destroy_own(runtime.driver());
   }
 }
 
-// ---- those that go on
+// ---- those that nobody uses
 
-template <typename Is>
-EndingContexts::Owned* EndingContexts::find(Is&& is_meant) {
-  Owned* at = &first_;
-  while (*at && !is_meant(**at)) {
-    at = &(*at)->next_ending_;
+std::atomic<std::uint64_t> RetiredContexts::limit_{default_limit};
+
+void RetiredContexts::retire(OwnedContexts context, bool is_pinned) noexcept {
+  OwnedContext& one = context.front();
+  if (one.green) {
+    one.green->claim(nullptr);  // its SMs are free from here on
   }
-  return at;
-}
-
-EndingContexts::Owned EndingContexts::take(Owned& at) noexcept {
-  Owned taken = std::move(at);
-  at = std::move(taken->next_ending_);
-  return taken;
-}
-
-void EndingContexts::end(Owned context) noexcept {
-  if (!context->green || context->green->context() == nullptr || is_forked() || !runtime_.is_usable()) {
-    return;
-  }
-  context->green->claim(nullptr);  // its SMs are free from here on
-  if (!context->is_done()) {
-    const std::lock_guard lock(mutex_);
-    *find([](const OwnedContext&) { return false; }) = std::move(context);
-  }
-  context.reset();
-  collect();
-}
-
-void EndingContexts::collect() noexcept {
-  Owned done;  // destroyed without the lock
   {
-    int asked = 0;
     const std::lock_guard lock(mutex_);
-    for (Owned* at = &first_; *at && asked != most_asked;) {
-      if ((*at)->is_done()) {
-        Owned one = take(*at);
-        one->next_ending_ = std::move(done);
-        done = std::move(one);
-      } else {
-        at = &(*at)->next_ending_;
-        ++asked;
-      }
+    if (is_pinned && !is_closed_ && one.has_anything()) {
+      pinned_.splice(pinned_.begin(), context);
+      return;
+    }
+    if (!one.is_done()) {
+      ending_.splice(ending_.end(), context);
     }
   }
-  while (done) {
-    take(done);
+  context.clear();
+  runtime_.end_now_or_later([this] { collect(); });
+}
+
+void RetiredContexts::collect() noexcept {
+  OwnedContexts done;  // destroyed without the lock
+  int asked = 0;
+  const std::lock_guard lock(mutex_);
+  for (auto next = ending_.begin(); next != ending_.end() && asked != most_asked;) {
+    const auto one = next++;
+    if (one->is_done()) {
+      done.splice(done.end(), ending_, one);
+    } else {
+      ++asked;
+    }
   }
 }
 
-void EndingContexts::wait(int device, CUcontext primary) {
+void RetiredContexts::wait(int device, CUcontext primary) {
   std::optional<ShortEvent> event;
   for (;;) {
+    OwnedContexts done;
     std::uint64_t id = 0;
     {
       const std::lock_guard lock(mutex_);
-      const auto is_of_device = [&](const OwnedContext& context) { return context.device == device; };
-      if (!*find(is_of_device)) {
-        return;
-      }
-      if (!event) {
-        event.emplace(runtime_.driver(), primary);
-      }
-      const Owned& first = *find([&](const OwnedContext& one) { return is_of_device(one) && event->record(one); });
-      if (!first) {
+      const auto first = std::find_if(ending_.begin(), ending_.end(), [&](const OwnedContext& context) {
+        if (context.device != device || !context.green) {
+          return false;
+        }
+        if (!event) {
+          event.emplace(runtime_.driver(), primary);
+        }
+        return event->record(context);
+      });
+      if (first == ending_.end()) {
         return;
       }
       id = first->id;
     }
     event->wait();
-    Owned done;
     const std::lock_guard lock(mutex_);
-    if (Owned& at = *find([&](const OwnedContext& context) { return context.id == id; })) {
-      done = take(at);
+    const auto ended = std::find_if(ending_.begin(), ending_.end(), [&](const auto& one) { return one.id == id; });
+    if (ended != ending_.end()) {
+      done.splice(done.end(), ending_, ended);
     }
   }
 }
 
-void EndingContexts::close() noexcept {
-  for (;;) {
-    Owned context;
+void RetiredContexts::close() noexcept {
+  for (OwnedContexts left;; left.clear()) {
     {
       const std::lock_guard lock(mutex_);
-      if (!first_) {
-        return;
-      }
-      context = take(first_);
+      is_closed_ = true;
+      left.swap(ending_);
+      left.splice(left.end(), pinned_);
     }
-    try {
-      const ShortEvent event(runtime_.driver(), context->handle);
-      if (event.record(*context)) {
-        event.wait();
-      }
-    } catch (const std::exception& error) {
-      note_failure(error.what());
+    if (left.empty()) {
+      return;
     }
+    for (const OwnedContext& context : left) {
+      context.wait();
+    }
+  }
+}
+
+void RetiredContexts::demand_and_count(int device) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t& seen = seen_[static_cast<std::size_t>(device)];
+  if (seen >= limit()) {
+    fail_state("frameworks have seen " + std::to_string(seen) + " green contexts of device " + std::to_string(device) +
+               ", which is the limit, and none of them is ever destroyed (about " + std::to_string(4 * seen) +
+               " MiB with driver 13.0): use fewer layouts, raise store.pinned_limit, or, where frameworks have "
+               "finished with those that are closed, call store.drop(pinned=True)");
+  }
+  ++seen;
+}
+
+void RetiredContexts::count(int device) noexcept {
+  const std::lock_guard lock(mutex_);
+  ++seen_[static_cast<std::size_t>(device)];
+}
+
+OwnedContexts RetiredContexts::take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue) {
+  OwnedContexts taken;
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(pinned_.begin(), pinned_.end(), [&](OwnedContext& context) {
+    return context.device == device && context.is_made_of(sms, workqueue) && !has_capture(context);
+  });
+  if (found != pinned_.end()) {
+    taken.splice(taken.end(), pinned_, found);
+  }
+  return taken;
+}
+
+void RetiredContexts::add_to(ContextCounts& counts, int device) const {
+  const std::lock_guard lock(mutex_);
+  counts.pinned = seen_[static_cast<std::size_t>(device)];
+  for (const OwnedContext& context : pinned_) {
+    counts.waiting += context.device == device && context.green ? 1 : 0;
+  }
+}
+
+void RetiredContexts::drop_pinned() noexcept {
+  OwnedContexts dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped.swap(pinned_);
+    for (const OwnedContext& context : dropped) {
+      seen_[static_cast<std::size_t>(context.device)] -= context.green ? 1 : 0;
+    }
+  }
+  while (!dropped.empty()) {
+    OwnedContexts one;
+    one.splice(one.end(), dropped, dropped.begin());
+    retire(std::move(one), false);
   }
 }
 

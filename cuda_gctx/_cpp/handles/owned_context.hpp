@@ -1,25 +1,28 @@
-// What a context is in the driver, apart from its box: what is left of one of ours that is closed, and what a new box
-// can be made of. Whoever lets go of it last ends it, now or when its work has ended.
+// What a context is in the driver, apart from its box: what is left of one that is closed, and what a new box can be
+// made of.
 #pragma once
 
 #include <cuda.h>
 
+#include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "handles/context_streams.hpp"
 #include "handles/green_context.hpp"
+#include "handles/live.hpp"
 #include "handles/runtime.hpp"
 #include "handles/types.hpp"
 #include "resources/sm_resource.hpp"
 
 namespace gctx {
 
-class OwnedContext {
- public:
-  static std::shared_ptr<OwnedContext> make(Runtime& runtime, int ordinal);
+struct OwnedContext {
+  OwnedContext(Runtime& of, int ordinal) noexcept : runtime(of), device(ordinal) {}
   ~OwnedContext();  // destroys what is ours
   OwnedContext(const OwnedContext&) = delete;
   OwnedContext& operator=(const OwnedContext&) = delete;
@@ -31,8 +34,10 @@ class OwnedContext {
 
   bool is_made_of(const SmResource& sms, const std::optional<CUdevResource>& wanted) const noexcept;
   bool has_anything() noexcept { return green || streams.has_own(); }
-  // Whether all work of a green one of ours is done; false, too, if the driver cannot be asked.
+  // Whether it can be destroyed: not while a green one of ours has work to do, if the driver cannot be asked for that,
+  // or while the driver is set aside.
   bool is_done() const noexcept;
+  void wait() const noexcept;  // for the work of a green one of ours
   void destroy_streams() noexcept;
 
   Runtime& runtime;
@@ -44,47 +49,59 @@ class OwnedContext {
   std::optional<CUdevResource> workqueue;
   std::shared_ptr<const void> queues_of;  // the use of another context, if it shares that one's queues
   ContextStreams streams;
-
- private:
-  friend class PinnedContexts;
-  friend class EndingContexts;
-  OwnedContext(Runtime& of, int ordinal) noexcept : runtime(of), device(ordinal) {}
-
-  std::shared_ptr<OwnedContext> next_pinned_;
-  std::unique_ptr<OwnedContext> next_ending_;
 };
 
-using OwnedContextPtr = std::shared_ptr<OwnedContext>;
+// The place of one, which goes from list to list and needs no memory for it.
+using OwnedContexts = std::list<OwnedContext>;
 
-// Green contexts of ours that nobody uses any more, and that have work to do. Waits of the primary context, which are
-// those of other libraries for all work of the device, have missed a copy of a green context that was destroyed (seen
-// on an H200 with driver 13.0; an H100 waited for kernels). So none is destroyed before its work has ended.
-class EndingContexts {
+// Contexts that nobody here uses any more.
+//
+// Pinned: a framework has seen them. Frameworks keep bare handles in caches that nobody can empty, so that these live
+// until the driver is closed or the program drops them, and serve the next request for the same SMs.
+//
+// Ending: green ones of ours that have work to do. Waits of the primary context, which are those of other libraries for
+// all work of the device, have missed a copy of a green context that was destroyed (seen on an H200 with driver 13.0;
+// an H100 waited for kernels). So none is destroyed before its work has ended.
+class RetiredContexts {
  public:
-  using Owned = std::unique_ptr<OwnedContext>;
-  static constexpr Runtime::Place place = Runtime::Place::ending;
-  explicit EndingContexts(const Runtime& runtime) noexcept : runtime_(runtime) {}
+  static constexpr Runtime::Place place = Runtime::Place::retired;
+  explicit RetiredContexts(Runtime& runtime)
+      : runtime_(runtime), seen_(static_cast<std::size_t>(runtime.device_count())) {}
 
-  // Destroys what is left of a context, now or when its work has ended. Waits for nothing, and needs no memory.
-  void end(Owned context) noexcept;
+  // Takes what is left of a closed context: keeps it if it is pinned, and destroys it otherwise, now or when its work
+  // has ended. Waits for nothing, and needs no memory.
+  void retire(OwnedContexts context, bool is_pinned) noexcept;
   // Destroys those whose work has ended: some of them, the oldest first.
   void collect() noexcept;
   // Until the work of those of a device has ended.
   void wait(int device, CUcontext primary);
-  void close() noexcept;  // the same of all
+  // Destroys all when their work has ended, and from then on none is kept.
+  void close() noexcept;
+
+  // So many contexts of a device a framework may see; of all drivers.
+  static constexpr std::uint64_t default_limit = 512;
+  static std::uint64_t limit() noexcept { return limit_.load(); }
+  static void set_limit(std::uint64_t limit) noexcept { limit_.store(limit); }
+  // One more green context is seen. Throws, and it is not, where that would be more than the limit.
+  void demand_and_count(int device);
+  void count(int device) noexcept;
+  // A pinned one that is made of these resources, and on which nothing captures; empty if there is none.
+  OwnedContexts take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue);
+  void add_to(ContextCounts& counts, int device) const;
+  void drop_pinned() noexcept;  // frameworks must not use them any more
 
  private:
   static constexpr int most_asked = 4;  // of those that go on, for one that is made or ends
+  static std::atomic<std::uint64_t> limit_;
 
-  template <typename Is>
-  Owned* find(Is&& is_meant);  // its place in the list, or the end
-  static Owned take(Owned& at) noexcept;
-
-  const Runtime& runtime_;
-  std::mutex mutex_;
-  Owned first_;  // the oldest
+  Runtime& runtime_;
+  mutable std::mutex mutex_;
+  std::vector<std::uint64_t> seen_;  // by device
+  OwnedContexts pinned_;             // what came last goes first
+  OwnedContexts ending_;             // the oldest first
+  bool is_closed_ = false;
 };
 
-inline EndingContexts& ending_contexts(Runtime& runtime) { return runtime.part<EndingContexts>(); }
+inline RetiredContexts& retired_contexts(Runtime& runtime) { return runtime.part<RetiredContexts>(); }
 
 }  // namespace gctx

@@ -76,8 +76,7 @@ class Runtime {
     green_contexts,
     streams,
     live,
-    pinned,
-    ending,
+    retired,
     split_contexts,
     probes
   };
@@ -94,7 +93,7 @@ class Runtime {
 
  private:
   enum class Standing : int { open, set_aside, closed };
-  static constexpr std::size_t places = 9;
+  static constexpr std::size_t places = 8;
 
   struct DeviceState {
     CUdevice device = 0;

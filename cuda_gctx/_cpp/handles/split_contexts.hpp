@@ -53,7 +53,6 @@ class SplitContexts {
 };
 
 inline SplitContexts& split_contexts(Runtime& runtime) { return runtime.part<SplitContexts>(); }
-inline void drop_split_contexts(Runtime& runtime) { split_contexts(runtime).drop(); }
 
 SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const std::vector<GroupRequest>& requests,
                            bool dry_run);
