@@ -100,7 +100,7 @@ class OnGpu:
         self._geometry = Geometry(info.world_size, packet_bytes(info.world_size), self.staged_bytes)
         self._region = region_of(info, self._node_bytes)
         try:
-            self._make_memory(groups.inter)
+            self._make_memory(groups)
             # No rank launches while another one is still loading its kernels: loading may wait for what runs.
             packing = self._packing()
             on_all_ranks(backend, lambda: self._load_kernels(packing), NOT_BUILT)
@@ -119,7 +119,7 @@ class OnGpu:
             initialise(self._backend, self._device, enable_ibgda=given.enable_ibgda, blocks=given.grid_size)
             self._has_nvshmem = True
 
-    def _make_memory(self, equal_local_ranks: Any) -> None:
+    def _make_memory(self, groups: Groups) -> None:
         arguments, geometry, backend, region = self._arguments, self._geometry, self._backend, self._region
         info, limit_s = arguments.info, arguments.timeout_s
         transport = arguments.transport if info.use_inter else ""
@@ -129,12 +129,12 @@ class OnGpu:
             demand_initialised(backend)
         size = geometry.total_bytes + (region.total_bytes if transport == "peers" else 0)
         self.workspaces = Workspaces(backend, self._device, size, limit_s)
-        on_all_ranks(backend, lambda: self._demand_hosts(equal_local_ranks), NOT_BUILT)
+        on_all_ranks(backend, lambda: self._demand_hosts(groups), NOT_BUILT)
         self.fault = on_all_ranks(backend, lambda: FaultRecord(self._device, info.world_rank, limit_s), NOT_BUILT)
         if transport == "nvshmem":
             self.transport = NvshmemTransport(backend, info, self._device, region)
         elif transport == "nccl":
-            self.transport = NcclTransport(backend, info, arguments.device, region, equal_local_ranks)
+            self.transport = NcclTransport(backend, info, arguments.device, region, groups.world)
         elif transport == "peers":
             self.transport = PeerTransport(info, self.workspaces.addresses, geometry.total_bytes)
         self.mapped = MappedTensors(self._device, self.workspaces.ranks, info.world_rank)
@@ -144,7 +144,7 @@ class OnGpu:
         assert self.workspaces is not None
         return len(self.workspaces.reached) == self._arguments.info.world_size
 
-    def _demand_hosts(self, equal_local_ranks: Any) -> None:
+    def _demand_hosts(self, groups: Groups) -> None:
         """The ranks of a node on one host, and a transport that reaches the others."""
         assert self.workspaces is not None
         info, transport = self._arguments.info, self._arguments.transport
@@ -156,15 +156,8 @@ class OnGpu:
             )
         if transport == "peers" and not self._is_on_one_host:
             raise RuntimeError('nodes on several hosts do not reach each other by transport="peers": use "nvshmem"')
-        if (
-            transport == "nccl"
-            and info.use_inter
-            and (equal_local_ranks is None or hasattr(equal_local_ranks, "bcast"))
-        ):
-            raise RuntimeError(
-                'transport="nccl" needs a group of torch.distributed for each set of equal local ranks, which handlers '
-                "of all processes of the job have"
-            )
+        if transport == "nccl" and info.use_inter and not groups.has_nccl(self._arguments):
+            raise RuntimeError('transport="nccl" needs a process group of all ranks whose backend for GPUs is NCCL')
 
     def modes(self) -> dict[MixedCommMode, Mode]:
         """Those with kernels, in the order of their numbers."""

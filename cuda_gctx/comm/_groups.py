@@ -56,7 +56,7 @@ class Groups:
         self.tp: Any = None
         self.dp: Any = None
         self.world: Any = None
-        self.inter: Any = None  # of equal local ranks
+        self.inter: Any = None  # of equal local ranks, for tensors on the CPU
         if given is not None:
             self.backend = as_backend(given)
             self.world = self.backend.group if isinstance(self.backend, TorchBackend) else None
@@ -92,7 +92,7 @@ class Groups:
         self.local = group([one.local_ranks() for one in every_rank])
         self.tp = group([one.tp_ranks() for one in every_rank])
         self.dp = group([one.dp_ranks() for one in every_rank])
-        if info.use_inter:
+        if info.use_inter and not arguments.is_on_gpu:
             self.inter = group([one.inter_ranks() for one in every_rank])
 
     def _torch_group(self, groups: Sequence[tuple[int, ...]], arguments: Arguments) -> Any:
@@ -114,10 +114,14 @@ class Groups:
             return False
         return "nccl" in str(import_module("torch.distributed").get_backend_config(group))
 
+    def has_nccl(self, arguments: Arguments) -> bool:
+        """Whether the group of all ranks communicates through NCCL."""
+        return self.world is not None and self._is_nccl(self.world, arguments)
+
     def nccl_modes(self, arguments: Arguments) -> list[MixedCommMode]:
         """Those that the groups can run. Not every NCCL sums numbers of eight bits."""
         is_summed = arguments.element is not Element.FLOAT8_E4M3FN
-        if self.world is None or not is_summed or not self._is_nccl(self.world, arguments):
+        if not is_summed or not self.has_nccl(arguments):
             return []
         both = arguments.info.use_mixed and not any(isinstance(one, Within) for one in (self.tp, self.dp))
         return [MixedCommMode.NCCL_ONE, *([MixedCommMode.NCCL_TP_DP] if both else [])]

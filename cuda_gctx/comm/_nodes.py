@@ -312,8 +312,7 @@ class NvshmemTransport(_ByKernel):
 class NcclTransport:
     """NCCL, between equal local ranks: sends and receives of torch.distributed, between the kernels of this package.
 
-    group: of the equal local ranks, in the order of the nodes. What a rank sends after a fault are no numbers.
-    memory: the region, as a tensor.
+    group: of all ranks of the handler. What a rank sends after a fault are no numbers. memory: the region, as a tensor.
     """
 
     cannot_release = ""
@@ -321,7 +320,7 @@ class NcclTransport:
     def __init__(self, backend: CommBackend, info: ParallelInfo, device: Any, region: Region, group: Any) -> None:
         self._distributed: Any = import_module("torch.distributed")
         self._group = group
-        self._node = info.inter_rank
+        self._node, self._ranks = info.inter_rank, info.inter_ranks()
         self._layout = region
         torch: Any = import_module("torch")
         what = "the memory for exchanges between nodes could not be made"
@@ -354,7 +353,7 @@ class NcclTransport:
         moves = []
         for node in range(layout.nodes):
             if node != self._node:
-                other = dist.get_global_rank(self._group, node)
+                other = dist.get_global_rank(self._group, self._ranks[node])
                 moves.append(dist.P2POp(dist.isend, bytes_at(layout.outgoing(pieces[node])), other, self._group))
                 moves.append(dist.P2POp(dist.irecv, bytes_at(layout.incoming(node)), other, self._group))
         for work in dist.batch_isend_irecv(moves):

@@ -388,8 +388,15 @@ def exchanges_of_nodes(rank: int, size: int, folder: Path) -> int:
 
     dist = initialise_gloo(rank, size, folder)
     moved = 0
-    for grids in ((1, 1, size, 1), (1, 1, 1, size), (1, 1, 2, size // 2)):
-        info = ParallelInfo.of(rank, size, 0, 1, rank, size, *grids)
+    alone, of_pair = (0, 1, rank, size), (rank % 2, 2, rank // 2, size // 2)
+    for place, grids in (
+        (alone, (1, 1, size, 1)),
+        (alone, (1, 1, 1, size)),
+        (alone, (1, 1, 2, size // 2)),
+        (of_pair, (2, 1, size // 2, 1)),
+        (of_pair, (1, 2, 1, size // 2)),
+    ):
+        info = ParallelInfo.of(rank, size, *place, *grids)
         layout = region_of(info, 4096)
         transport = NcclTransport(TorchBackend(), info, "cpu", layout, dist.group.WORLD)
         for op in info.valid_ops:
@@ -406,11 +413,13 @@ def exchanges_of_nodes(rank: int, size: int, folder: Path) -> int:
             # What is sent is spoiled before, if this rank has a fault.
             base = transport.regions[0] + layout.HEADER_BYTES
             assert spoiled == [(base + layout.outgoing(piece), piece_bytes) for piece in sorted(set(pieces))]
-            for node in set(range(size)) - {rank}:
+            for node, other in enumerate(info.inter_ranks()):
+                if other == rank:
+                    continue
                 begin = layout.incoming(node) + layout.HEADER_BYTES
-                theirs = info.at(node).node_plan(op).chunk_of_node[rank]
+                theirs = info.at(other).node_plan(op).chunk_of_node[info.inter_rank]
                 found = transport.memory[begin - 1 : begin + piece_bytes + 1].tolist()
-                assert found == [0, *[16 * node + theirs] * piece_bytes, 0], (op, node, found)
+                assert found == [0, *[16 * other + theirs] * piece_bytes, 0], (op, node, found)
                 moved += 1
             transport.memory.zero_()
         transport.close()

@@ -805,7 +805,7 @@ def test_ranks_of_a_host_map_each_other_and_nodes_are_hosts(driver: Driver, monk
         for options, words in (
             ({"nodes": 1}, r"ranks \[\d, \d\] of the node of rank \d run on another host"),
             ({"nodes": 2, "transport": "peers"}, 'nodes on several hosts do not reach each other by transport="peers"'),
-            ({"nodes": 2, "transport": "nccl"}, 'transport="nccl" needs a group of torch.distributed'),
+            ({"nodes": 2, "transport": "nccl"}, 'transport="nccl" needs a process group of all ranks'),
             ({"transport": "fabric"}, "transport must be one of nvshmem, nccl, peers, not 'fabric'"),
         ):
             with pytest.raises((RuntimeError, ValueError), match=words):

@@ -125,7 +125,7 @@ def test_groups_of_a_job_have_a_handler_each(ranks: Ranks, tmp_path: Path) -> No
 
 @needs_torch
 def test_pieces_go_between_nodes_through_torch(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks.run("exchanges_of_nodes", 4, tmp_path) == [5 * 3] * 4
+    assert ranks.run("exchanges_of_nodes", 4, tmp_path) == [5 * 3 + 3] * 4
 
 
 @needs_torch
