@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -14,7 +15,7 @@ from cuda_gctx.comm._launch import WARP
 from cuda_gctx.comm._protocol import ALIGNMENT, Element, one_exchange_threads
 from cuda_gctx.comm._topology import ParallelInfo
 
-__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "checked", "is_supported"]
+__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "checked", "host_limit_s", "is_supported"]
 
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
@@ -51,9 +52,18 @@ def is_supported(capability: int) -> bool:
     return capability >= FIRST_CAPABILITY
 
 
-def host_limit_s(timeout_s: float) -> float:
-    """How long ranks wait for each other on the host."""
-    return max(HOST_S, timeout_s)
+def _seconds(timeout_s: Any) -> float:
+    timeout_s = as_seconds("timeout_s", timeout_s)
+    if timeout_s > LONGEST_S:
+        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {timeout_s}")
+    return timeout_s
+
+
+def host_limit_s(timeout_s: Any) -> float:
+    """How long ranks wait for each other on the host. One that is wrong is refused when they have met."""
+    with suppress(TypeError, ValueError):
+        return max(HOST_S, _seconds(timeout_s))
+    return HOST_S
 
 
 @dataclass(frozen=True)
@@ -129,9 +139,7 @@ def checked(
     device = _torch().device(device)
     if not info.valid_ops:
         raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
-    timeout_s = as_seconds("timeout_s", timeout_s)
-    if timeout_s > LONGEST_S:
-        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {timeout_s}")
+    timeout_s = _seconds(timeout_s)
     if on_fault not in ON_FAULT:
         raise ValueError(f"on_fault must be one of {', '.join(ON_FAULT)}, not {on_fault!r}")
     if transport not in TRANSPORTS:

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 from cuda_gctx import CUDAError, Device, Partition
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.progress import Progress
-from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, checked, is_supported
+from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, checked, host_limit_s, is_supported
 from cuda_gctx.comm._backends import (
     CommBackend,
     barrier_within,
@@ -153,7 +153,7 @@ class MixedCommHandler:
         """A handler for the processes of a group, which provides rank, size and hosts. Collective.
 
         partition: the partition for the kernels; None: the whole device.
-        dtype: torch.float16 or torch.bfloat16.
+        dtype: torch.float16, bfloat16, float32 or float8_e4m3fn.
         group: a process group of torch.distributed; None: all processes. Several groups of a job can have one each.
         tp_size, dp_size: the division of its ranks. If both are None, all are tp; if one is None, the remaining factor.
         device: the GPU; None: that of the partition, or torch's current one.
@@ -161,7 +161,7 @@ class MixedCommHandler:
 
         The nodes of the topology are the hosts. Raises ValueError if this division of the ranks is not possible.
         """
-        groups = Groups(group, HOST_S)
+        groups = Groups(group, host_limit_s(options.get("timeout_s", HOST_S)))
         backend = groups.backend
         demand_all_equal(backend, {"tp_size": tp_size, "dp_size": dp_size})
         info = on_hosts(backend.Get_rank(), gather(backend, host_identity()), tp_size, dp_size)

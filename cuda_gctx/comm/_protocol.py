@@ -324,7 +324,7 @@ def demand_ranks(world: int) -> None:
         raise ValueError(f"the kernels connect at most {MOST_RANKS} ranks, not {world}")
 
 
-def _common(world: int, geometry: Geometry, element: Element) -> dict[str, int]:
+def _common(world: int, element: Element) -> dict[str, int]:
     numbers = {
         "WORLD": world,
         "POLLS_PER_CLOCK": POLLS_PER_CLOCK,
@@ -381,7 +381,7 @@ def defines(
         "TORN_THREADS": TORN_THREADS,
         "TORN_AT": TORN_AT,
     }
-    numbers |= _common(info.world_size, geometry, element)
+    numbers |= _common(info.world_size, element)
     numbers |= _large(geometry, len(plan.sources), len(plan.targets))
     return _words(numbers) | {"ORDER": _braces(plan.blocks)}
 
@@ -392,7 +392,7 @@ def node_defines(
     """The defines of the kernels of a step of the hierarchical form; the same on all ranks of a topology."""
     demand_ranks(info.local_size)
     plan = info.node_plan(op)
-    numbers = _common(info.local_size, geometry, element)
+    numbers = _common(info.local_size, element)
     if step is NodeStep.EXCHANGE:
         return _words(
             numbers

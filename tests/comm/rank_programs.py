@@ -22,6 +22,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -354,7 +355,12 @@ def groups_of_a_job(rank: int, size: int, folder: Path) -> list[int]:
             1,
             1,
         )
-    with MixedCommHandler.from_process_group(None, torch.bfloat16, device="cpu", dp_size=2) as handler:
+    how: dict[str, Any] = {"device": "cpu", "dp_size": 2, "timeout_s": 100.0}
+    with (
+        mock.patch.object(dist, "new_group", wraps=dist.new_group) as made,
+        MixedCommHandler.from_process_group(None, torch.bfloat16, **how) as handler,
+    ):
+        assert {one.kwargs["timeout"] for one in made.call_args_list} == {timedelta(seconds=100)}
         # All of the job.
         info = handler.para_info
         assert (info.world_rank, info.world_size, info.tp_size, info.dp_size) == (rank, size, half, 2)
