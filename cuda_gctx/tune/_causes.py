@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from cuda_gctx._core.arguments import as_int
@@ -44,11 +46,6 @@ def waits(name: str) -> str:
     return f"{name} waits for the device inside its function, so nothing else can be enqueued meanwhile ({WAITS})"
 
 
-def not_at_once(count: int) -> str | None:
-    """What keeps work on so many streams of one device from running at once, if it is known."""
-    return launches_block() or too_few_queues(count, "streams")
-
-
 def what_they_share(sms: str) -> str:
     """What slows work next to other work, behind a sentence that says by how much. sms: those that both may use."""
     if sms:
@@ -76,184 +73,148 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
     during a capture or if work raises.
     """
     report, runs = measured(first, second, as_int("rounds", rounds, 1, 1000))
-    return replace(report, causes=_Diagnosis(report, runs).causes())
+    why_not = chain(_of_streams(report, runs), _of_launches(report), _of_sms(report, runs))
+    answer = _costs(report) if report.overlaps else islice(why_not, 1)  # the first cause that fits
+    return replace(report, causes=(*answer, *_notes(report, runs)))
 
 
-class _Diagnosis:
-    """Conclusions from a report. May run the first work again, to search for room."""
+def _knows_sms(report: ExplainReport) -> bool:
+    return bool(report.first.sm_ids and report.second.sm_ids)
 
-    def __init__(self, report: ExplainReport, runs: Runs) -> None:
-        self.report, self.runs = report, runs
-        self.first, self.second = report.first, report.second
 
-    def causes(self) -> tuple[str, ...]:
-        """Why they do not overlap, or what overlapping costs, and what else was seen."""
-        return (*(self.costs() if self.report.overlaps else [self.why_not()]), *self.notes())
-
-    @property
-    def _knows_sms(self) -> bool:
-        return bool(self.first.sm_ids and self.second.sm_ids)
-
-    # ---- why not
-
-    def why_not(self) -> str:
-        """Why they do not overlap: the first cause that fits."""
-        return (
-            self._same_stream()
-            or launches_block()
-            or self._waiting_call()
-            or self._default_stream()
-            or self._queues()
-            or self._late_launch()
-            or self._full_sms()
-            or self._dependency()
-        )
-
-    def _same_stream(self) -> str | None:
-        if self.runs.streams[0] != self.runs.streams[1]:
-            return None
-        return "both are on one stream, which runs its work in order: use a separate stream for each"
-
-    def _waiting_call(self) -> str | None:
-        waiting = [name for name, held in zip((self.first.name, self.second.name), self.runs.held, strict=True) if held]
-        if not waiting:
-            return None
-        return f"{waits(' and '.join(waiting))}: remove the wait, or call the two from two threads"
-
-    def _default_stream(self) -> str | None:
-        """The legacy default stream and blocking streams of its context wait for each other."""
-        legacy = [stream.handle in LEGACY_DEFAULT for stream in self.runs.streams]
-        if self.report.streams_overlap or not any(legacy):
-            return None
-        name = (self.first if legacy[0] else self.second).name
-        return (
-            f"{name} is on the legacy default stream, which synchronizes with all blocking streams of its context: use "
-            "another stream, and make both non-blocking"
-        )
-
-    def _queues(self) -> str | None:
-        if self.report.streams_overlap:
-            return None
-        cause = too_few_queues(2, "streams") or self.runs.contexts_cause
-        if cause is None and self.runs.streams[0].context != self.runs.streams[1].context:
-            cause = lack_of_concurrency(self.runs.streams[0].device, 2)
-        return cause or (
-            "two small kernels on the same streams do not overlap either: the streams share a hardware queue, or other "
-            "work is running; create the two streams in succession and before others, and check "
-            "CUDA_DEVICE_MAX_CONNECTIONS"
-        )
-
-    def _late_launch(self) -> str | None:
-        a, b = self.first.name, self.second.name
-        a_alone, b_alone = in_words(self.first.alone_ns), in_words(self.second.alone_ns)
-        if max(self.first.alone_ns, self.second.alone_ns) < SHORT_NS:
-            return (
-                f"too short: {a} takes {a_alone} and {b} {b_alone}, little more than a launch, so one ends before the "
-                "other begins; put more work into a call, or capture both into one graph"
+def _of_streams(report: ExplainReport, runs: Runs) -> Iterator[str]:
+    """What keeps work on these streams from running at once, whatever it is."""
+    both = (report.first, report.second)
+    one, other = runs.streams
+    if one == other:
+        yield "both are on one stream, which runs its work in order: use a separate stream for each"
+    if (blocked := launches_block()) is not None:
+        yield blocked
+    if waiting := [work.name for work, held in zip(both, runs.held, strict=True) if held]:
+        yield f"{waits(' and '.join(waiting))}: remove the wait, or call the two from two threads"
+    if report.streams_overlap:
+        return
+    # The legacy default stream and blocking streams of its context wait for each other.
+    for work, stream in zip(both, runs.streams, strict=True):
+        if stream.handle in LEGACY_DEFAULT:
+            yield (
+                f"{work.name} is on the legacy default stream, which synchronizes with all blocking streams of its "
+                "context: use another stream, and make both non-blocking"
             )
-        if self.report.overlap_queued < LEAST_OVERLAP:
-            return None
-        return (
-            f"launch-bound: {a} takes {in_words(self.first.called_ns)} as the program calls it, of which the device "
+    if cause := too_few_queues(2, "streams") or runs.contexts_cause:
+        yield cause
+    if one.context != other.context:
+        yield lack_of_concurrency(one.device, 2)
+    yield (
+        "two small kernels on the same streams do not overlap either: the streams share a hardware queue, or other "
+        "work is running; create the two streams in succession and before others, and check "
+        "CUDA_DEVICE_MAX_CONNECTIONS"
+    )
+
+
+def _of_launches(report: ExplainReport) -> Iterator[str]:
+    """Whether the work ends before the other is launched."""
+    (a, a_alone), (b, b_alone) = ((work.name, in_words(work.alone_ns)) for work in (report.first, report.second))
+    if max(report.first.alone_ns, report.second.alone_ns) < SHORT_NS:
+        yield (
+            f"too short: {a} takes {a_alone} and {b} {b_alone}, little more than a launch, so one ends before the "
+            "other begins; put more work into a call, or capture both into one graph"
+        )
+    if report.overlap_queued >= LEAST_OVERLAP:
+        yield (
+            f"launch-bound: {a} takes {in_words(report.first.called_ns)} as the program calls it, of which the device "
             f"works {a_alone} and otherwise waits for launches, and {a} ends before {b} is queued; if both are queued "
-            f"before they start, {self.report.overlap_queued:.0%} of the shorter one overlaps: capture the work into "
+            f"before they start, {report.overlap_queued:.0%} of the shorter one overlaps: capture the work into "
             "graphs, or call the two from two threads"
         )
 
-    def _full_sms(self) -> str | None:
-        first, second = self.runs.streams
-        if first.context != second.context and self._knows_sms and not self.report.shared_sms:
-            return None
-        repeats = min(max(1, round(ROOM_NS / max(self.first.alone_ns, 1))), MOST_REPEATS)
-        with second.context.create_stream() as other:
-            if self.runs.finds_room(other, repeats):
-                return None
-        a, b = self.first.name, self.second.name
+
+def _of_sms(report: ExplainReport, runs: Runs) -> Iterator[str]:
+    """Whether the second work finds no room, for which the first one runs again; otherwise one waits for the other."""
+    a, b = report.first.name, report.second.name
+    one, other = (stream.context for stream in runs.streams)
+    is_apart = _knows_sms(report) and not report.shared_sms
+    if (one == other or not is_apart) and not _finds_room(report, runs):
         text = (
             f"{a} fills the SMs: a block that needs half of an SM found no room, and {b} began when {a} ended "
-            f"(after {in_words(self.first.together_ns)})"
+            f"(after {in_words(report.first.together_ns)})"
         )
-        if self.report.overlap_reversed >= LEAST_OVERLAP:
-            text += f"; with {b} queued first, {self.report.overlap_reversed:.0%} of the shorter one overlaps"
-        if first.context == second.context:
-            return f"{text}: run each in its own partition, dev.partition(...), or give {a} fewer blocks"
-        if first.context.is_green and second.context.is_green:
-            return (
-                f"{text}: the two contexts share {len(self.report.shared_sms)} SMs, {ranges(self.report.shared_sms)}; "
+        if report.overlap_reversed >= LEAST_OVERLAP:
+            text += f"; with {b} queued first, {report.overlap_reversed:.0%} of the shorter one overlaps"
+        if one == other:
+            yield f"{text}: run each in its own partition, dev.partition(...), or give {a} fewer blocks"
+        if one.is_green and other.is_green:
+            yield (
+                f"{text}: the two contexts share {len(report.shared_sms)} SMs, {ranges(report.shared_sms)}; "
                 "create both in one split, dev.partition(...), so that they share none"
             )
-        primary = a if not first.context.is_green else b
-        return (
-            f"{text}: {primary} runs on the primary context, which uses all SMs, including those of partitions; run it "
-            "in a partition, or in the background partition"
+        yield (
+            f"{text}: {b if one.is_green else a} runs on the primary context, which uses all SMs, including those of "
+            "partitions; run it in a partition, or in the background partition"
+        )
+    apart = "they share no SM" if is_apart else f"{a} leaves room on the SMs of {b}"
+    text = (
+        f"{apart} and small kernels overlap on the two streams, but {b} ended {in_words(report.second.together_ns)} "
+        f"after the start of both, and takes {in_words(report.second.alone_ns)} alone: probably one waits for an "
+        "event of the other"
+    )
+    if report.overlap_reversed >= LEAST_OVERLAP:
+        text += f" ({b} for {a}: with {b} queued first, they overlap by {report.overlap_reversed:.0%})"
+    text += "; look for wait() and wait_stream() between them"
+    yield text if is_apart else f"{text}, or {b} needs more of an SM than {a} leaves free"
+
+
+def _finds_room(report: ExplainReport, runs: Runs) -> bool:
+    """Whether a small block finds room in the context of the second work while the first one runs."""
+    repeats = min(max(1, round(ROOM_NS / max(report.first.alone_ns, 1))), MOST_REPEATS)
+    with runs.streams[1].context.create_stream() as third:
+        return runs.finds_room(third, repeats)
+
+
+def _costs(report: ExplainReport) -> Iterator[str]:
+    """What it costs that they overlap."""
+    first, second = report.first, report.second
+    shared = f"{len(report.shared_sms)} SMs; partitions would keep them apart" if report.shared_sms else ""
+    what = what_they_share(shared) if _knows_sms(report) else ": which SMs they share is unknown"
+    slowed = [pair for pair in ((first, second), (second, first)) if pair[0].slowdown >= LEAST_SLOWDOWN]
+    for work, other in slowed:
+        yield (
+            f"{work.name} takes {in_words(work.together_ns)} together with {other.name} and "
+            f"{in_words(work.alone_ns)} alone, {work.slowdown:.2f} times as long"
+            f"{_wait(report) if work is second else ''}{what}"
+        )
+    if not slowed:
+        yield "neither slows the other by more than 10%"
+    if report.overlap_queued - report.overlap > 0.25:
+        yield (
+            f"if both are queued before they start, {report.overlap_queued:.0%} of the shorter one overlaps: "
+            "the launches come late; capture the work into graphs, or call the two from two threads"
         )
 
-    def _dependency(self) -> str:
-        a, b = self.first.name, self.second.name
-        is_apart = self._knows_sms and not self.report.shared_sms
-        apart = "they share no SM" if is_apart else f"{a} leaves room on the SMs of {b}"
-        text = (
-            f"{apart} and small kernels overlap on the two streams, but {b} ended {in_words(self.second.together_ns)} "
-            f"after the start of both, and takes {in_words(self.second.alone_ns)} alone: probably one waits for an "
-            "event of the other"
-        )
-        if self.report.overlap_reversed >= LEAST_OVERLAP:
-            text += f" ({b} for {a}: with {b} queued first, they overlap by {self.report.overlap_reversed:.0%})"
-        text += "; look for wait() and wait_stream() between them"
-        return text if is_apart else f"{text}, or {b} needs more of an SM than {a} leaves free"
 
-    # ---- what it costs
+def _wait(report: ExplainReport) -> str:
+    """How late the second begins, beyond the time to call the first."""
+    late = median([window.second[0] - window.first[0] for window in report.windows if not window.queued])
+    if late < SHORT_NS + report.first.call_ns:
+        return ""
+    return f" (it finds room on an SM {in_words(late)} after the start of {report.first.name})"
 
-    def costs(self) -> list[str]:
-        """What it costs that they overlap."""
-        sentences = []
-        for work, other in ((self.first, self.second), (self.second, self.first)):
-            if work.slowdown >= LEAST_SLOWDOWN:
-                late = self._wait() if work is self.second else ""
-                sentences.append(
-                    f"{work.name} takes {in_words(work.together_ns)} together with {other.name} and "
-                    f"{in_words(work.alone_ns)} alone, {work.slowdown:.2f} times as long{late}{self._shared_what()}"
-                )
-        if not sentences:
-            sentences.append("neither slows the other by more than 10%")
-        if self.report.overlap_queued - self.report.overlap > 0.25:
-            sentences.append(
-                f"if both are queued before they start, {self.report.overlap_queued:.0%} of the shorter one overlaps: "
-                "the launches come late; capture the work into graphs, or call the two from two threads"
+
+def _notes(report: ExplainReport, runs: Runs) -> Iterator[str]:
+    """What else was seen."""
+    for work, stands_in in zip((report.first, report.second), runs.stand_ins, strict=True):
+        if stands_in and work.called_ns > 2 * STAND_IN_NS:
+            yield (
+                f"the small kernel on {work.name} completed after {in_words(work.called_ns)}, and takes "
+                f"{in_words(STAND_IN_NS)}: other work occupies its SMs; run that work in the background partition, "
+                "dev.partition(...), to keep SMs free of it"
             )
-        return sentences
-
-    def _wait(self) -> str:
-        """How late the second begins, beyond the time to call the first."""
-        as_called = [window for window in self.report.windows if not window.queued]
-        late = median([window.second[0] - window.first[0] for window in as_called])
-        if late < SHORT_NS + self.first.call_ns:
-            return ""
-        return f" (it finds room on an SM {in_words(late)} after the start of {self.first.name})"
-
-    def _shared_what(self) -> str:
-        if not self._knows_sms:
-            return ": which SMs they share is unknown"
-        shared = len(self.report.shared_sms)
-        return what_they_share(f"{shared} SMs; partitions would keep them apart" if shared else "")
-
-    def notes(self) -> list[str]:
-        """What else was seen."""
-        sentences = []
-        for work, stands_in in zip((self.first, self.second), self.runs.stand_ins, strict=True):
-            if stands_in and work.called_ns > 2 * STAND_IN_NS:
-                sentences.append(
-                    f"the small kernel on {work.name} completed after {in_words(work.called_ns)}, and takes "
-                    f"{in_words(STAND_IN_NS)}: other work occupies its SMs; run that work in the background partition, "
-                    "dev.partition(...), to keep SMs free of it"
-                )
-            if work.first_call_ns > 3 * work.call_ns + 1_000_000:
-                sentences.append(
-                    f"the first call of {work.name} took {in_words(work.first_call_ns)}, later ones "
-                    f"{in_words(work.call_ns)}: kernels are loaded at their first launch, which delays the whole "
-                    "device; call it once in advance, or set CUDA_MODULE_LOADING=EAGER"
-                )
-        return sentences
+        if work.first_call_ns > 3 * work.call_ns + 1_000_000:
+            yield (
+                f"the first call of {work.name} took {in_words(work.first_call_ns)}, later ones "
+                f"{in_words(work.call_ns)}: kernels are loaded at their first launch, which delays the whole "
+                "device; call it once in advance, or set CUDA_MODULE_LOADING=EAGER"
+            )
 
 
 # ---- of the plans of a report
@@ -262,7 +223,7 @@ class _Diagnosis:
 def reasons(ranking: Ranking[Any], report: Report, choice: Choice[Record]) -> tuple[str, ...]:
     """The reasons, the most general first."""
     found, chosen = ranking.found, choice.record
-    sentences = [
+    return (
         _bound(report),
         *_sustained(ranking, chosen),
         *_hosts(found, report, chosen),
@@ -270,16 +231,10 @@ def reasons(ranking: Ranking[Any], report: Report, choice: Choice[Record]) -> tu
         *_partitions(ranking, report, chosen),
         *_libraries(ranking),
         *_others(ranking, report, chosen),
-        *(f"not sure: {why}" for why in choice.why),
-        *_undecided(ranking, chosen),
+        *_doubts(ranking, choice),
         _coverage(found, report),
-        *_changes(report),
-    ]
-    for why, names in found.left_out.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        sentences.append(f"{names[0]}{more} excluded: {why.splitlines()[0]}")
-    sentences += found.notes
-    return tuple(sentences)
+        *_events(found, report),
+    )
 
 
 def _by_kind(report: Report, kind: str) -> Result | None:
@@ -291,164 +246,148 @@ def _bound(report: Report) -> str:
     assert sequence is not None
     most = sequence.seconds.value / report.bound
     limit = f"hiding the rest would be a speedup of {most:.2f}x" if most > 1 + NOISE else "there is nothing to hide"
-    taken = words(sequence.seconds.value)
-    return f"{_longest(report)} alone takes {words(report.bound)}, and sequential takes {taken}: {limit}"
-
-
-def _longest(report: Report) -> str:
     longest = max(report.alone, key=lambda name: report.alone[name].value * weight_of(report.objective, name))
-    return critical_part(report.objective) or longest
+    return (
+        f"{critical_part(report.objective) or longest} alone takes {words(report.bound)}, and sequential takes "
+        f"{words(sequence.seconds.value)}: {limit}"
+    )
 
 
-def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> list[str]:
-    sentences = [waits(name) for name, facts in found.facts.items() if facts.waits]
-    if not isinstance(found.objective, TailLatency) and not sentences:
+def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> Iterator[str]:
+    step = title_of(found.objective)
+    waiting = [name for name, facts in found.facts.items() if facts.waits]
+    yield from map(waits, waiting)
+    if not isinstance(found.objective, TailLatency) and not waiting:
         # What the calls take the host while the driver's queue has room; otherwise the host waits for the device.
         alone = [facts.device_s * found.weight(name) for name, facts in found.facts.items()]
         for record, device_s in ((found.sequence(), sum(alone)), (chosen, max(alone))):
             samples = list(record.samples.values())
             if launch_bound(samples) and found.called_s() > device_s / 2:
                 host_s = median([sample.host_s for sample in samples])
-                work = f"a {title_of(found.objective)} of {words(device_s)}"
-                sentences.append(
-                    f"launch-bound: the host needs {words(host_s)} to enqueue {work}, so the device waits for the "
-                    "host: use fewer launches, or a CUDA graph"
+                yield (
+                    f"launch-bound: the host needs {words(host_s)} to enqueue a {step} of {words(device_s)}, so the "
+                    "device waits for the host: use fewer launches, or a CUDA graph"
                 )
                 break
     streams = _by_kind(report, "streams")
     if found.by_host_threads and streams is not None:
         taken = f"{words(streams.seconds.p10)} to {words(streams.seconds.p90)}"
-        sentences.append(
-            f"bound by the host's threads: on plain streams the {title_of(found.objective)} takes {taken} (p10 to p90 "
-            f"of {streams.seconds.samples} rounds, each with new threads), and a program may get any of that; "
+        yield (
+            f"bound by the host's threads: on plain streams the {step} takes {taken} (p10 to p90 of "
+            f"{streams.seconds.samples} rounds, each with new threads), and a program may get any of that; "
             f'launch="graphs" measures it without these threads'
         )
-    return sentences
 
 
-def _streams(found: Measurement[Any], report: Report) -> list[str]:
-    streams = _by_kind(report, "streams")
+def _streams(found: Measurement[Any], report: Report) -> Iterator[str]:
+    streams, objective = _by_kind(report, "streams"), report.objective
     if streams is None:
-        return []
-    objective = report.objective
+        return
     if isinstance(objective, TailLatency):
         alone = report.alone[objective.part].value
-        slower = streams.seconds.value / alone
-        if slower < LEAST_SLOWDOWN:
-            return []
-        text = f"on plain streams the {title_of(objective)} is {slower:.1f}x that alone"
-        priorities = (r for r in report.results if r.plan.kind == "priority")
-        urgent = next((r for r in priorities if r.plan.first == objective.part), None)
-        if urgent is not None and urgent.seconds.value > LEAST_SLOWDOWN * alone:
-            slower = urgent.seconds.value / alone
-            text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
-        return [text]
-    if streams.overlap is None or streams.launch_bound or any(facts.waits for facts in found.facts.values()):
-        return []
-    if streams.overlap >= NO_OVERLAP:
-        seen = f"on plain streams the parts overlapped for {streams.overlap:.0%} of the possible time"
-        return [seen] if streams.overlap < WHOLE_OVERLAP else []
-    cause = not_at_once(len(report.alone))
-    return ["no overlap on plain streams" + (f": {cause}" if cause is not None else "")]
+        first = next((r for r in report.results if r.plan.kind == "priority" and r.plan.first == objective.part), None)
+        if streams.seconds.value >= LEAST_SLOWDOWN * alone:
+            text = f"on plain streams the {title_of(objective)} is {streams.seconds.value / alone:.1f}x that alone"
+            if first is not None and first.seconds.value > LEAST_SLOWDOWN * alone:
+                text += (
+                    f"; with a priority it is {first.seconds.value / alone:.1f}x (a priority does not preempt running "
+                    "blocks)"
+                )
+            yield text
+    elif streams.overlap is None or streams.launch_bound or any(facts.waits for facts in found.facts.values()):
+        return
+    elif streams.overlap < NO_OVERLAP:
+        cause = launches_block() or too_few_queues(len(report.alone), "streams")
+        yield "no overlap on plain streams" + (f": {cause}" if cause is not None else "")
+    elif streams.overlap < WHOLE_OVERLAP:
+        yield f"on plain streams the parts overlapped for {streams.overlap:.0%} of the possible time"
 
 
-def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> list[str]:
+def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[str]:
     """What the chosen or best partitions cost the parts: fewer SMs, and what disjoint SMs still share."""
     placed = [c for c in ranking.records if any(alone.samples for alone in c.alone_here.values())]
     if not placed:
-        return []
+        return
     disjoint = [c for c in placed if c.kind == "partitions"] or placed
     best = chosen if chosen in placed else min(disjoint, key=lambda c: (not ranking.accepts(c), ranking.relative(c)))
     assert best.plan is not None
-    result = report.result(best.plan)
-    sentences = []
+    result, what = report.result(best.plan), title_of(report.objective)
     if result.plan.kind == "overlay" and isinstance(report.objective, TailLatency):
         ratio = result.seconds.value / report.bound
-        sentences.append(f"over the others ({result.plan}) the {title_of(report.objective)} is {ratio:.2f}x that alone")
-    stretched: dict[str, float] = {}
+        yield f"over the others ({result.plan}) the {what} is {ratio:.2f}x that alone"
+    slowed: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
             continue
         slower = part.alone.value / report.alone[name].value
         if slower > LEAST_SLOWDOWN:
-            sentences.append(f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device")
+            yield f"{name} alone is {slower:.2g}x slower in {part.sm_count} SMs than on the whole device"
         here, together = best.alone_here[name].spent(name, ranking.final), best.spent(name, ranking.final)
         if name == critical_part(report.objective):
             ratio = result.seconds.value / part.alone.value
-            sentences.append(
-                f"in {part.sm_count} SMs the {title_of(report.objective)} is {words(part.alone.value)} alone, and "
-                f"{ratio:.2f}x that next to the others"
+            yield (
+                f"in {part.sm_count} SMs the {what} is {words(part.alone.value)} alone, and {ratio:.2f}x that next to "
+                "the others"
             )
         elif here and together:
-            stretched[name] = median(together) / median(here)
+            slowed[name] = median(together) / median(here)
         elif part.seconds is not None:
-            stretched[name] = part.seconds.value / part.alone.value
-    slowed = {name: slower for name, slower in stretched.items() if slower > LEAST_SLOWDOWN}
-    if slowed:
-        each = " and ".join(f"{name} by {slower:.1f}x" for name, slower in slowed.items())
-        whom = f"the parts slow each other, {each}" if len(slowed) > 1 else f"the others slow {each}"
+            slowed[name] = part.seconds.value / part.alone.value
+    each = [f"{name} by {slower:.1f}x" for name, slower in slowed.items() if slower > LEAST_SLOWDOWN]
+    if each:
+        whom = "the parts slow each other," if len(each) > 1 else "the others slow"
         sms = "" if result.plan.kind == "partitions" else "SMs"
-        sentences.append(f"{whom} ({result.plan}){what_they_share(sms)}")
-    return sentences
+        yield f"{whom} {' and '.join(each)} ({result.plan}){what_they_share(sms)}"
 
 
-def _libraries(ranking: Ranking[Any]) -> list[str]:
+def _libraries(ranking: Ranking[Any]) -> Iterator[str]:
     """What the SM count hint did, at the best sizes."""
     by_allocation: dict[object, dict[bool, Record]] = {}
     for record in ranking.acceptable():
         if record.allocation is not None and record.plan is not None:
             by_allocation.setdefault(record.allocation, {})[record.plan.library_sms] = record
-    pairs = [pair for pair in by_allocation.values() if len(pair) == 2]
-    if not pairs:
-        return []
-    # The pair of finalists is known best.
-    best = min(
-        pairs,
-        key=lambda p: (
-            not ranking.ratio(p[True], p[False]).is_known,
-            min(map(ranking.relative, p.values())),
-        ),
-    )
-    ratio = ranking.ratio(best[True], best[False])
-    noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
-    only = ", no difference beyond noise" if noise else ""
-    return [f"the SM count hint for libraries ({best[False].plan}) makes it {relation(ratio)}{only}"]
+    pairs = [
+        (ranking.ratio(pair[True], pair[False]), min(map(ranking.relative, pair.values())), pair[False])
+        for pair in by_allocation.values()
+        if len(pair) == 2
+    ]
+    if pairs:
+        # The pair of finalists is known best.
+        ratio, _, without = min(pairs, key=lambda pair: (not pair[0].is_known, pair[1]))
+        noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
+        only = ", no difference beyond noise" if noise else ""
+        yield f"the SM count hint for libraries ({without.plan}) makes it {relation(ratio)}{only}"
 
 
-def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> list[str]:
+def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[str]:
     """How the choice compares with the closest plans and with the sequence."""
-    sentences = []
     fastest = min(ranking.records, key=ranking.relative)
-    rivals = [r for r in (*ranking.compared, *ranking.best_of_kinds(), fastest) if r is not chosen]
-    for rival in dict.fromkeys(rivals):
+    for rival in dict.fromkeys((*ranking.compared, *ranking.best_of_kinds(), fastest)):
+        if rival is chosen:
+            continue
         ratio = ranking.ratio(rival, chosen)
         between = f"{rival.plan}: {relation(ratio, THAN)}"
         if not ranking.accepts(rival):
-            sentences.append(f"{between}, but the others would only achieve {ranking.others_share(rival):.0%}")
-            continue
-        if ratio.is_known and not ratio.is_slower:
+            between += f", but the others would only achieve {ranking.others_share(rival):.0%}"
+        elif ratio.is_known and not ratio.is_slower:
             between += ", no difference beyond noise"
             between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
-        sentences.append(between)
+        yield between
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():
             if part.calls_per_second is not None:
                 share = part.calls_per_second * report.alone[name].value
-                sentences.append(
-                    f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
-                )
-        sentences += _trade(ranking, chosen)
-    return sentences
+                yield f"meanwhile {name} achieves {part.calls_per_second:.4g} calls/s, {share:.0%} of its rate alone"
+        yield from _trade(ranking, chosen)
 
 
-def _undecided(ranking: Ranking[Any], chosen: Record) -> list[str]:
-    """The plans that may be faster than the choice."""
-    sentences = []
-    for other in ranking.undecided(chosen):
-        ratio = ranking.ratio(chosen, other)
+def _doubts(ranking: Ranking[Any], choice: Choice[Record]) -> Iterator[str]:
+    """Why the choice is not sure, and the plans that may be faster."""
+    yield from (f"not sure: {why}" for why in choice.why)
+    for other in ranking.undecided(choice.record):
+        ratio = ranking.ratio(choice.record, other)
         limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
-        sentences.append(f"undecided: {other.plan} may be {limit}faster{THAN}")
-    return sentences
+        yield f"undecided: {other.plan} may be {limit}faster{THAN}"
 
 
 def _coverage(found: Measurement[Any], report: Report) -> str:
@@ -462,37 +401,37 @@ def _coverage(found: Measurement[Any], report: Report) -> str:
     return f"the intervals cover {covered}, not another process or day; {margin}; work was enqueued {report.launch}"
 
 
-def _sustained(ranking: Ranking[Any], chosen: Record) -> list[str]:
+def _sustained(ranking: Ranking[Any], chosen: Record) -> Iterator[str]:
     """What the choice gains in blocks by turns with the sequence, and in rounds between other plans."""
     if not chosen.sustained:
-        return []
-    sequence = ranking.sequence
-    sustained = relation(ranking.ratio(chosen, sequence), FROM)
-    sentences = [
+        return
+    sustained = relation(ranking.ratio(chosen, ranking.sequence), FROM)
+    yield (
         f"in {len(chosen.sustained)} blocks without a pause the choice is {sustained}, and in rounds between other "
-        f"plans {relation(ranking.in_rounds(chosen, sequence))}"
-    ]
+        f"plans {relation(ranking.in_rounds(chosen, ranking.sequence))}"
+    )
     if chosen.sm_clocks_mhz is not None:
         own, other = chosen.sm_clocks_mhz
         if abs(own - other) > CLOCK_TOLERANCE * max(own, other):
-            sentences.append(f"the SM clock is {own:g} MHz with the choice, and {other:g} MHz in sequence")
-    return sentences
+            yield f"the SM clock is {own:g} MHz with the choice, and {other:g} MHz in sequence"
 
 
-def _changes(report: Report) -> list[str]:
-    if len(report.conditions) < 2:
-        return []
-    changed = report.conditions[0].differences(report.conditions[-1])
-    return [f"between begin and end: {'; '.join(changed)}"] if changed else []
+def _events(found: Measurement[Any], report: Report) -> Iterator[str]:
+    """What changed or failed while the plans were measured."""
+    if changed := report.conditions[0].differences(report.conditions[-1]):
+        yield f"between begin and end: {'; '.join(changed)}"
+    for why, names in found.left_out.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{names[0]}{more} excluded: {why.splitlines()[0]}"
+    yield from found.notes
 
 
-def _trade(ranking: Ranking[Any], chosen: Record) -> list[str]:
+def _trade(ranking: Ranking[Any], chosen: Record) -> Iterator[str]:
     """What the others would achieve in partitions that leave them more, and what that would cost."""
     limit = MOST_TRADED * ranking.relative(chosen)
     traded = [c for c in ranking.acceptable() if c.allocation is not None and ranking.relative(c) <= limit]
     # Of plans that leave the others equally much, the one with the lowest latency.
     most = max(traded, key=lambda c: (round(ranking.others_share(c), 2), -ranking.relative(c)), default=chosen)
-    if ranking.others_share(most) - ranking.others_share(chosen) < LEAST_TRADE:
-        return []
     share, slower = ranking.others_share(most), ranking.ratio(most, chosen)
-    return [f"with {most.plan} the others would achieve {share:.0%} of that, and the latency would be {times(slower)}"]
+    if share - ranking.others_share(chosen) >= LEAST_TRADE:
+        yield f"with {most.plan} the others would achieve {share:.0%} of that, and the latency would be {times(slower)}"

@@ -177,15 +177,12 @@ class Runs:
         """Run pieces of work between stamps. With a gate, the device starts none before all are queued."""
         self.sync()
         with ExitStack() as closing:
-            gate = None
-            if gate_s:
-                gate = closing.enter_context(hold([self.streams[which] for which in order], gate_s))
+            gates = [closing.enter_context(hold([self.streams[which] for which in order], gate_s))] if gate_s else []
             for which in order:
                 self._stamps.write(self.streams[which], 2 * which)
-                gated = gate is not None and not gate.is_done
+                closed = [gate for gate in gates if not gate.is_done]
                 self.call(which)
-                if gated and gate is not None and gate.is_done:
-                    self.held[which] = True
+                self.held[which] |= any(gate.is_done for gate in closed)
                 self._stamps.write(self.streams[which], 2 * which + 1)
             self.sync()
 
