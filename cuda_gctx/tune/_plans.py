@@ -73,13 +73,14 @@ class Plan:
             raise TypeError(f"places must be the name of a partition for each part, not {self.places!r}")
         if not isinstance(self.sm_counts, Mapping):
             raise TypeError(f"sm_counts must be a number of SMs for each part, not {self.sm_counts!r}")
-        sm_counts = {
-            part: as_int(f"sm_counts[{part!r}]", count, 1, LARGEST_COUNT) for part, count in self.sm_counts.items()
-        }
-        object.__setattr__(self, "parts", tuple(self.parts))
-        object.__setattr__(self, "places", dict(self.places))
-        object.__setattr__(self, "sm_counts", sm_counts)
-        object.__setattr__(self, "library_sms", as_bool("library_sms", self.library_sms))
+        counts = self.sm_counts.items()
+        vars(self).update(
+            parts=tuple(self.parts),
+            places=dict(self.places),
+            sm_counts={part: as_int(f"sm_counts[{part!r}]", count, 1, LARGEST_COUNT) for part, count in counts},
+            library_sms=as_bool("library_sms", self.library_sms),
+            share=self.share if self.share is None else as_number("share", self.share),
+        )
         if self.kind not in KINDS:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
@@ -90,7 +91,12 @@ class Plan:
                 "a plan of the kinds priority, together and overlay, and of no other, puts one of its parts first, not "
                 f"{self.first!r}"
             )
-        self._demand_share()
+        if self.kind == "together" and len(self.parts) != 2:
+            raise ValueError(f"a plan of the kind together has two parts, not {len(self.parts)}")
+        if (self.kind == "together") != (self.share is not None):
+            raise ValueError(f"a plan of the kind together, and of no other, has a share, not {self.share!r}")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, not {self.share:g}")
         placed = [part for part in self.parts if self.kind == "partitions" or part != self.first]
         if self.kind not in ("overlay", "partitions"):
             if self.layout is not None or self.places or self.library_sms:
@@ -102,17 +108,6 @@ class Plan:
         elif self.kind == "partitions" and len(set(self.places.values())) != len(self.places):
             raise ValueError(f"the parts need different partitions of {self.layout}, not {dict(self.places)}")
 
-    def _demand_share(self) -> None:
-        together = self.kind == "together"
-        if together and len(self.parts) != 2:
-            raise ValueError(f"a plan of the kind together has two parts, not {len(self.parts)}")
-        if together != (self.share is not None):
-            raise ValueError(f"a plan of the kind together, and of no other, has a share, not {self.share!r}")
-        if self.share is not None:
-            object.__setattr__(self, "share", as_number("share", self.share))
-            if not 0 < self.share <= 1:
-                raise ValueError(f"share must be above 0 and at most 1, not {self.share:g}")
-
     @property
     def on_one_stream(self) -> bool:
         """Whether all parts run on the same stream."""
@@ -123,17 +118,8 @@ class Plan:
 
     @cached_property
     def _hash(self) -> int:
-        return hash(
-            (
-                self.kind,
-                self.parts,
-                self.layout,
-                frozenset(self.places.items()),
-                self.first,
-                self.library_sms,
-                self.share,
-            )
-        )
+        places = frozenset(self.places.items())
+        return hash((self.kind, self.parts, self.layout, places, self.first, self.library_sms, self.share))
 
     def __getstate__(self) -> dict[str, Any]:
         # Hashes of texts differ from one process to the next.
@@ -147,7 +133,9 @@ class Plan:
         where: a PartitionPool, whose partitions and streams stay open as long as the pool, or a Device, for which they
         are closed with the block. Streams on the whole device are closed with the block in either case.
         """
-        device = _device_of(where)
+        if not isinstance(where, (Device, PartitionPool)):
+            raise TypeError(f"a plan opens on a Device or in a PartitionPool, not on {type(where).__name__}")
+        device = where.device if isinstance(where, PartitionPool) else where
         with ExitStack() as closing:
             streams: dict[str, Stream] = {}
             if self.layout is not None:
@@ -156,11 +144,12 @@ class Plan:
                 else:
                     partitions = closing.enter_context(open_layout(where, self.layout))
                 streams = self._placed(partitions)
+            keys = self._on_whole_device(device)
             on_device = {
                 (name, priority): closing.enter_context(device.create_stream(StreamOptions(priority=priority)))
-                for name, priority in dict.fromkeys(self._on_whole_device(device).values())
+                for name, priority in dict.fromkeys(keys.values())
             }
-            yield self._in_order(streams, device, on_device)
+            yield {part: streams[part] if part in streams else on_device[keys[part]] for part in self.parts}
 
     def switch(self, pool: PartitionPool) -> dict[str, Stream]:
         """Make this plan current in a pool, ordered after the work of earlier plans; returns the stream of each part.
@@ -217,20 +206,12 @@ class Plan:
                     f"this plan is for another device: {part} was to get {self.sm_counts[part]} SMs, and gets {got} of "
                     f"the {partitions.device.sm_count} of {partitions.device.name}"
                 )
-        streams = {}
+        streams: dict[str, Stream] = {}
         for place in dict.fromkeys(self.places.values()):
             placed_here = [part for part in self.parts if self.places.get(part) == place]
-            first, *others = placed_here
-            streams[first] = partitions[place].stream
-            if others:
-                streams.update(zip(others, partitions[place].stream_pool(len(others)), strict=True))
+            others = partitions[place].stream_pool(len(placed_here) - 1) if len(placed_here) > 1 else ()
+            streams.update(zip(placed_here, (partitions[place].stream, *others), strict=True))
         return streams
-
-    def _in_order(
-        self, placed: Mapping[str, Stream], device: Device, whole: Mapping[tuple[str, int], Stream]
-    ) -> dict[str, Stream]:
-        keys = self._on_whole_device(device)
-        return {part: placed[part] if part in placed else whole[keys[part]] for part in self.parts}
 
     def to_dict(self) -> dict[str, Any]:
         """What to_json() writes, as a dictionary."""
@@ -286,23 +267,12 @@ class Plan:
         return ", ".join(sizes) + (f", {HINT}" if self.library_sms else "")
 
 
-def _device_of(where: Device | PartitionPool) -> Device:
-    if not isinstance(where, (Device, PartitionPool)):
-        raise TypeError(f"a plan opens on a Device or in a PartitionPool, not on {type(where).__name__}")
-    return where.device if isinstance(where, PartitionPool) else where
-
-
 def sizes_of(plan: Plan) -> dict[str, str]:
     """The SMs of each part, in words: their number where it is known, else what its partition requests; "all" for the
     part of an overlay that has the whole device.
     """
-    requests = dict(zip(plan.layout.names, plan.layout.specs, strict=True)) if plan.layout is not None else {}
-    sizes = {}
-    for part in plan.parts if plan.layout is not None else ():
-        if part not in plan.places:
-            sizes[part] = ALL
-            continue
-        place = plan.places[part]
-        request: Any = requests[place].request if place in requests else BACKGROUND
-        sizes[part] = str(plan.sm_counts.get(part, request))
-    return sizes
+    if plan.layout is None:
+        return {}
+    requests = {name: spec.request for name, spec in zip(plan.layout.names, plan.layout.specs, strict=True)}
+    sizes = {part: plan.sm_counts.get(part, requests.get(place, BACKGROUND)) for part, place in plan.places.items()}
+    return {part: str(sizes.get(part, ALL)) for part in plan.parts}

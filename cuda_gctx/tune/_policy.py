@@ -38,19 +38,10 @@ class Prediction(NamedTuple):
     rate: float
 
 
-class _Correction:
-    """How many times the latency and the rate of a plan are what was measured before."""
-
-    __slots__ = ("latency", "rate")
-
-    def __init__(self) -> None:
-        self.latency = self.rate = 1.0
-
-    def note(self, latency: float, rate: float) -> None:
-        off = min(max(latency, self.latency / MOST_AT_ONCE), self.latency * MOST_AT_ONCE) - self.latency
-        self.latency += (RISE if off > 0 else FALL) * off
-        off = min(max(rate, self.rate / MOST_AT_ONCE), self.rate * MOST_AT_ONCE) - self.rate
-        self.rate += (FALL if off > 0 else RISE) * off
+def _moved(known: float, seen: float, up: float, down: float) -> float:
+    """What is known, moved by a share of its distance from what was seen, which differs upwards and downwards."""
+    off = min(max(seen, known / MOST_AT_ONCE), known * MOST_AT_ONCE) - known
+    return known + (up if off > 0 else down) * off
 
 
 class _Row:
@@ -98,8 +89,8 @@ class Policy(Document):
     _finders: tuple[Any, ...] = field(init=False, repr=False, compare=False)
     _origin: int = field(init=False, repr=False, compare=False)
     _numbers: dict[int, int] = field(init=False, repr=False, compare=False)
-    # By plan, and by kind of plan.
-    _corrections: dict[Plan | str, _Correction] = field(init=False, repr=False, compare=False, default_factory=dict)
+    # By plan, and by kind of plan: how many times the latency and the rate are what was measured before.
+    _corrections: dict[Plan | str, Prediction] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._demand_sense()
@@ -112,10 +103,12 @@ class Policy(Document):
             else:
                 find = partial(bisect_left, (math.nextafter(0, -1), *values))
             finders.append((key, find, len(values) + 1, stride))
-        object.__setattr__(self, "_finders", tuple(finders))
-        object.__setattr__(self, "_origin", -sum(stride for *_, stride in finders))
-        object.__setattr__(self, "_rows", [None] * len(self.predictions))
-        object.__setattr__(self, "_numbers", {id(plan): number for number, plan in enumerate(self.plans)})
+        vars(self).update(
+            _finders=tuple(finders),
+            _origin=-sum(stride for *_, stride in finders),
+            _rows=[None] * len(self.predictions),
+            _numbers={id(plan): number for number, plan in enumerate(self.plans)},
+        )
 
     def _demand_sense(self) -> None:
         if not self.keys or len(set(self.keys)) != len(self.keys) or len(self.keys) != len(self.buckets):
@@ -123,10 +116,9 @@ class Policy(Document):
                 f"a policy needs different keys, with buckets for each, not {self.keys} and {self.buckets}"
             )
         for key, values in zip(self.keys, self.buckets, strict=True):
-            texts = sum(isinstance(value, str) for value in values)
-            if not values or texts not in (0, len(values)):
-                raise ValueError(f"the buckets of {key} must be numbers or strings, not {values}")
             numbers = [value for value in values if not isinstance(value, str)]
+            if not values or len(numbers) not in (0, len(values)):
+                raise ValueError(f"the buckets of {key} must be numbers or strings, not {values}")
             if sorted(set(numbers)) != numbers or not all(0 <= value < math.inf for value in numbers):
                 raise ValueError(f"the buckets of {key} must be ascending numbers of 0 or more, not {values}")
         if not self.plans or len(set(self.plans)) != len(self.plans):
@@ -214,13 +206,13 @@ class Policy(Document):
         self._rows[place] = row = _Row([one if one is None else self._corrected(plan, one) for plan, one in each])
         return row
 
-    def _seen(self, plan: Plan) -> _Correction | None:
+    def _seen(self, plan: Plan) -> Prediction | None:
         """What service has shown of a plan, or of its kind."""
         return self._corrections.get(plan) or self._corrections.get(plan.kind)
 
     def _corrected(self, plan: Plan, one: Prediction) -> Prediction:
         seen = self._seen(plan)
-        return one if seen is None else Prediction(one.latency_s * seen.latency, one.rate * seen.rate)
+        return one if seen is None else Prediction(one.latency_s * seen.latency_s, one.rate * seen.rate)
 
     def _stays(self, row: _Row, in_use: int, best: int, limit_s: float, load: Mapping[str, Value]) -> bool:
         """Whether a plan that keeps the limit is kept, although another one has a higher rate."""
@@ -270,7 +262,7 @@ class Policy(Document):
         prediction = self.predict(plan, **load)
         bucket = ", ".join(f"{key}={value}" for key, value in self.bucket(**load).items())
         seen = self._seen(plan)
-        how = "measured" if seen is None else f"measured, times {seen.latency:.2f} as observed since"
+        how = "measured" if seen is None else f"measured, times {seen.latency_s:.2f} as observed since"
         what = f"p{self.quantile * 100:g} of {self.latency} {words(prediction.latency_s)} ({how})"
         text = f"{plan} for {bucket} within {words(limit_s)}: {what}, {self.bulk} {prediction.rate:.4g} calls/s"
         if plan is current:
@@ -295,9 +287,12 @@ class Policy(Document):
         """
         latency_s, rate = _checked(latency_s, rate)
         before = self._measured(plan, load)
+        slower, faster = latency_s / before.latency_s, rate / before.rate if before.rate else 1.0
         for key in (plan, plan.kind):
-            correction = self._corrections.setdefault(key, _Correction())
-            correction.note(latency_s / before.latency_s, rate / before.rate if before.rate else 1.0)
+            known = self._corrections.get(key, Prediction(1.0, 1.0))
+            self._corrections[key] = Prediction(
+                _moved(known.latency_s, slower, RISE, FALL), _moved(known.rate, faster, FALL, RISE)
+            )
         self._rows[:] = [None] * len(self._rows)
 
     # ---- building
@@ -330,13 +325,10 @@ class Policy(Document):
         keys = tuple(measurements[0][0])
         if any(set(load) != set(keys) for load, *_ in measurements):
             raise ValueError(f"every load needs the keys {', '.join(keys)}")
-        buckets = tuple(tuple(sorted({load[key] for load, *_ in measurements})) for key in keys)
-        plans = tuple(dict.fromkeys(plan for _, plan, _, _ in measurements))
-        measured = {
-            (tuple(load[key] for key in keys), plan): _checked(latency_s, rate)
-            for load, plan, latency_s, rate in measurements
-        }
-        predictions = tuple(tuple(measured.get((values, plan)) for plan in plans) for values in product(*buckets))
+        measured = {(*map(load.get, keys), plan): _checked(seconds, rate) for load, plan, seconds, rate in measurements}
+        *values, plans = (tuple(dict.fromkeys(one)) for one in zip(*measured, strict=True))
+        buckets = tuple(tuple(sorted(one)) for one in values)
+        predictions = tuple(tuple(measured.get((*values, plan)) for plan in plans) for values in product(*buckets))
         card = ("", 0, "") if device is None else (device_of(device).name, device.sm_count, driver_version())
         return cls(keys, buckets, latency, bulk, quantile, plans, predictions, hysteresis, *card)
 

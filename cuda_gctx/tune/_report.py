@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from textwrap import fill
 
 from cuda_gctx._core.arguments import as_int
@@ -214,13 +215,10 @@ class Report(Document, Pictured):
             _ = self._gain
         except ValueError as error:
             raise ValueError(f"gain: {error}") from error
-        for field, seconds in {
-            "bound": self.bound,
-            **{f"alone.{name}.value": spread.value for name, spread in self.alone.items()},
-            **{f"results[{n}].seconds.value": result.seconds.value for n, result in enumerate(self.results)},
-        }.items():
-            if seconds == 0:
-                raise ValueError(f"{field} must be more than 0")
+        seconds = {f"alone.{name}.value": spread.value for name, spread in self.alone.items()}
+        seconds |= {f"results[{number}].seconds.value": one.seconds.value for number, one in enumerate(self.results)}
+        for field in [field for field, value in {"bound": self.bound, **seconds}.items() if value == 0]:
+            raise ValueError(f"{field} must be more than 0")
 
     # ---- for people
 
@@ -268,17 +266,18 @@ class Report(Document, Pictured):
         columns = self._columns(shown)
         expendable = [title for title in (RANGE, "p50", "largest", "overlap") if title in columns]
         expendable += [title for name in reversed(self.alone) if (title := self._title(name)) in columns]
-        for number in range(len(expendable) + 1):
-            for briefly in (False, True):
-                names, is_brief = names_of_plans(self, shown, briefly=briefly)
-                left = {title: cells for title, cells in columns.items() if title not in expendable[:number]}
-                marked = [
-                    f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, names, strict=True)
-                ]
-                text = table(["plan", *left], list(zip(marked, *left.values(), strict=True)))
-                if max(map(len, text.splitlines())) <= WIDTH:
-                    return text + self._below_table(shown, expendable[:number], briefly=is_brief)
-        return text + self._below_table(shown, expendable, briefly=is_brief)
+        for number, briefly in product(range(len(expendable) + 1), (False, True)):
+            names, is_brief = names_of_plans(self, shown, briefly=briefly)
+            left = {title: cells for title, cells in columns.items() if title not in expendable[:number]}
+            marked = [f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, names, strict=True)]
+            text = table(["plan", *left], list(zip(marked, *left.values(), strict=True)))
+            if max(map(len, text.splitlines())) <= WIDTH:
+                break
+        notes = self._notes(shown, "line above the table", briefly=is_brief)
+        if number:
+            notes.append(f"left out for width: {', '.join(expendable[:number])}; to_json() has all columns")
+        below = [fill(note, WIDTH, initial_indent="  ", subsequent_indent="  ") for note in notes]
+        return "\n".join([text, *([""] if below else []), *below])
 
     def _columns(self, shown: Sequence[Result]) -> dict[str, list[str | None]]:
         """The columns behind that of the plans, by title."""
@@ -300,15 +299,9 @@ class Report(Document, Pictured):
     def _title(self, part: str) -> str:
         return f"{part}{'' if self.objective == 'makespan' else ', calls/s'}"
 
-    def _below_table(self, shown: Sequence[Result], left_out: Sequence[str], *, briefly: bool) -> str:
-        notes = self._notes(shown, "line above the table", briefly=briefly)
-        if left_out:
-            notes.append(f"left out for width: {', '.join(left_out)}; to_json() has all columns")
-        lines = [fill(note, WIDTH, initial_indent="  ", subsequent_indent="  ") for note in notes]
-        return "\n".join(["", "", *lines] if lines else [])
-
     def _notes(self, shown: Sequence[Result], title: str, *, briefly: bool) -> list[str]:
         """What the names of plans mean, which plans may be chosen, and how many are not shown."""
+        objective, hidden = self.objective, len(self.results) - len(shown)
         notes = []
         if briefly:
             notes.append(f"with /: the SMs of the parts, in the order of the {title}")
@@ -316,11 +309,9 @@ class Report(Document, Pictured):
             notes.append(f"{ALL}: on the whole device with the highest priority, over the others")
         if any(result.plan.library_sms for result in shown):
             notes.append("hint: libraries use the SM counts of their partitions")
-        if isinstance(self.objective, TailLatency) and self.objective.others:
-            notes.append(f"a plan is chosen only if the others keep {self.objective.others:.0%} of their rate")
-        if hidden := len(self.results) - len(shown):
-            notes.append(f"and {hidden} slower plans")
-        return notes
+        if isinstance(objective, TailLatency) and objective.others:
+            notes.append(f"a plan is chosen only if the others keep {objective.others:.0%} of their rate")
+        return notes + ([f"and {hidden} slower plans"] if hidden else [])
 
     # ---- pictures
 
@@ -333,13 +324,12 @@ class Report(Document, Pictured):
         names, briefly = names_of_plans(self, results)
         bars = []
         for name, result in zip(names, results, strict=True):
-            spread, text = result.seconds, words(result.seconds.value)
-            rates = [(part, time.calls_per_second) for part, time in result.parts.items()]
-            if tail:
-                text += "".join(f"; {part} {rate:.4g} calls/s" for part, rate in rates if rate is not None)
-            times = (spread.value * 1e9, spread.p10 * 1e9, spread.p90 * 1e9)
+            text = words(result.seconds.value)
+            for part, time in result.parts.items() if tail else ():
+                text += f"; {part} {time.calls_per_second:.4g} calls/s" if time.calls_per_second is not None else ""
+            ns, low_ns, high_ns = (1e9 * s for s in (result.seconds.value, result.seconds.p10, result.seconds.p90))
             pieces = () if tail else _pieces(self, result)
-            bars.append(Bar(name, *times, text, result.plan == self.choice, pieces))
+            bars.append(Bar(name, ns, low_ns, high_ns, text, result.plan == self.choice, pieces))
         slowest = max(bar.high_ns for bar in bars)
         near = max(r.seconds.p90 for r in results if r.plan == self.choice or r.plan.kind in ("sequence", "streams"))
         return draw_bars(
@@ -365,9 +355,8 @@ def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
         part = result.parts[name]
         if part.seconds is not None:
             calls_ns = weight_of(report.objective, name) * 1e9
-            low, end, high = (
-                start + seconds * calls_ns for seconds in (part.seconds.p10, part.seconds.value, part.seconds.p90)
-            )
+            spread = part.seconds
+            end, low, high = (start + seconds * calls_ns for seconds in (spread.value, spread.p10, spread.p90))
             pieces.append(Piece(name, start, end, low, high))
             start = end if result.plan.kind == "sequence" and report.objective == "makespan" else 0.0
     return tuple(pieces)
