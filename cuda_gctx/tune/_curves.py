@@ -183,19 +183,14 @@ class _Size:
 
     def point(self, quantile: float) -> CurvePoint:
         """The result of its samples. The calls of all rounds are pooled."""
-        both = list(zip(self.loaded, self.latency, strict=False))  # the last round may be incomplete
-        loaded, alone = (
-            [side.latencies for side in sides] for sides in (zip(*both, strict=True) if both else ((), ()))
-        )
-        certainty = certainty_of(len(both))
-        return CurvePoint(
-            self.sm_count,
-            Estimate.of([self.seconds], 0.5, certainty_of(len(self.seconds))),
-            Estimate.of(alone, quantile, certainty) if both else None,
-            Estimate.of(loaded, quantile, certainty) if both else None,
-            ratio_of_quantiles(loaded, alone, quantile) if both else None,
-            rate_of(LOAD, self.loaded),
-        )
+        seconds = Estimate.of([self.seconds], 0.5, certainty_of(len(self.seconds)))
+        rounds = len(self.loaded)  # the last round may be incomplete
+        if not rounds:
+            return CurvePoint(self.sm_count, seconds, None, None, None, None)
+        alone, loaded = ([sample.latencies for sample in side[:rounds]] for side in (self.latency, self.loaded))
+        latency, next_to = (Estimate.of(side, quantile, certainty_of(rounds)) for side in (alone, loaded))
+        slowdown = ratio_of_quantiles(loaded, alone, quantile)
+        return CurvePoint(self.sm_count, seconds, latency, next_to, slowdown, rate_of(LOAD, self.loaded))
 
 
 def curve(
@@ -282,6 +277,7 @@ class _Measuring:
         self._until, closing = clock.now() + task.budget_s, held.closing
         self._runner = closing.enter_context(Runner("makespan", self._until, task.launch))
         self._calls = closing.enter_context(_FewCalls(objective, self._until, task.launch, task.seed))
+        self._runner.call_s = self._calls.call_s
         self._parts = [Part(name, work.function) for name, work in zip((PART, LOAD), task.parts, strict=False)]
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> None:
@@ -301,9 +297,7 @@ class _Measuring:
         for part, work in zip(self._parts, self.task.parts, strict=True):
             with naming(f"{work.name} alone"):
                 facts = examine(part, stream, self._runner.demand_time)
-            for runner in (self._runner, self._calls):
-                runner.call_s[part.name] = facts.host_s
-                runner.alone_s[part.name] = facts.device_s
+            self._calls.call_s[part.name], self._calls.alone_s[part.name] = facts.host_s, facts.device_s
             if part.name == PART:  # launch-bound: what it takes would depend on the gate
                 self._runner.gated = facts.waits or facts.host_s < facts.device_s
         whole = Trial("whole device", (self._parts[0],), {PART: stream}, stream)
@@ -325,9 +319,8 @@ class _Measuring:
             if len(self._parts) > 1 and "background" in parts:
                 size.both = self._trial(f"{count} SMs", {PART: parts.part.stream, LOAD: parts.background.stream})
             try:
-                for trial in (size.alone, size.both):
-                    if trial is not None:
-                        self._runner.warm(trial)
+                for trial in filter(None, (size.alone, size.both)):
+                    self._runner.warm(trial)
             except OutOfTime:
                 return False
             if LEAST_PAIRS * sum(map(self._round_s, [*self.sizes, size])) > self._until - clock.now():

@@ -49,7 +49,10 @@ def sitting(device: Device, progress: bool | None) -> Iterator[Sitting]:
 
     progress: whether to show progress; None: if stderr is a terminal.
     """
-    _refuse_capture(device)
+    with suppress(FeatureNotSupported):  # a driver without SM resources cannot be asked
+        capturing = capturing_stream(device.resources.sm)
+        if capturing is not None:
+            raise RuntimeError(f"{capturing} is capturing a graph: tune before or after the capture")
     with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
         held = Sitting(bar, closing, [Conditions.of(device)])
         try:
@@ -86,14 +89,6 @@ def _only_tuning(device: Device) -> Iterator[None]:
         raise
     finally:
         lock.release()
-
-
-def _refuse_capture(device: Device) -> None:
-    """Raise if a stream of the package is capturing a graph."""
-    with suppress(FeatureNotSupported):  # a driver without SM resources cannot be asked
-        capturing = capturing_stream(device.resources.sm)
-        if capturing is not None:
-            raise RuntimeError(f"{capturing} is capturing a graph: tune before or after the capture")
 
 
 @contextmanager

@@ -189,12 +189,9 @@ def _overlap(record: Record, steps: Sequence[Intervals], alone: dict[str, Spread
 
 
 def _overlap_of(step: Intervals, record: Record, alone: dict[str, Spread]) -> float:
-    spans = []
-    for name, (begin, end) in step.items():
-        if record.kind != "partitions":
-            # With shared SMs a part may have waited for them first: only its time alone counts as running.
-            begin = max(begin, end - alone[name].value)
-        spans.append((begin, end))
+    # With shared SMs a part may have waited for them first: only its time alone counts as running.
+    waits = record.kind != "partitions"
+    spans = [(max(begin, end - alone[name].value) if waits else begin, end) for name, (begin, end) in step.items()]
     covered, until = 0.0, -math.inf
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, until))

@@ -118,19 +118,18 @@ class PartFacts:
 
 def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     """The parts: functions by position, with their own names, or by name. Refuses all that is wrong at once."""
-    given = [(getattr(function, "__name__", None), function) for function in work]
-    for name, function in (*given, *named.items()):
-        if not callable(function):
-            raise TypeError(f"{name or 'work'} must be a function that takes a stream, not {type(function).__name__}")
+    parts = [Part(getattr(function, "__name__", ""), function) for function in work]
+    nameless = not all(part.name.isidentifier() for part in parts)
+    parts += [Part(name, function) for name, function in named.items()]
+    for part in parts:
+        _demand_function(part.name or "work", part.function)
     problems = []
-    if not LEAST_PARTS <= len(given) + len(named) <= MOST_PARTS:
-        problems.append(f"overlap takes from {LEAST_PARTS} to {MOST_PARTS} parts, not {len(given) + len(named)}")
-    if any(name is None or not name.isidentifier() for name, _ in given):
+    if not LEAST_PARTS <= len(parts) <= MOST_PARTS:
+        problems.append(f"overlap takes from {LEAST_PARTS} to {MOST_PARTS} parts, not {len(parts)}")
+    if nameless:
         problems.append("a function without a name, such as a lambda, needs one: overlap(decode=lambda stream: ...)")
-    parts = [Part(str(name), function) for name, function in (*given, *named.items())]
-    for name in named:
-        if not name.strip() or not name.isprintable():
-            problems.append(f"{name!r} is not readable in a table: choose another name")
+    unreadable = [name for name in named if not name.strip() or not name.isprintable()]
+    problems += [f"{name!r} is not readable in a table: choose another name" for name in unreadable]
     names = [part.name for part in parts if part.name.isidentifier()]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -140,12 +139,16 @@ def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def part_of(function: object, name: str) -> Part:
+def part_of(function: Any, name: str) -> Part:
     """A single part; `name` is used if the function has none."""
+    own = getattr(_demand_function(name, function), "__name__", "")
+    return Part(own if own.isidentifier() else name, function)
+
+
+def _demand_function(name: str, function: Any) -> Any:
     if not callable(function):
         raise TypeError(f"{name} must be a function that takes a stream, not {type(function).__name__}")
-    own = getattr(function, "__name__", "")
-    return Part(own if own.isidentifier() else name, function)
+    return function
 
 
 @contextmanager

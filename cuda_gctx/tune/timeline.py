@@ -96,15 +96,10 @@ class Trace(Pictured):
 
     def _rows(self) -> dict[Track, dict[str, list[Span]]]:
         """The spans of each row of each track that has any."""
-        by_track: dict[Track, dict[str, list[Span]]] = {}
-        for track in self.tracks:
-            rows: dict[str, list[Span]] = {}
-            for span in self.spans:
-                if span.track == track.name:
-                    rows.setdefault(span.row, []).append(span)
-            if rows:
-                by_track[track] = rows
-        return by_track
+        rows: dict[str, dict[str, list[Span]]] = {}
+        for span in self.spans:
+            rows.setdefault(span.track, {}).setdefault(span.row, []).append(span)
+        return {track: rows[track.name] for track in self.tracks if track.name in rows}
 
     def _bar(self, span: Span) -> Bar:
         begin, end = span.start_ns - self.start_ns, span.end_ns - self.start_ns
@@ -119,9 +114,8 @@ class Trace(Pictured):
         groups = []
         for track, rows in self._rows().items():
             # A single stream needs no label in addition to its partition.
-            labels = [""] if len(rows) == 1 else list(rows)
-            bars = [tuple(map(self._bar, spans)) for spans in rows.values()]
-            groups.append(Group(track.name, str(track), tuple(map(Row, labels, bars))))
+            bars = [Row(row if len(rows) > 1 else "", tuple(map(self._bar, spans))) for row, spans in rows.items()]
+            groups.append(Group(track.name, str(track), tuple(bars)))
         return draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, note)
 
     def chrome_trace(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
@@ -129,16 +123,20 @@ class Trace(Pictured):
 
         A process is a device, and a thread is a row. Times are microseconds since the first start.
         """
-        events: list[dict[str, Any]] = [self._metadata("process_name", 0, name=self.device)]
-        thread = 0
-        for track, rows in self._rows().items():
-            for row, spans in rows.items():
-                # On one thread, Perfetto shows overlapping spans only if they are nested: use a thread per layer.
-                for layer in layers(spans):
-                    thread += 1
-                    events.append(self._metadata("thread_name", thread, name=f"{track.name}, {row}"))
-                    events.append(self._metadata("thread_sort_index", thread, sort_index=thread))
-                    events += [self._event(span, thread) for span in layer]
+
+        def event(kind: str, name: str, thread: int, args: dict[str, object], **more: object) -> dict[str, Any]:
+            return {"ph": kind, "name": name, "pid": self.device_id, "tid": thread, "args": args, **more}
+
+        events = [event("M", "process_name", 0, {"name": self.device})]
+        rows = [(f"{track.name}, {row}", spans) for track, of in self._rows().items() for row, spans in of.items()]
+        # On one thread, Perfetto shows overlapping spans only if they are nested: use a thread per layer.
+        for thread, (name, layer) in enumerate(((name, one) for name, spans in rows for one in layers(spans)), 1):
+            events.append(event("M", "thread_name", thread, {"name": name}))
+            events.append(event("M", "thread_sort_index", thread, {"sort_index": thread}))
+            for span in layer:
+                times = {"ts": (span.start_ns - self.start_ns) / 1e3, "dur": span.duration_ns / 1e3}
+                where = {"partition": span.track, "SM": span.sm}
+                events.append(event("X", span.name, thread, where, cat="gpu", **times))
         trace = {
             "traceEvents": events,
             "displayTimeUnit": "ns",
@@ -147,32 +145,11 @@ class Trace(Pictured):
         written(json.dumps(trace), path)
         return trace
 
-    def _metadata(self, what: str, thread: int, **args: object) -> dict[str, Any]:
-        return {"ph": "M", "name": what, "pid": self.device_id, "tid": thread, "args": args}
-
-    def _event(self, span: Span, thread: int) -> dict[str, Any]:
-        return {
-            "ph": "X",
-            "name": span.name,
-            "cat": "gpu",
-            "ts": (span.start_ns - self.start_ns) / 1e3,
-            "dur": span.duration_ns / 1e3,
-            "pid": self.device_id,
-            "tid": thread,
-            "args": {"partition": span.track, "SM": span.sm},
-        }
-
     def __str__(self) -> str:
+        start_ns = self.start_ns
         rows = [
-            (
-                span.track,
-                span.row,
-                span.name,
-                in_words(span.start_ns - self.start_ns),
-                in_words(span.duration_ns),
-                span.sm,
-            )
-            for span in self.spans
+            (one.track, one.row, one.name, in_words(one.start_ns - start_ns), in_words(one.duration_ns), one.sm)
+            for one in self.spans
         ]
         return f"{self.device}, driver {self.driver}\n" + table(("where", "row", "what", "start", "took", "SM"), rows)
 
@@ -183,15 +160,14 @@ class _Places:
     def __init__(self, parts: tuple[Partition, ...]) -> None:
         self._parts = parts
         self._names: list[tuple[Context, str]] = [(part.context, part.name) for part in parts]
-        self._others: dict[str, Track] = {}
+        self._others: list[Track] = []
         self._rows: dict[Stream, tuple[str, str]] = {}
-        self._streams: dict[str, int] = {}
 
     def of(self, stream: Stream) -> tuple[str, str]:
         if stream not in self._rows:
             track = self._track_of(stream.context)
-            self._streams[track] = self._streams.get(track, 0) + 1
-            self._rows[stream] = track, f"stream {self._streams[track]}"
+            before = sum(track == other for other, _ in self._rows.values())
+            self._rows[stream] = track, f"stream {before + 1}"
         return self._rows[stream]
 
     def _track_of(self, context: Context) -> str:
@@ -203,13 +179,13 @@ class _Places:
         if any(name == taken for _, taken in self._names):
             name = f"{name} ({plain})"
         self._names.append((context, name))
-        self._others[name] = Track(name, context.sm_count, None)
+        self._others.append(Track(name, context.sm_count, None))
         return name
 
     def tracks(self) -> tuple[Track, ...]:
         # As late as possible, because verify() may have seen the ids meanwhile.
         named = (Track(part.name, part.sm_count, part.sm_ids) for part in self._parts)
-        return (*named, *self._others.values())
+        return (*named, *self._others)
 
 
 class Timeline:
