@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from cuda_gctx.tune._sizes import Allocation
 from cuda_gctx.tune._work import Part, Task
 
 from .conftest import host_takes
-from .worlds import TRUTHS, World, lognormal, measured
+from .worlds import TRUTHS, Unread, World, lognormal, measured
 
 pytestmark = pytest.mark.sim_only
 
@@ -135,6 +135,23 @@ def test_a_sustained_rate_is_not_that_of_short_batches(dev: Device, monkeypatch:
     report = tune.overlap(a=call, b=call, objective=Throughput(a=1, b=1), device=dev, sizes=[64], budget_s=20)
     assert report.choice.kind == "streams"
     assert 1.95 < report.gain < 2
+
+
+def test_sm_clocks_are_read_for_each_plan_and_a_difference_is_reported(
+    dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = cycle([1500.0, 1900.0])
+    monkeypatch.setattr(Unread, "__init__", lambda self, device: setattr(self, "sm_clock_mhz", next(readings)))
+    report = measured(World(TRUTHS["one_partition_is_best"], lognormal(0.003), random.Random(1)), dev)
+    [sequence] = [result for result in report.results if result.plan.kind == "sequence"]
+    clocks = report.result(report.choice).sm_clock_mhz, sequence.sm_clock_mhz
+    assert set(clocks) == {1500.0, 1900.0}
+    reason = "the SM clock is {:g} MHz with the choice, and {:g} MHz in sequence"
+    assert reason.format(*clocks) in report.reasons
+    readings = cycle([1500.0])
+    report = measured(World(TRUTHS["one_partition_is_best"], lognormal(0.003), random.Random(1)), dev)
+    assert report.result(report.choice).sm_clock_mhz == 1500.0
+    assert not any("SM clock" in reason for reason in report.reasons)
 
 
 def test_what_counts_of_a_block_of_mixes_is_long_batches(dev: Device) -> None:
