@@ -117,83 +117,125 @@ def clock_for(objective: Objective, device: Device, streams: Mapping[str, Stream
     return idle
 
 
-# ---- steps, each after the one before
+# ---- steps, each after the one before, and mixes, whose parts do not wait for each other
 
 
 @dataclass
 class _Steps:
-    """Steps whose parts start together, or one after the other on one stream; ends: of the parts on other streams."""
+    """Steps or mixes that are enqueued, by one thread or by a thread for each part.
+
+    ends: in steps, of the parts on other streams than the first one. joined: recorded when all parts of a step have
+    ended. before_last: recorded before the last step. around: a block around each call.
+    """
 
     trial: Trial
     number: int
     ends: Mapping[str, Event]
     joined: Event
-    before_last: Event
+    before_last: Mapping[str, Event]
     around: Around | None
 
-    def call(self, part: Part, step: int) -> None:
+    def enqueue(
+        self, calls: Sequence[tuple[Part, int]], names: Sequence[str], meet: Callable[[], object] | None = None
+    ) -> None:
+        """Enqueue the steps of the parts with these names.
+
+        calls: of a step, how many of each part. meet: waits for the threads of the other parts, twice in each step: an
+        event is waited for only after it has been recorded, and recorded again only after that.
+        """
+        once = self.trial.in_sequence or len(names) == 1
+        with self.trial.on(calls[0][0]) if once else nullcontext():
+            for step in range(self.number):
+                for part, count in calls:
+                    with nullcontext() if once else self.trial.on(part):
+                        self._call(part, count, step)
+                if meet is not None:
+                    meet()
+                if self.ends and self.trial.parts[0].name in names:
+                    for end in self.ends.values():
+                        self.trial.main.wait(end)
+                    self.trial.main.record(self.joined)
+                if meet is not None:
+                    meet()
+                for name in names if step == self.number - 2 else ():
+                    if name in self.before_last:
+                        self.trial.streams[name].record(self.before_last[name])
+
+    def _call(self, part: Part, count: int, step: int) -> None:
         stream, end = self.trial.streams.get(part.name, self.trial.main), self.ends.get(part.name)
         if end is not None:
             stream.wait(self.joined)
-        with nullcontext() if self.around is None else self.around(part, stream, step):
-            self.trial.call(part)
+        for _ in range(count):
+            if self.around is None:
+                self.trial.call(part)
+            else:
+                with self.around(part, stream, step):
+                    self.trial.call(part)
         if end is not None:
             stream.record(end)
 
-    def join(self, step: int) -> None:
-        main = self.trial.main
-        for end in self.ends.values():
-            main.wait(end)
-        if self.ends:
-            main.record(self.joined)
-        if step == self.number - 2:
-            main.record(self.before_last)
 
-    def by_one_thread(self) -> None:
-        one_stream = self.trial.in_sequence
-        calls = [part for part, _ in self.trial.mix({part.name: 1 for part in self.trial.parts})]
-        with self.trial.on(self.trial.parts[0]) if one_stream else nullcontext():
-            for step in range(self.number):
-                for part in calls:
-                    with nullcontext() if one_stream else self.trial.on(part):
-                        self.call(part, step)
-                self.join(step)
+def _batch(
+    trial: Trial,
+    number: int,
+    gate_s: float,
+    hosts: Hosts | None,
+    weights: Mapping[str, int],
+    *,
+    joined: bool,
+    around: Around | None = None,
+) -> Batch:
+    """A batch of so many steps, whose parts start together and are waited for, or else of mixes."""
+    names, apart = [part.name for part in trial.parts], not trial.in_sequence
+    streams = [trial.main] if joined else list(dict.fromkeys(trial.streams[name] for name in names))
+    calls = trial.mix(weights) if joined or not apart else _evenly(trial.parts, weights)
+    with ExitStack() as closing:
 
-    def by(self, hosts: Hosts) -> None:
-        """By a thread for each part. In each step the threads meet twice: an event is waited for only after it has been
-        recorded, and recorded again only after that.
-        """
-        meeting = Barrier(len(self.trial.parts))
+        def event(name: str) -> Event:
+            return closing.enter_context(trial.streams[name].record())
 
-        def run(part: Part) -> None:
-            with self.trial.on(part):
-                for step in range(self.number):
-                    self.call(part, step)
-                    meeting.wait()
-                    if part.name not in self.ends:
-                        self.join(step)
-                    meeting.wait()
+        ends = {name: event(name) for name in names[1:] if joined and apart}
+        before_last = {name: event(name) for name in (names[:1] if joined else names)}
+        steps = _Steps(trial, number, ends, event(names[0]), before_last, around)
 
-        hosts.run({part.name: partial(run, part) for part in self.trial.parts}, meeting)
+        def enqueue() -> Sequence[Event]:
+            trial.main.record(steps.joined)
+            if hosts is not None and apart:
+                meeting = Barrier(len(names))
+                meet = meeting.wait if joined else None
+                own = {part.name: [(part, weights[part.name])] for part in trial.parts}
+                hosts.run({name: partial(steps.enqueue, one, [name], meet) for name, one in own.items()}, meeting)
+            else:
+                steps.enqueue(calls, names)
+            return list(before_last.values()) if number > 1 else []
+
+        return timed_batch(streams, enqueue, gate_s)
 
 
 def steps_of(trial: Trial, number: int, gate_s: float, hosts: Hosts | None, around: Around | None = None) -> Batch:
-    main = trial.main
-    others = {} if trial.in_sequence else {part.name: trial.streams[part.name] for part in trial.parts[1:]}
-    with ExitStack() as closing:
-        ends = {name: closing.enter_context(stream.record()) for name, stream in others.items()}
-        joined, before_last = (closing.enter_context(main.record()) for _ in range(2))
-        steps = _Steps(trial, number, ends, joined, before_last, around)
+    """Run steps, each with one call of each part."""
+    return _batch(trial, number, gate_s, hosts, {part.name: 1 for part in trial.parts}, joined=True, around=around)
 
-        def enqueue() -> Sequence[Event]:
-            main.record(joined)
-            if hosts is not None and others:
-                steps.by(hosts)
-            else:
-                steps.by_one_thread()
-            return [before_last] if number > 1 else []
 
-        return timed_batch([main], enqueue, gate_s)
+def _evenly(parts: Sequence[Part], weights: Mapping[str, int]) -> list[tuple[Part, int]]:
+    """The calls of a mix, those of each part evenly over the whole: parts, and how many calls in a row.
+
+    If one part after the other was enqueued, the later ones would not begin while the driver's queue is full of the
+    calls of the first one.
+    """
+    calls = sorted(
+        (number / weights[part.name], place) for place, part in enumerate(parts) for number in range(weights[part.name])
+    )
+    return [(parts[place], len(list(run))) for place, run in groupby(place for _, place in calls)]
+
+
+def mixes(
+    trial: Trial, number: int, gate_s: float, hosts: Hosts | None, weights: Mapping[str, int]
+) -> tuple[Batch, dict[str, float]]:
+    """Run mixes; returns also how long the calls of each part took."""
+    batch = _batch(trial, number, gate_s, hosts, weights, joined=False)
+    took = dict(zip(dict.fromkeys(trial.streams[part.name] for part in trial.parts), batch.seconds, strict=True))
+    return batch, {name: took[stream] for name, stream in trial.streams.items()}
 
 
 def profile(trial: Trial, number: int, gate_s: float, hosts: Hosts | None) -> list[Intervals]:
@@ -213,61 +255,6 @@ def profile(trial: Trial, number: int, gate_s: float, hosts: Hosts | None) -> li
             {name: (seconds_between(first, begin), seconds_between(first, end)) for name, (begin, end) in step.items()}
             for step in marks
         ]
-
-
-# ---- mixes, whose parts do not wait for each other
-
-
-def _evenly(weights: Mapping[str, int]) -> list[tuple[str, int]]:
-    """The calls of a mix, those of each part evenly over the whole: parts, and how many calls in a row.
-
-    If one part after the other was enqueued, the later ones would not begin while the driver's queue is full of the
-    calls of the first one.
-    """
-    calls = sorted(
-        (number / weight, position, name)
-        for position, (name, weight) in enumerate(weights.items())
-        for number in range(weight)
-    )
-    return [(name, len(list(run))) for name, run in groupby(name for *_, name in calls)]
-
-
-def mixes(
-    trial: Trial, number: int, gate_s: float, hosts: Hosts | None, weights: Mapping[str, int]
-) -> tuple[Batch, dict[str, float]]:
-    """Run mixes; returns also how long the calls of each part took."""
-    streams = list(dict.fromkeys(trial.streams[part.name] for part in trial.parts))
-    by_name = {part.name: part for part in trial.parts}
-    evenly = [] if trial.in_sequence else _evenly({name: weights[name] for name in by_name})
-    rows = [(by_name[name], count) for name, count in evenly] or trial.mix(weights)
-    with ExitStack() as closing:
-        before_last = {name: closing.enter_context(stream.record()) for name, stream in trial.streams.items()}
-
-        def run(calls: Sequence[tuple[Part, int]], names: Sequence[str], once: bool) -> None:
-            """Mixes of some calls of the parts with these names. once: these all work on one stream."""
-            with trial.on(calls[0][0]) if once else nullcontext():
-                for mix in range(number):
-                    for part, count in calls:
-                        with nullcontext() if once else trial.on(part):
-                            for _ in range(count):
-                                trial.call(part)
-                    if mix == number - 2:
-                        for name in names:
-                            trial.streams[name].record(before_last[name])
-
-        def enqueue() -> Sequence[Event]:
-            if hosts is not None and not trial.in_sequence:
-                each = {
-                    part.name: partial(run, [(part, weights[part.name])], [part.name], True) for part in trial.parts
-                }
-                hosts.run(each)
-            else:
-                run(rows, list(before_last), trial.in_sequence)
-            return list(before_last.values()) if number > 1 else []
-
-        batch = timed_batch(streams, enqueue, gate_s)
-        took = dict(zip(streams, batch.seconds, strict=True))
-        return batch, {name: took[stream] for name, stream in trial.streams.items()}
 
 
 # ---- single calls of one part, next to the others

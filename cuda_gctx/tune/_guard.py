@@ -53,13 +53,26 @@ def sitting(device: Device, progress: bool | None) -> Iterator[Sitting]:
         capturing = capturing_stream(device.resources.sm)
         if capturing is not None:
             raise RuntimeError(f"{capturing} is capturing a graph: tune before or after the capture")
-    with _only_tuning(device), Progress(progress) as bar, ExitStack() as closing:
-        held = Sitting(bar, closing, [Conditions.of(device)])
-        try:
-            device.sync()  # the caller may still be producing the inputs of the parts on other streams
-            yield held
-        finally:
-            held.conditions.append(Conditions.of(device))  # before the chip rests
+    lock = _locks[device.device_id]
+    if not lock.acquire(blocking=False):
+        raise RuntimeError(
+            f"another tuning of {device.name} is in progress and would disturb the measurement: wait until it ends"
+        )
+    try:
+        with Progress(progress) as bar, ExitStack() as closing:
+            held = Sitting(bar, closing, [Conditions.of(device)])
+            try:
+                device.sync()  # the caller may still be producing the inputs of the parts on other streams
+                yield held
+            finally:
+                held.conditions.append(Conditions.of(device))  # before the chip rests
+    except CapturingError as error:
+        # A stream that a part has left capturing cannot be closed. What was said of the part says more.
+        if isinstance(error.__context__, RuntimeError):
+            raise error.__context__ from None
+        raise
+    finally:
+        lock.release()
 
 
 def driver_version() -> str:
@@ -70,25 +83,6 @@ def place_and_date(device: Device) -> dict[str, Any]:
     """Where and when something was measured, as fields of a report."""
     today = date.today().isoformat()
     return {"device": device.name, "sm_count": device.sm_count, "driver": driver_version(), "date": today}
-
-
-@contextmanager
-def _only_tuning(device: Device) -> Iterator[None]:
-    """A block that only one thread can be in, for each device."""
-    lock = _locks[device.device_id]
-    if not lock.acquire(blocking=False):
-        raise RuntimeError(
-            f"another tuning of {device.name} is in progress and would disturb the measurement: wait until it ends"
-        )
-    try:
-        yield
-    except CapturingError as error:
-        # A stream that a part has left capturing cannot be closed. What was said of the part says more.
-        if isinstance(error.__context__, RuntimeError):
-            raise error.__context__ from None
-        raise
-    finally:
-        lock.release()
 
 
 @contextmanager

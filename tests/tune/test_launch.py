@@ -113,9 +113,10 @@ def test_no_part_of_a_mix_waits_until_the_queue_has_room_for_it(dev: Device, nam
 
 
 def test_calls_of_a_mix_are_spread_evenly() -> None:
-    assert _batches._evenly({"a": 1, "b": 1}) == [("a", 1), ("b", 1)]
-    assert _batches._evenly({"a": 4, "b": 2}) == [("a", 1), ("b", 1), ("a", 2), ("b", 1), ("a", 1)]
-    assert _batches._evenly({"a": 1, "b": 5}) == [("a", 1), ("b", 5)]
+    a, b = parts = [Part(name, slowly) for name in "ab"]
+    assert _batches._evenly(parts, {"a": 1, "b": 1}) == [(a, 1), (b, 1)]
+    assert _batches._evenly(parts, {"a": 4, "b": 2}) == [(a, 1), (b, 1), (a, 2), (b, 1), (a, 1)]
+    assert _batches._evenly(parts, {"a": 1, "b": 5}) == [(a, 1), (b, 5)]
 
 
 def test_steps_of_host_threads_are_joined(dev: Device) -> None:
