@@ -246,12 +246,17 @@ def staged_copies_between_gpus() -> list[dict[str, Any]]:
     return [row for size, sms in worlds for row in staged_by(size, size, sms)]
 
 
+# What a stream of a GPU copies: from the other one, to it, and within.
+KINDS = ("from the other GPU", "to the other GPU", "within")
+
+
 @case(gpus=2, is_timed=True)
 def copies_behind_kernels() -> dict[str, Any]:
-    """Which copies between GPUs wait for one that another stream has behind a kernel that still runs.
+    """Which copies of a GPU wait for one that another stream has behind a kernel that still runs.
 
-    Ranks of COPY_ENGINES enqueue copies behind kernels that wait for other ranks. With a GPU for each rank, no copy of
-    one may wait for that of another.
+    Ranks enqueue copies between GPUs behind kernels that wait for other ranks. With a GPU for each rank, no copy of one
+    may wait for that of another. Of each kind of the copy that waits for the kernel: how many of those of 15 streams,
+    by kind.
     """
     torch, _ = modules()
     from contextlib import ExitStack
@@ -267,37 +272,41 @@ def copies_behind_kernels() -> dict[str, Any]:
         with devices[number].context.current():
             call("cuCtxEnablePeerAccess", devices[1 - number].context.handle, 0)
 
-    def fetch(number: int, stream: Any) -> Any:
-        """A copy to a GPU from the other one, and an event behind it."""
-        own, theirs = memory[number], memory[1 - number]
+    def copy(kind: str, number: int, stream: Any) -> Any:
+        """A copy by a stream of a GPU, and an event behind it."""
+        own, theirs = memory[number].data_ptr(), memory[1 - number].data_ptr()
+        places = {KINDS[0]: (own, theirs + size), KINDS[1]: (theirs, own + size), KINDS[2]: (own, own + size)}
         with torch.cuda.device(number):
-            call("cuMemcpyDtoDAsync", own.data_ptr(), theirs.data_ptr() + size, size, stream.cuda_stream)
+            call("cuMemcpyDtoDAsync", *places[kind], size, stream.cuda_stream)
             event = torch.cuda.Event(enable_timing=True)
             event.record(stream)
         return event
 
+    waited: dict[str, dict[str, int]] = {}
     with ExitStack() as closing:
-        streams: list[list[tuple[str, Any]]] = [[], []]
+        streams: list[list[Any]] = [[], []]
         for number, device in enumerate(devices):
-            parts = closing.enter_context(device.partition(first=16, second=16))
-            for name, part in zip(("the same partition", "another one"), parts, strict=True):
+            for part in closing.enter_context(device.partition(first=16, second=16)):
                 made = [closing.enter_context(part.context.create_stream()) for _ in range(8)]
-                streams[number] += [(name, torch_stream(one)) for one in made]
-        for number in range(2):
-            for _, stream in streams[number]:
-                fetch(number, stream).synchronize()
-        [(_, held), *others] = streams[0]
-        with torch.cuda.device(0), torch.cuda.stream(held):
-            torch.cuda._sleep(2_000_000_000)  # about a second
-            end = torch.cuda.Event(enable_timing=True)
-            end.record(held)
-        fetch(0, held)
-        copied = [(name, fetch(0, stream)) for name, stream in others]
-        for event in [fetch(1, stream) for _, stream in streams[1]]:
-            event.synchronize()
-        assert not end.query(), "copies of the other GPU waited, or the kernel ended too early"
-        for _, event in copied:
-            event.synchronize()
-        end.synchronize()
-        late = [name for name, event in copied if end.elapsed_time(event) > 0]
-    return {"streams": len(copied), "waited": {name: late.count(name) for name, _ in copied}}
+                streams[number] += map(torch_stream, made)
+            for stream in streams[number]:
+                for kind in KINDS:
+                    copy(kind, number, stream).synchronize()
+        held, *others = streams[0]
+        for first in KINDS[:2]:
+            waited[first] = {}
+            for kind in KINDS:
+                with torch.cuda.device(0), torch.cuda.stream(held):
+                    torch.cuda._sleep(1_000_000_000)  # about half a second
+                    end = torch.cuda.Event(enable_timing=True)
+                    end.record(held)
+                copy(first, 0, held)
+                events = [copy(kind, 0, stream) for stream in others]
+                for event in [copy(kind, 1, stream) for stream in streams[1]]:
+                    event.synchronize()
+                assert not end.query(), "copies of the other GPU waited, or the kernel ended too early"
+                for event in (end, *events):
+                    event.synchronize()
+                held.synchronize()
+                waited[first][kind] = sum(end.elapsed_time(event) > 0 for event in events)
+    return waited
