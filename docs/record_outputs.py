@@ -118,9 +118,21 @@ def described_by_driver() -> Row:
     return described(Device(0), "examples", REPOSITORY)
 
 
+def kept_of(recorded: Row, again: dict[str, str]) -> Row:
+    """The outputs that were not recorded again, each with where and when it was printed."""
+    origin = {key: recorded[key] for key in ("card", "driver", "cuda", "date")}
+    known = {
+        name: {**origin, "printed": printed}
+        for name, printed in recorded["outputs"].items()
+    }
+    known |= recorded.get("kept", {})
+    return {name: row for name, row in known.items() if name not in again}
+
+
 def record(path: Path) -> None:
     from cuda_gctx import Device
 
+    recorded = json.loads(OUTPUTS.read_text())
     outputs: dict[str, str] = {}
     for name, module in EXAMPLES.items():
         if not is_installed(module):
@@ -150,7 +162,11 @@ def record(path: Path) -> None:
         )
         if done.returncode == 0:
             outputs[name] = done.stdout
-        result = {**described_by_driver(), "outputs": outputs}
+        result = {
+            **described_by_driver(),
+            "outputs": outputs,
+            "kept": kept_of(recorded, outputs),
+        }
         path.write_text(json.dumps(result, indent=2) + "\n")
 
 
@@ -302,21 +318,29 @@ def record_pages(path: Path, pages: list[Path]) -> bool:
 
 
 def section(result: Row) -> str:
-    card = f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}"
     lines = [
-        f"The outputs on an {card}, {result['date']}, as `docs/record_outputs.py` recorded them:",
+        f"The outputs on an {where_and_when(result)}, as `docs/record_outputs.py` recorded them:",
         "",
     ]
     for name, output in result["outputs"].items():
+        lines += [f"### {name}.py", "", *fenced(output)]
+    for name, row in result["kept"].items():
         lines += [
             f"### {name}.py",
             "",
-            "```text",
-            *output.rstrip().splitlines(),
-            "```",
+            f"Recorded on an {where_and_when(row)}:",
             "",
+            *fenced(row["printed"]),
         ]
     return "\n".join(lines)
+
+
+def where_and_when(result: Row) -> str:
+    return f"{result['card']}, driver {result['driver']}, CUDA {result['cuda']}, {result['date']}"
+
+
+def fenced(output: str) -> list[str]:
+    return ["```text", *output.rstrip().splitlines(), "```", ""]
 
 
 def blocks_section(result: Row | None) -> str:

@@ -108,3 +108,16 @@ def test_each_block_that_needs_a_gpu_leaves_a_row(recorded: Path, recorder: obje
 def test_an_output_of_another_block_is_not_shown(recorder: object) -> None:
     with pytest.raises(SystemExit, match="a page:26: the block above has not run"):
         recorder.with_recorded(PAGE, "a page", None)  # type: ignore[attr-defined]
+
+
+def test_an_output_that_is_not_recorded_again_keeps_its_card(recorder: object) -> None:
+    origin = {"driver": "580", "cuda": "13.0", "date": "2026-11-22"}
+    first = {"card": "H200", **origin, "outputs": {"one": "1\n", "two": "2\n"}}
+    kept = recorder.kept_of(first, {"one": "3\n"})  # type: ignore[attr-defined]
+    assert kept == {"two": {"card": "H200", **origin, "printed": "2\n"}}
+    second = {"card": "H100", **origin, "outputs": {"one": "3\n"}, "kept": kept}
+    assert recorder.kept_of(second, {"one": "4\n"}) == kept  # type: ignore[attr-defined]
+    section = recorder.section({**second, "outputs": {"one": "4\n"}})  # type: ignore[attr-defined]
+    assert (
+        section.index("on an H100") < section.index("### one.py") < section.index("### two.py") < section.index("H200")
+    )
