@@ -78,6 +78,7 @@ cdef class Feature:
     """Whether the driver in use offers a feature, as a truth value, with the reason if it does not."""
 
     cdef readonly str name
+    cdef readonly str title
     cdef readonly bint available
     cdef readonly str needs
     cdef readonly str reason
@@ -96,12 +97,13 @@ cdef Feature make_feature(const cpp.Driver& driver, int number):
     cdef cpp.FeatureState state = driver.feature(<cpp.Feature>number)
     cdef Feature feature = Feature.__new__(Feature)
     feature.name = state.name_text().decode()
+    feature.title = state.title_text().decode()
     feature.available = state.available
     feature.needs = cpp.version_text(state.since).decode()
     if not feature.available:
         found = cpp.version_text(driver.version()).decode()
         feature.reason = (
-            f"{state.title_text().decode()}: needs CUDA driver {feature.needs} or newer, this driver is {found}"
+            f"{feature.title}: needs CUDA driver {feature.needs} or newer, this driver is {found}"
         )
     return feature
 

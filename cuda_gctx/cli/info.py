@@ -61,7 +61,12 @@ def _information(number: int | None) -> dict[str, Any]:
         if number is None
         else [_device(device_of(number))],
         "features": {
-            name: {"available": feature.available, "needs": feature.needs, "reason": feature.reason}
+            name: {
+                "title": feature.title,
+                "available": feature.available,
+                "needs": feature.needs,
+                "reason": feature.reason,
+            }
             for name, feature in system.features().items()
         },
     }
@@ -114,7 +119,11 @@ def info(number: int | None, as_json: bool) -> None:
         out.print(table(header, rows))
         out.print()
     features = [
-        (name, "yes" if feature["available"] else "no", f"{feature['needs']}+" if feature["needs"] else None)
-        for name, feature in information["features"].items()
+        (
+            feature["title"],
+            "yes" if feature["available"] else "no",
+            f"{feature['needs']}+" if feature["needs"] else None,
+        )
+        for feature in information["features"].values()
     ]
     out.print(table(("feature", "supported", "CUDA driver"), features))

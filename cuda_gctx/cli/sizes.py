@@ -18,7 +18,8 @@ def sizes(device: Device, as_json: bool, unaligned: bool) -> None:
     """List the sizes that a partition can have.
 
     Queries the driver for each size. SM counts are rounded up to an aligned size. Other sizes need backfill, and
-    support only smaller thread-block clusters. JSON output always contains all sizes.
+    support only smaller thread-block clusters. "cuda-gctx plan --help" explains the strategies. JSON output always
+    contains all sizes.
     """
     possible = device.partition_sizes()
     if as_json:

@@ -413,7 +413,8 @@ class Partitions:
 
         timeout: seconds, after which it raises RuntimeError.
 
-        Returns a VerifyReport, which also reports whether they ran at the same time. Raises IsolationError otherwise.
+        Returns a VerifyReport, which also says whether they ran at the same time. Raises IsolationError if a partition
+        ran on other SMs.
         """
         self._demand_open()
         in_use = self._pool._layouts_at_work(self) if self._pool is not None else []

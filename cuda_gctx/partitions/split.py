@@ -41,14 +41,15 @@ def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResou
     return SMResourceOptions(*zip(*groups, strict=True))
 
 
-def _refusal(error: SplitError, layout: Layout, names: Sequence[str]) -> str:
-    message = f"{layout} does not fit: {error.args[0]}"
+def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMResource) -> str:
+    # The message of the split names its groups, and behind the colon the groups that fit: these have names here.
+    advice = error.args[0].partition(": ")[2]
     if isinstance(error.suggestion, SMResourceOptions):
         counts = error.suggestion.count
         fitting = counts if isinstance(counts, tuple) else (counts,)
         requests = (f"{name}={sms}" for name, sms in zip(names, fitting, strict=False))
-        message += f"; as partitions: {', '.join(requests)}"
-    return message
+        advice = f"the nearest layout that fits is {', '.join(requests)}{advice.partition(']')[2]}"
+    return f"{layout} does not fit into {whole.sm_count} SMs (alignment {whole.coscheduled_alignment}): {advice}"
 
 
 def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:
@@ -63,7 +64,7 @@ def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) ->
         try:
             groups, remainder = whole.split(_split_options(counted, whole), dry_run=dry_run)
         except SplitError as error:
-            error.args = (_refusal(error, layout, [name for name, _ in counted]),)
+            error.args = (_refusal(error, layout, [name for name, _ in counted], whole),)
             raise
     if open_at is None:
         return [*groups, remainder] if remainder.sm_count else groups

@@ -97,7 +97,7 @@ SETTINGS: dict[str, list[Setting]] = {
     "partitions": [
         "so that 0.5 and 0.5 fit",
         "1.0 is refused",
-        "(256 x 4096 bf16 sigmoid) for each request, while 8192 x 8192 x 8192 bf16 GEMMs",
+        "(256 x 4096 bf16 sigmoid) while 8192 x 8192 x 8192 bf16 GEMMs",
         "and 10,000 requests per second are more",
     ],
     "guide": [

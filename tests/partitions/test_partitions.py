@@ -308,8 +308,8 @@ def test_a_share_that_rounds_to_nothing_says_the_smallest_that_works(sim: Machin
 def test_more_than_the_device_has_names_the_nearest_that_fits(sim: Machines) -> None:
     machine = sim("h200")
     error = refusal(SplitError, lambda: Device(0).partition(decode=16, prefill=200))
-    assert "Layout(decode=16, prefill=200) does not fit" in str(error)
-    assert "as partitions: decode=16, prefill=" in str(error)
+    assert "Layout(decode=16, prefill=200) does not fit into 132 SMs (alignment 8): " in str(error)
+    assert ": the nearest layout that fits is decode=16, prefill=112 (CUDA_ERROR" in str(error)
     suggestion = error.suggestion
     assert isinstance(suggestion, SMResourceOptions)
     assert isinstance(suggestion.count, tuple)
