@@ -3,12 +3,13 @@
     python tests/trust/barriers.py [--times 12] [--limit 75] [--out FILE] [FORM...]
 
 runs compute-sanitizer over a program that spins in partitions and proves them, with copies of the installed package
-whose core holds another text of the kernel: the one of today, the one in which thread 0 alone waits and comes to the
-barrier after the lanes of its warp, one in which the other warps end at once, and one in which all warps wait. The
-forms take turns, TIMES runs each, or as many as fit in LIMIT seconds. A line of JSON for each form says in how many
-runs, and in how many proofs of how many, synccheck reported something, and where; and how many blocks an SM had at once
-out of four times as many as fit, without the tool: more than fit would mean that a block gives up its place before it
-ends. The exit code is 1 if synccheck reported the text of today, or a run of it did not end well.
+whose core holds another text of the kernel: the one of today, in which all warps wait, one in which the others wait
+for the first warp at a barrier, one in which they end at once, and one in which thread 0 alone waits and comes to the
+barrier after the lanes of its warp. The forms take turns, TIMES runs each, or as many as fit in LIMIT seconds. A line
+of JSON for each form says in how many runs, and in how many proofs of how many, synccheck reported something, and
+where; and how many blocks an SM had at once out of four times as many as fit, without the tool: more than fit would
+mean that a block gives up its place before it ends. The exit code is 1 if synccheck reported the text of today, or a
+run of it did not end well.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
-from tests.trust.device_sanitizers import find
+from tests.trust.device_sanitizers import NO_SANITIZER, find
 
 BEGIN, END = b"\n.version 7.0\n.target sm_70\n", b"\0"
 LIBRARY = "libcuda_gctx.so"
@@ -42,30 +43,31 @@ def today(text: str) -> str:
     return text
 
 
-def one_waits(text: str) -> str:
-    """Thread 0 leaves the lanes of its warp, and meets them at a barrier that allows for it."""
-    text = replaced(text, "setp.ge.u32 %p1, %r1, 32;", "setp.ne.u32 %p1, %r1, 0;")
-    text = replaced(text, "  vote.sync.any.pred %p4, %p4, 0xffffffff;\n", "")
-    text = replaced(text, "bar.sync 0;", "barrier.sync 0;")
-    text = replaced(
-        text,
-        "setp.lt.u32 %p5, %r4, %r3;\n  setp.eq.and.u32 %p5, %r1, 0, %p5;",
-        "setp.ge.u32 %p5, %r4, %r3;\n  @%p5 bra done;",
-    )
-    return replaced(text, "@%p5 st.", "st.")
+def at_a_barrier(text: str) -> str:
+    """The first warp waits, and the others for it."""
+    text = replaced(text, "  mov.u32 %r2, 0;\n", "  mov.u32 %r2, 0;\n  setp.ge.u32 %p4, %r1, 32;\n  @%p4 bra done;\n")
+    return replaced(text, "  ret;\n", "done:\n  bar.sync 0;\n  ret;\n")
 
 
 def others_leave(text: str) -> str:
     """The first warp alone holds the block's place."""
-    return replaced(text, "  bar.sync 0;\n", "")
+    return replaced(at_a_barrier(text), "  bar.sync 0;\n", "")
 
 
-def all_wait(text: str) -> str:
-    """Each warp stays for the whole time, so that none has to wait for another."""
-    return replaced(replaced(text, "  @%p1 bra done;\n", ""), "  bar.sync 0;\n", "")
+def one_waits(text: str) -> str:
+    """Thread 0 leaves the lanes of its warp, and meets them at a barrier that allows for it."""
+    text = replaced(at_a_barrier(text), "setp.ge.u32 %p4, %r1, 32;", "setp.ne.u32 %p4, %r1, 0;")
+    text = replaced(text, "  vote.sync.any.pred %p3, %p3, 0xffffffff;\n", "")
+    text = replaced(text, "bar.sync 0;", "barrier.sync 0;")
+    text = replaced(
+        text,
+        "setp.lt.u32 %p4, %r4, %r3;\n  setp.eq.and.u32 %p4, %r1, 0, %p4;",
+        "setp.ge.u32 %p4, %r4, %r3;\n  @%p4 bra done;",
+    )
+    return replaced(text, "@%p4 st.", "st.")
 
 
-FORMS = {"today": today, "others_leave": others_leave, "one_waits": one_waits, "all_wait": all_wait}
+FORMS = {"today": today, "at_a_barrier": at_a_barrier, "others_leave": others_leave, "one_waits": one_waits}
 
 
 def replaced(text: str, old: str, new: str) -> str:
@@ -75,10 +77,12 @@ def replaced(text: str, old: str, new: str) -> str:
 
 
 def changed(library: bytes, form: str) -> bytes:
-    """A core whose probe has another text, which is no longer than its own."""
+    """A core whose probe has another text, in the room of its own: without the blanks before its lines."""
     begin = library.index(BEGIN)
     own = library[begin : library.index(END, begin)]
-    text = FORMS[form](own.decode()).encode()
+    text = re.sub(r"^ +", "", FORMS[form](own.decode()), flags=re.MULTILINE).encode()
+    if len(text) > len(own):
+        raise ValueError(f"the form {form} has no room in the core")
     return library[:begin] + text.ljust(len(own), b"\n") + library[begin + len(own) :]
 
 
@@ -160,9 +164,7 @@ def main() -> int:
         return 0
     sanitizer, end = find(), time.monotonic() + options.limit
     if sanitizer is None:
-        raise SystemExit(
-            "no compute-sanitizer: pip install 'nvidia-cuda-sanitizer-api==13.0.*', for a driver of CUDA 13.0"
-        )
+        raise SystemExit(NO_SANITIZER)
     sys.path.append(sys.path.pop(0))
     import cuda_gctx
 

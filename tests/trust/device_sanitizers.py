@@ -7,13 +7,13 @@ proof), and those of collectives, with all ranks in one kernel (case ranks_in_on
 a tool that lets no two kernels run at once would make ranks wait for each other until their time limit. A line of JSON
 follows each. The exit code is 1 if a tool reported an error, or a program did not end well.
 
-compute-sanitizer is that of the package nvidia-cuda-sanitizer-api, of the path, or of /usr/local/cuda.
+compute-sanitizer is that of the path or of /usr/local/cuda. The package nvidia-cuda-sanitizer-api 13.0.85 has none that
+starts anything: it lacks TreeLauncherSubreaper.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import re
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
+NO_SANITIZER = "no compute-sanitizer: install the CUDA toolkit, of the driver's version, or add its bin to PATH"
 SUITE = Path(__file__).resolve().parents[1] / "comm" / "gpu_suite.py"
 PROGRAMS = {
     "core": [__file__, "--program", "core"],
@@ -67,15 +68,6 @@ def core() -> dict[str, Any]:
 
 
 def find() -> str | None:
-    try:
-        files = importlib.metadata.files("nvidia-cuda-sanitizer-api") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for file in files:
-        if file.name == "compute-sanitizer":
-            found = Path(str(file.locate()))
-            found.chmod(0o755)
-            return str(found)
     return shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/cuda/bin"]))
 
 
@@ -125,7 +117,7 @@ def main() -> int:
         return 0
     sanitizer, end, rows = find(), time.monotonic() + options.limit, []
     if sanitizer is None:
-        print("no compute-sanitizer: pip install 'nvidia-cuda-sanitizer-api==13.0.*', for a driver of CUDA 13.0")
+        print(NO_SANITIZER)
         return 2
     for program in [options.only] if options.only else PROGRAMS:
         for tool in options.tools:
