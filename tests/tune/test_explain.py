@@ -234,6 +234,19 @@ def test_launches_that_come_late_are_distinguished_from_full_sms(sim: Machines) 
     assert report.first.called_ns > 1.5 * report.first.alone_ns
 
 
+@pytest.mark.sim_only
+def test_work_that_is_queued_begins_when_the_slower_call_has_ended(dev: Device) -> None:
+    def slow_to_call(stream: Stream) -> None:
+        host_takes(20 * MS)
+        spin(stream, 1, MS)
+
+    with dev.partition(small=8, large=None) as parts:
+        for pair in ((slow_to_call, busy(1, MS)), (busy(1, MS), slow_to_call)):
+            report = explain((parts.small, pair[0]), (parts.large, pair[1]), rounds=1)
+            assert max(report.first.called_ns, report.second.called_ns) > 20 * MS
+            assert max(report.first.alone_ns, report.second.alone_ns) < 2 * MS
+
+
 def test_work_that_is_too_short_is_reported(sim: Machines) -> None:
     sim("h200")
     with Device().partition(small=8, large=None) as parts:

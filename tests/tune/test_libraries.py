@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,6 +81,13 @@ def test_partitions_are_measured_without_and_with_library_sms(
     assert Plan.from_json(report.choice.to_json()) == report.choice
     always = tune.overlap(product, chain=chain, device=dev, library_sms="on")
     assert {result.plan.library_sms for result in of_kind(always, "partitions")} == {True}
+
+
+def test_a_hint_that_changes_nothing_is_reported_so(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_work, "_library_sms", lambda stream, on: nullcontext())
+    report = tune.overlap(product=work(2 * 232, MS), chain=chain, device=dev, sizes=[16])
+    [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
+    assert reason.endswith(", no difference beyond noise")
 
 
 def test_a_torch_without_a_gpu_takes_no_hint(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:

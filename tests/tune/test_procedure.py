@@ -88,6 +88,20 @@ def test_a_plan_that_is_a_tenth_behind_is_not_left_out_early(dev: Device) -> Non
         assert next(r for r in report.results if r.plan.kind == kind).seconds.samples >= 15
 
 
+def test_plans_that_are_certainly_slower_leave_the_final_rounds_and_the_sequence_stays(dev: Device) -> None:
+    # Two partitions are equally good, which takes many rounds; streams are 7% behind them.
+    report = measured(World(TRUTHS["one_partition_is_best"], lognormal(0.02), random.Random(1)), dev)
+    assert report.choice.kind == "partitions"
+    samples = {r.plan.kind: r.seconds.samples for r in report.results if r.plan.kind in ("sequence", "streams")}
+    assert samples["streams"] < samples["sequence"] == report.result(report.choice).seconds.samples
+
+
+def test_plans_that_leave_the_others_nearly_what_they_need_are_measured_on(rounds: Rounds) -> None:
+    nearly, too_little = given(rounds, (1.0, 0.45), (1.0, 0.4))
+    rounds.measure([], 1)
+    assert (nearly.hopeless, too_little.hopeless) == (False, True)
+
+
 def test_the_order_of_the_plans_is_another_one_in_each_round(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     orders: list[list[str]] = [[]]
     measure, batch = Rounds.measure, _measure.Runner.batch
@@ -122,6 +136,17 @@ def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
         gated = runner._steps(trial, 4, 10e-3)
         assert gated.seconds == pytest.approx(20e-6, rel=0.2)  # what the device needs
         assert runner._steps(trial, 4, 0.0).seconds > 28e-6  # what the host needs
+
+
+def test_a_batch_of_one_step_does_not_show_whether_the_device_waits_for_launches(dev: Device) -> None:
+    def slowly(stream: Stream) -> None:
+        host_takes(300_000)
+        spin(stream, 1, 20_000)
+
+    part = Part("a", slowly)
+    with dev.create_stream() as stream, _measure.Runner("makespan", deadline=1e12) as runner:
+        trial = Trial("", (part,), {"a": stream}, stream)
+        assert [runner._steps(trial, steps, 0.0).launch_bound for steps in (1, 4)] == [False, True]
 
 
 def test_a_sustained_rate_is_not_that_of_short_batches(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:

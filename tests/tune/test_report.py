@@ -90,6 +90,13 @@ def test_a_spread_needs_five_samples(dev: Device, samples: int, monkeypatch: pyt
     assert (" to " in first) == (samples == 5)
 
 
+def test_a_table_of_latencies_has_the_rates_of_the_others(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_report, "WIDTH", 200)  # wide enough for every column
+    head = table_of(read_only("bulk work")).splitlines()[0]
+    assert "bulk, calls/s" in head
+    assert "critical, calls/s" not in head
+
+
 def test_a_table_has_sixteen_rows_at_the_most(dev: Device) -> None:
     report = read_only("a chain")
     assert len(report.results) > 16

@@ -8,6 +8,9 @@ import pytest
 
 from cuda_gctx import Device, PartitionPool, Stream, tune
 from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, spin
+from cuda_gctx.tune._guard import sitting
+from cuda_gctx.tune._search import Search
+from cuda_gctx.tune._work import Part, Task
 
 from ..common import refusal
 from .pairs import WHOLE
@@ -76,6 +79,13 @@ def test_work_that_shares_its_reads_is_taken_together(dev: Device, objective: An
         rate = result.parts["prefill"].calls_per_second
         assert rate is not None
         assert 0.3 <= rate * 4e-3 < 0.45
+
+
+def test_a_call_takes_in_all_of_the_bulk_work_at_the_most(dev: Device) -> None:
+    parts = tuple(Part(name, decode) for name in PARTS)
+    with sitting(dev, progress=False) as held:
+        search = Search(Task(dev, parts, TailLatency("decode")), held)
+        assert [search._snapped(share) for share in (0.7, 1.4)] == [0.7, 1.0]
 
 
 def test_a_function_that_is_slower_than_both_is_not_chosen(dev: Device) -> None:
