@@ -542,11 +542,14 @@ def test_closed_partitions_have_no_attributes(dev: Device) -> None:
         parts.encode  # noqa: B018
 
 
-def test_attributes_cannot_be_set(dev: Device) -> None:
+def test_attributes_cannot_be_set_or_deleted(dev: Device) -> None:
     with dev.partition(decode=8) as parts:
         for name in ("decode", "background", "other"):
             with pytest.raises(AttributeError, match="cannot be set"):
                 setattr(parts, name, None)
+            with pytest.raises(AttributeError, match="cannot be deleted: close"):
+                delattr(parts, name)
+        assert parts.decode.sm_count == 8
 
 
 def test_what_holds_contexts_cannot_be_copied_or_pickled(dev: Device) -> None:
