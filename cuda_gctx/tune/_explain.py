@@ -126,19 +126,12 @@ class ExplainReport:
             f"{self.overlap:.0%} of {shorter.name}, the shorter one, overlaps with the other; together they take "
             f"{in_words(self.together_ns)}, sequentially {in_words(self.in_sequence_ns)}"
         )
-        rows = [
-            (
-                work.name,
-                work.context,
-                in_words(work.alone_ns),
-                in_words(work.together_ns),
-                f"{work.slowdown:.2f}",
-                in_words(work.call_ns),
-                ranges(work.sm_ids) or None,
-            )
-            for work in (first, second)
-        ]
-        header = ("work", "context", "alone", "together", "slowdown", "host time", "SMs")
+        rows: list[list[object]] = []
+        for work in (first, second):
+            alone, together, call = map(in_words, (work.alone_ns, work.together_ns, work.call_ns))
+            sms = ranges(work.sm_ids) or None
+            rows.append([work.name, work.context, alone, together, f"{work.slowdown:.2f}", call, sms])
+        header = ["work", "context", "alone", "together", "slowdown", "host time", "SMs"]
         lines = [f"{self.device}, driver {self.driver}: {verdict}", figures, table(header, rows), *self.causes]
         return "\n".join(lines)
 
@@ -231,19 +224,17 @@ def measured(
     streams = [_stream_of(place) for place in places]
     if streams[0].device != streams[1].device:
         raise ValueError("the streams are on two devices, and timers of different devices cannot be compared")
-    for stream in streams:
-        if is_capturing(stream):
-            raise RuntimeError(f"{stream!r} is capturing a graph: call explain before or after the capture")
+    for stream in filter(is_capturing, streams):
+        raise RuntimeError(f"{stream!r} is capturing a graph: call explain before or after the capture")
     runs = Runs(streams, works)
     return _report(runs, _names(works), [*map(_label, places, streams)], rounds), runs
 
 
 def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int) -> ExplainReport:
-    first_call_ns = []
     for which in (0, 1):
         runs.call(which)
-        first_call_ns.append(runs.call_ns[which])
         runs.sync()
+    first_call_ns = list(runs.call_ns)
     sms, runs.contexts_cause = _sms(runs.streams)
     streams_overlap = _run_at_once(runs.streams)
 
@@ -265,19 +256,8 @@ def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int
         reversed_.append(runs.window([1, 0], gate_s))
     alone_ns, called_ns = list(map(median, alone)), list(map(median, called))
     together_ns = median([window.first[1] for window in queued]), median([window.second[1] for window in queued])
-    first, second = (
-        WorkReport(
-            name=names[which],
-            context=labels[which],
-            sm_ids=sms[which],
-            alone_ns=alone_ns[which],
-            called_ns=called_ns[which],
-            call_ns=median(calls[which]),
-            first_call_ns=first_call_ns[which],
-            together_ns=together_ns[which],
-        )
-        for which in (0, 1)
-    )
+    call_ns = map(median, calls)
+    first, second = map(WorkReport, names, labels, sms, alone_ns, called_ns, call_ns, first_call_ns, together_ns)
     return ExplainReport(
         device=runs.streams[0].device.name,
         driver=driver_version(),

@@ -185,18 +185,12 @@ class Report(Document, Pictured):
         elif not any(conditions.sm_clock_mhz is not None for conditions in (*ours, *theirs)):
             lines.append("the power states are unknown")
         again = {result.plan: result for result in other.results}
-        both = [(result, again[result.plan]) for result in self.foremost(MOST_ROWS) if result.plan in again]
-        rows = [
-            (
-                str(result.plan),
-                words(result.seconds.value),
-                words(second.seconds.value),
-                f"{result.relative:.3f}",
-                f"{second.relative:.3f}",
-                f"{second.relative / result.relative:.3f}",
-            )
-            for result, second in both
-        ]
+        rows = []
+        for result in self.foremost(MOST_ROWS):
+            if (same := again.get(result.plan)) is not None:
+                seconds = [words(one.seconds.value) for one in (result, same)]
+                shares = [result.relative, same.relative, same.relative / result.relative]
+                rows.append([str(result.plan), *seconds, *(f"{share:.3f}" for share in shares)])
         header = ("plan", f"{title_of(self.objective)}, first", "second", "/sequence, first", "second", "ratio")
         return "\n".join([*lines, table(header, rows)])
 
