@@ -82,19 +82,26 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         return _made(kind, value, path)
     if origin is dict:
-        return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in _mapping(value, path).items()}
+        found = _is(dict, "an object", value, path)
+        return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in found.items()}
     if origin is tuple:
-        return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(_list(value, path)))
+        items = _is(list, "a list", value, path)
+        return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(items))
     if hasattr(kind, "_fields"):  # a named tuple
-        if len(_list(value, path)) != len(kind._fields):
+        if len(_is(list, "a list", value, path)) != len(kind._fields):
             raise ValueError(f"{path} must be {' and '.join(kind._fields)}, not {value}")
         return kind(*(_number(float, item, f"{path}.{name}") for name, item in zip(kind._fields, value, strict=True)))
     if str in arguments and not isinstance(value, str):  # a number or a text
         return _number(int if hasattr(value, "__index__") else float, value, path)
     if kind in (bool, int, float):
         return _number(kind, value, path)
-    if not isinstance(value, str):
-        raise TypeError(f"{path} must be a string, not {type(value).__name__}")
+    return _is(str, "a string", value, path)
+
+
+def _is(kind: type[Made], what: str, value: Any, path: str) -> Made:
+    """A value of a type of JSON."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{path} must be {what}, not {type(value).__name__}")
     return value
 
 
@@ -121,28 +128,16 @@ def _made(kind: type[Made], value: Any, path: str) -> Made:
     """A dataclass, from exactly the fields that it is made from."""
     kinds = _kinds(kind)  # type: ignore[arg-type]
     at = f"{path}." if path else ""
-    for name in sorted(kinds.keys() ^ set(_mapping(value, path))):
+    for name in sorted(kinds.keys() ^ _is(dict, "an object", value, path).keys()):
         raise ValueError(f"{at}{name} is {'unknown' if name in value else 'missing'}")
     return kind(**{name: _read(kinds[name], value[name], at + name) for name in kinds})
-
-
-def _mapping(value: Any, path: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{path} must be an object, not {type(value).__name__}")
-    return value
-
-
-def _list(value: Any, path: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{path} must be a list, not {type(value).__name__}")
-    return value
 
 
 def _objective(value: Any) -> Objective:
     if value == "makespan":
         return "makespan"
     if isinstance(value, Mapping) and set(value) == {"throughput"}:
-        return Throughput(**_mapping(value["throughput"], "throughput"))
+        return Throughput(**_is(dict, "an object", value["throughput"], "throughput"))
     if isinstance(value, Mapping) and "tail_latency" in value:
         return _made(TailLatency, {("part" if n == "tail_latency" else n): item for n, item in value.items()}, "")
     raise ValueError(f"unknown objective: {value!r}")
