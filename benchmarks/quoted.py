@@ -168,11 +168,21 @@ def of_staged(staged: Result) -> dict[str, str]:
         us.setdefault(row["copies"], {})[row["bytes"]] = row["us"]
     ways = {"by a kernel": us["by a kernel"], "by copies": us["by copy engines"]}
     small = {
-        f"small staged {way}": f"{span((t for size, t in of.items() if size <= 1 << 19), 1)} us"
+        f"small staged {way}": f"{span((t for size, t in of.items() if size <= 1 << 20), 1)} us"
         for way, of in ways.items()
     }
     large = {f"large staged {way}": f"{of[1 << 21]:.1f} us" for way, of in ways.items()}
     return small | large | {"staged origin": f"{staged['card']}, driver {staged['driver']}, {staged['date']}"}
+
+
+def of_staged_between_gpus(staged: Result) -> dict[str, str]:
+    """The same between GPUs: the largest size that a kernel copies, and twice as much in few SMs."""
+    found = {}
+    for name, size, sms in (("largest", 1 << 20, (8, 16)), ("twice the largest", 1 << 21, (8,))):
+        for words, way in (("a kernel", "by a kernel"), ("copies", "by copy engines")):
+            rows = [row for row in staged["rows"] if (row["bytes"], row["copies"]) == (size, way) and row["SMs"] in sms]
+            found[f"{name} between gpus by {words}"] = f"{span((row['us'] for row in rows), 1)} us"
+    return found | {"between gpus origin": f"{staged['card']}, driver {staged['driver']}, {staged['date']}"}
 
 
 def of_worlds(worlds: Result) -> dict[str, str]:
@@ -205,17 +215,43 @@ def of_processes(processes: Result) -> dict[str, str]:
     }
 
 
+COPIED = {"BROADCAST": "mapped, in place", "ALLGATHER": "mapped, in place", "ALLTOALL": "mapped"}
+
+
 def of_copies(result: Result) -> dict[str, str]:
     """From which size on each operation by copy engines of mapped tensors takes no longer than NCCL on all SMs."""
-    us = {(row["op"], row["bytes"], row["variant"]): row["us"] for row in result["sweep"]}
-    copied = {"BROADCAST": "mapped, in place", "ALLGATHER": "mapped, in place", "ALLTOALL": "mapped"}
-    lost = [
-        size
-        for op, size, variant in us
-        if variant == "NCCL, all SMs" and us[op, size, variant] < us[op, size, f"COPY_ENGINES, 8 SMs, {copied[op]}"]
-    ]
-    won = min(size for _, size, _ in us if size > max(lost))
-    return {"copies keep up from": f"{won >> 20} MiB"}
+    return {"copies keep up from": _kept_up_from(result, tuple(COPIED))}
+
+
+def of_copies_on_four(result: Result) -> dict[str, str]:
+    """The same on four GPUs but for broadcasts, and how long a large one of these takes."""
+    us = _swept(result)
+    largest = max(size for _, size, _ in us)
+    copied, nccl = (us["BROADCAST", largest, one] for one in ("COPY_ENGINES, 8 SMs, mapped, in place", "NCCL, all SMs"))
+    return {
+        "copies on four keep up from": _kept_up_from(result, ("ALLGATHER", "ALLTOALL")),
+        "broadcast on four": f"{copied:.0f} us",
+        "broadcast on four by nccl": f"{nccl:.0f} us",
+    }
+
+
+def _swept(result: Result) -> dict[tuple[str, int, str], float]:
+    return {(row["op"], row["bytes"], row["variant"]): row["us"] for row in result["sweep"]}
+
+
+def _lost(us: dict[tuple[str, int, str], float], ops: Sequence[str]) -> dict[tuple[str, int], bool]:
+    """Of each operation and size, whether NCCL on all SMs takes less time than copy engines do."""
+    return {
+        (op, size): time < us[op, size, f"COPY_ENGINES, 8 SMs, {COPIED[op]}"]
+        for (op, size, variant), time in us.items()
+        if op in ops and variant == "NCCL, all SMs"
+    }
+
+
+def _kept_up_from(result: Result, ops: Sequence[str]) -> str:
+    lost = _lost(_swept(result), ops)
+    last = max(size for (_, size), is_lost in lost.items() if is_lost)
+    return f"{min(size for _, size in lost if size > last) >> 20} MiB"
 
 
 def origin(results: Sequence[Result]) -> str:
@@ -233,6 +269,7 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
     )
     studies, [worlds], [guards], [eager] = map(results_of, ("studies", "worlds", "guards", "eager"))
     [staged], [copies] = map(results_of, ("communication-staged", "communication-copies"))
+    four, [between] = results_of("communication-4-gpus")[-1], results_of("communication-staged-gpus")
     return [
         (of_latency(arrivals), origin([arrivals])),
         (of_partitions(partitions), origin([partitions])),
@@ -242,7 +279,9 @@ def sources(results_of: Callable[[str], list[Result]]) -> list[tuple[dict[str, s
         (of_guards(guards), origin([guards])),
         (of_eager(eager), origin([eager])),
         (of_staged(staged), origin([staged])),
+        (of_staged_between_gpus(between), origin([between])),
         (of_copies(copies), origin([copies])),
+        (of_copies_on_four(four), origin([four])),
         (of_worlds(worlds), f"synthetic worlds, seed {worlds['seed']}"),
         (of_collectives(allreduce, overlaps), origin([allreduce, *overlaps])),
     ]

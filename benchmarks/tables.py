@@ -508,12 +508,15 @@ def each(section: Callable[[Result], str]) -> Callable[[Sequence[Result]], str]:
 
 def nodes_section(result: Result) -> str:
     """Microseconds of an all-reduce of two nodes, by transport."""
-    us = {(row["bytes"], row["variant"]): row["us"] for row in result["nodes"] if row["op"] == "ALLREDUCE"}
+    us = {(row["bytes"], row["variant"]): row["us"] for row in result.get("nodes", []) if row["op"] == "ALLREDUCE"}
+    if not us:
+        return ""
     sizes, variants = (sorted({key[part] for key in us}) for part in (0, 1))
     head = ["all-reduce, us", *variants]
     rows = [[collective_targets.words_of(size), *(f"{us[size, one]:.1f}" for one in variants)] for size in sizes]
-    sms, date = result["nodes"][0]["SMs"], result["date"]
-    where = f"2 x {result['card']}, partition of {sms} SMs, driver {result['driver']} (CUDA {result['cuda']}), {date}"
+    gpus, sms = 2 * result["nodes"][0]["ranks of a node"], result["nodes"][0]["SMs"]
+    where = f"{gpus} x {result['card']}, partition of {sms} SMs, driver {result['driver']} (CUDA {result['cuda']})"
+    where += f", {result['date']}"
     return f"{where}:\n\n{markdown([head, *rows])}"
 
 
@@ -532,13 +535,14 @@ COPIED_SIZES = [1 << shift for shift in (17, 19, 21, 23, 26, 28)]
 def copies_section(result: Result) -> str:
     """Microseconds of what copy engines compute, next to kernels of 8 SMs and NCCL."""
     us = {(row["op"], row["bytes"], row["variant"]): row["us"] for row in result["sweep"] if "us" in row}
-    ops = [op for op in ("BROADCAST", "ALLGATHER", "ALLTOALL") if any(key[0] == op for key in us)]
-    rows = [["us", *COPIED]]
+    copied = {op for op, _, variant in us if variant.startswith("COPY_ENGINES")}
+    ops = [op for op in ("BROADCAST", "ALLGATHER", "ALLTOALL") if op in copied]
+    rows = [["us", *COPIED]] if ops else []
     for op, size in itertools.product(ops, COPIED_SIZES):
         found = [[us[op, size, one] for one in variants if (op, size, one) in us] for variants in COPIED.values()]
         cells = [f"{min(times):.1f}" if times else "" for times in found]
         rows.append([f"`{op}`, {collective_targets.words_of(size)}", *cells])
-    return f"{communication_origin(result)}:\n\n{markdown(rows)}"
+    return f"{communication_origin(result)}:\n\n{markdown(rows)}" if rows else ""
 
 
 # The tables that a page can have: the results that they are made of, and what these become.
@@ -614,11 +618,13 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of worlds": ("worlds", each(worlds_section)),
     "of pairs": ("overlap-pairs", each(pairs_section)),
     "of nodes": ("communication-nodes", each(nodes_section)),
+    "of nodes on four": ("communication-4-gpus", each(nodes_section)),
     **{name: ("questions", answers_of(rows)) for name, rows in answers.QUESTIONS.items()},
     **{name: ("processes", answers_of(rows)) for name, rows in answers.PROCESSES.items()},
     "of clusters": (RECORDED, each(clusters_section)),
     "of second splits": (RECORDED, each(second_splits_section)),
     "of copies": ("communication-copies", each(copies_section)),
+    "of copies on four": ("communication-4-gpus", each(copies_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
