@@ -27,6 +27,7 @@ from cuda_gctx.comm._memory import Workspaces
 from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import (
     LISTED,
+    NO_LIMIT,
     CopyEngines,
     Gloo,
     Hierarchical,
@@ -58,7 +59,7 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._record import Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu
-from cuda_gctx.comm._staging import Staging
+from cuda_gctx.comm._staging import PART_BYTES, Staging
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 
@@ -144,6 +145,14 @@ class OnGpu:
         assert self.workspaces is not None
         return len(self.workspaces.reached) == self._arguments.info.world_size
 
+    @property
+    def _shares_devices(self) -> bool:
+        """Whether ranks of a process share a device, and others have another one."""
+        assert self.workspaces is not None
+        ranks = self.workspaces.ranks
+        places = {(one.process, one.device_id) for one in ranks}
+        return len(places) < len(ranks) and len({one.pci_bus_id for one in ranks}) > 1
+
     def _demand_hosts(self, groups: Groups) -> None:
         """The ranks of a node on one host, and a transport that reaches the others."""
         assert self.workspaces is not None
@@ -166,14 +175,18 @@ class OnGpu:
         info, addresses = arguments.info, self.workspaces.addresses
         how = str(arguments.dtype), self.order, self._numbers
         most = geometry.packet_bytes * info.dp_size
-        staging = {op: Staging(info, op, geometry, addresses) for op in self._kernels} if self.staged_bytes else {}
+        shares = self._shares_devices
+        part_bytes = NO_LIMIT if shares else PART_BYTES
+        ops = self._kernels if self.staged_bytes else ()
+        staging = {op: Staging(info, op, geometry, addresses, part_bytes) for op in ops}
+        in_parts = staging, self._copying, self.staged_bytes
         found: dict[MixedCommMode, Mode] = {}
         if self._is_on_one_host:
             found |= {
                 MixedCommMode.ONE_EXCHANGE: OneExchange(*how, self._kernels, most),
-                MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, staging, self._copying, self.staged_bytes),
+                MixedCommMode.TWO_EXCHANGE: TwoExchange(*how, self._kernels, *in_parts, copies_in_kernels=shares),
             }
-        if self._is_on_one_host and self.staged_bytes:
+        if self._is_on_one_host and self.staged_bytes and not shares:
             assert self.mapped is not None
             staged_inputs = [address + geometry.staged_input for address in addresses]
             # In a broadcast, ranks only meet, which the kernels of any operation do.

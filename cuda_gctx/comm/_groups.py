@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from importlib import import_module
+from threading import Thread
 from typing import Any
 
 from cuda_gctx.comm._arguments import Arguments
@@ -126,10 +128,33 @@ class Groups:
         both = arguments.info.use_mixed and not any(isinstance(one, Within) for one in (self.tp, self.dp))
         return [MixedCommMode.NCCL_ONE, *([MixedCommMode.NCCL_TP_DP] if both else [])]
 
-    def destroy(self, rank: int) -> None:
-        """Those of torch that this rank is in, in one order on all ranks; that of the host is the last."""
-        distributed: Any = import_module("torch.distributed") if self._made else None
-        for ranks in sorted(self._made, reverse=True):
-            group = self._made.pop(ranks)
-            if not ranks or rank in ranks:
-                distributed.destroy_process_group(group)
+    def destroy(self, rank: int, device: Any, seconds: float) -> None:
+        """Those of torch that this rank is in, in one order on all ranks; that of the host is the last.
+
+        RuntimeError after a time: NCCL waits for the graphs that contain its calls, without a limit.
+        """
+        made, self._made = self._made, {}
+        distributed: Any = import_module("torch.distributed") if made else None
+        errors: list[Exception] = []
+
+        def work() -> None:
+            try:
+                with import_module("torch").cuda.device(device) if device.type == "cuda" else nullcontext():
+                    for ranks in sorted(made, reverse=True):
+                        if not ranks or rank in ranks:
+                            distributed.destroy_process_group(made[ranks])
+            except Exception as error:
+                errors.append(error)
+
+        if not made:
+            return
+        thread = Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            raise RuntimeError(
+                f"its groups were not destroyed in {seconds:.0f} s: NCCL waits for the graphs that contain its calls. "
+                "Delete these before shutdown()"
+            )
+        for error in errors:
+            raise error

@@ -476,7 +476,8 @@ class MixedCommHandler:
         """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
 
         If another rank is missing for `timeout_s`, but at least 60 s, the memory stays mapped, and there is a
-        ResourceWarning. A second call does nothing.
+        ResourceWarning. Graphs that contain calls of the NCCL modes must be gone before: NCCL waits for them, for the
+        same time at most, with a ResourceWarning. A second call does nothing.
         """
         if self._state is _State.CLOSED:
             return
@@ -499,7 +500,10 @@ class MixedCommHandler:
                 message = f"{self!r} was shut down without the other ranks, and keeps its memory mapped: {missing}"
                 warnings.warn(message, ResourceWarning, stacklevel=2)
             return
-        self._groups.destroy(self.para_info.world_rank)
+        try:
+            self._groups.destroy(self.para_info.world_rank, self.device, self._arguments.host_limit_s)
+        except RuntimeError as error:
+            warnings.warn(f"{self!r} was shut down, but {error}", ResourceWarning, stacklevel=2)
         if gpu is not None:
             gpu.close()
         self._mapped_storages.clear()

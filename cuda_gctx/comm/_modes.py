@@ -42,7 +42,7 @@ SMALL_STAGED_BYTES = 2 * 1024 * 1024
 Launched = tuple[Prepared, tuple[int, ...]]
 
 # Of messages that are staged: up to this size, the kernel that sums copies what copy engines copy of larger ones.
-COPIED_BY_KERNEL_BYTES = 512 * 1024
+COPIED_BY_KERNEL_BYTES = 1024 * 1024
 
 
 class Mode(Protocol):
@@ -144,8 +144,8 @@ class Modes:
         there = [mode for mode in order if mode in that_compute]
         if not there:
             raise ValueError(
-                f"no mode of this handler computes {sizes.op.name}: it needs NCCL, or ranks on one host for which "
-                "max_message_bytes= reserves memory"
+                f"no mode of this handler computes {sizes.op.name}: it needs NCCL, or ranks on one host, each on a GPU "
+                "of its own or all of them on one, for which max_message_bytes= reserves memory"
             )
         return next((mode for mode in there if self._modes[mode].takes(sizes)), there[0])
 
@@ -254,7 +254,8 @@ class TwoExchange(_WithKernels):
     """Every rank sums a share. Tensors that the other ranks do not reach are staged, in parts.
 
     staging: how, for each operation; empty where all ranks reach all tensors. copying: streams for the copies before
-    and after the kernels; empty: those are on the stream of the call.
+    and after the kernels; empty: those are on the stream of the call. copies_in_kernels: the kernels make all of them,
+    because copies may wait for each other; there is one part then.
     """
 
     name = MixedCommMode.TWO_EXCHANGE
@@ -268,11 +269,14 @@ class TwoExchange(_WithKernels):
         staging: Mapping[MixedCommOp, Staging],
         copying: Sequence[Stream],
         staged_bytes: int,
+        *,
+        copies_in_kernels: bool = False,
     ) -> None:
         super().__init__(dtype, order, numbers, copying)
         self._kernels = kernels
         self._staging = staging
         self._staged_bytes = staged_bytes
+        self._copies_in_kernels = copies_in_kernels
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
@@ -287,9 +291,10 @@ class TwoExchange(_WithKernels):
             kernels.two_exchange(x_in, x_out, sizes.block_bytes, agreed, record, seen)
             return
         rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
-        if sizes.largest <= COPIED_BY_KERNEL_BYTES and len(rounds) == len(rounds[0]) == 1:
-            [[part]] = rounds
-            kernels.staged_part(part, agreed, record, (x_out, sizes.out_bytes))
+        is_small = sizes.largest <= COPIED_BY_KERNEL_BYTES and len(rounds) == len(rounds[0]) == 1
+        if is_small or self._copies_in_kernels:
+            for [part] in rounds:
+                kernels.staged_part(part, agreed, record, (x_out, sizes.out_bytes))
             return
         for parts in rounds:
             self._note_parts(record, kernels, parts, agreed)
@@ -392,8 +397,11 @@ class CopyEngines(_WithKernels):
     Inputs that are mapped are fetched from where they are, if all ranks call with the same place of tensors that they
     mapped together. Others are staged, in rounds.
 
-    A broadcast comes from the root alone, over its links once for each of the others. In a form in which these fetched
-    parts from each other after a third meeting, four ranks on two H200s waited for each other until the time limit.
+    A broadcast comes from the root alone, over its links once for each of the others.
+
+    No rank may share a device with another one of its process, unless all do: a copy from another device waits for all
+    that the process has launched before to the same device, on any stream, and may wait there for a meeting of ranks
+    of which one does not come before its own copy, which is behind.
 
     staged: where the input of each rank is staged, as this rank reaches it. staged_bytes: how much of it at once.
     """

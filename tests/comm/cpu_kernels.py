@@ -423,7 +423,7 @@ class Ranks:
     ) -> list[HostCall]:
         """A call of one rank in parts. Copies run in an order that their own streams allow.
 
-        by_kernel: whether the kernel copies, if there is one part. broken: results are fetched before the kernel that
+        by_kernel: whether kernels copy, if rounds have one part. broken: results are fetched before the kernel that
         sums them.
         """
         calls = self._calls(rank, grid)
@@ -432,10 +432,9 @@ class Ranks:
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
         made = []
         rounds = list(staging.rounds(int(x_in.ctypes.data), int(x_out.ctypes.data), block))
-        if by_kernel and len(rounds) == len(rounds[0]) == 1:
-            [[part]] = rounds
-            blocks = calls.staged_part(part, agreed, (int(x_out.ctypes.data), x_out.nbytes))
-            return [self._two_exchange(calls, blocks)]
+        if by_kernel and all(len(parts) == 1 for parts in rounds):
+            output = int(x_out.ctypes.data), x_out.nbytes
+            return [self._two_exchange(calls, calls.staged_part(part, agreed, output)) for [part] in rounds]
         for parts in rounds:
             made += self._staged_parts(calls, parts, agreed, choose, broken)
         return made

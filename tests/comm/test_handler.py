@@ -45,7 +45,9 @@ from cuda_gctx.comm import (
     local_world,
     run_mixed_comm,
 )
+from cuda_gctx.comm._backends import LocalBackend
 from cuda_gctx.comm._compile import KERNELS
+from cuda_gctx.comm._groups import Groups
 from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._record import Launches, Record
@@ -319,6 +321,27 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         assert streams_of_a_small_message == [main.handle]
 
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        world.run(run)
+
+
+def test_ranks_that_share_some_of_several_devices_copy_in_kernels(driver: Driver) -> None:
+    """A copy from another device waits for all that a process has launched before to the same device."""
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with rank.handler(torch.bfloat16) as handler:
+            x = Tensor(handler.device, torch.bfloat16, 8192, 8192)
+            driver.done.clear()
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.TWO_EXCHANGE)
+            # 128 MiB, with memory for 64.
+            assert driver.done == ["two_exchange"] * 2
+            with pytest.raises(ValueError, match="mode COPY_ENGINES is not valid"):
+                run_mixed_comm(MixedCommOp.BROADCAST, handler, x, None, MixedCommMode.COPY_ENGINES, root=0)
+            with pytest.raises(ValueError, match="each on a GPU of its own or all of them on one"):
+                run_mixed_comm(MixedCommOp.BROADCAST, handler, x, None, root=0)
+
+    with local_world(4, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)
 
 
@@ -1286,6 +1309,37 @@ def test_after_a_fault_a_handler_raises_keeps_its_memory_and_closes_twice(driver
             world.run(run)
         kept = machine.ledger()
         assert [len(kept.live_of(kind)) for kind in ("mapped memory", "memory handle", "host memory")] == [2] * 3
+        driver.close()
+
+
+def test_groups_that_are_not_destroyed_end_a_shutdown_with_a_warning(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, destroyed = threading.Event(), []
+
+    def destroy(group: str) -> None:
+        destroyed.append(group)
+        if group == "of all":
+            assert ends.wait(60)
+
+    distributed = SimpleNamespace(destroy_process_group=destroy)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    groups = Groups(LocalBackend.of(1, 1.0)[0], 1.0)
+    groups._made = {(): "of the host", (0,): "alone", (0, 1): "of all", (1,): "of another one"}
+    with pytest.raises(RuntimeError, match="NCCL waits for the graphs that contain its calls"):
+        groups.destroy(0, SimpleNamespace(type="cpu"), 0.01)
+    ends.set()
+    assert destroyed[0] == "of all"
+
+    def fail(*given: Any) -> None:
+        raise RuntimeError("its groups were not destroyed")
+
+    monkeypatch.setattr(Groups, "destroy", fail)
+    with session("h200", check=False, unknown="ignore") as machine:
+        with pytest.warns(ResourceWarning, match="was shut down, but its groups were not destroyed"):
+            on_ranks(driver, 2, lambda rank, handler: handler.shutdown())
+        # Everything else is freed.
+        assert not any(machine.ledger().live_of(kind) for kind in ("mapped memory", "memory handle", "host memory"))
         driver.close()
 
 

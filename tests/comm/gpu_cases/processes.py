@@ -139,7 +139,7 @@ def compare_handler(handler: Any, options: dict[str, Any], first_seed: int = 0) 
                     assert is_rounded_at_most_at_each_addition(info, op, inputs, x_out), where
                 compared += 1
                 if by_nodes or options.get("replays"):
-                    replay_with_other_inputs(handler, op, mode, x_in, x_out, where)
+                    replay_with_other_inputs(handler, op, mode, x_in, x_out, where, by_nodes=by_nodes)
     return compared, {mode.name for mode in modes}
 
 
@@ -187,7 +187,15 @@ def compare_hosts(rank: int, size: int, partition: Any, options: dict[str, Any])
 
 
 def replay_with_other_inputs(
-    handler: Any, op: Any, mode: Any, x_in: Any, x_out: Any, where: str, root: int | None = None
+    handler: Any,
+    op: Any,
+    mode: Any,
+    x_in: Any,
+    x_out: Any,
+    where: str,
+    root: int | None = None,
+    *,
+    by_nodes: bool = False,
 ) -> None:
     """A captured call, replayed with inputs that were not there when it was captured."""
     torch, comm = modules()
@@ -197,7 +205,7 @@ def replay_with_other_inputs(
     graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x_in, x_out, mode, root=root))
     for seed in (11, 12, 13):
         inputs = inputs_of(torch, tuple(x_in.shape), x_in.dtype, info.world_size, seed, handler.device)
-        wanted = comm.expected(info, op, inputs, by_nodes=mode is comm.MixedCommMode.HIERARCHICAL, root=root)
+        wanted = comm.expected(info, op, inputs, by_nodes=by_nodes, root=root)
         x_in.copy_(inputs[info.world_rank])
         torch.cuda.synchronize()
         dist.barrier()
