@@ -343,9 +343,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int show_stream "gctx::call<&gctx::show_to_device>"(Slot[StreamBox]&) except -1
 
     int create_event "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[ContextBox]&, unsigned int) except -1
-    int create_event_for "gctx::make<&gctx::create_event_for>"(
-        Slot[EventBox]&, Slot[StreamBox]&, unsigned int
-    ) except -1
+    int create_event_for "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[StreamBox]&, unsigned int) except -1
     int event_is_done "gctx::call<&gctx::event_is_done>"(Slot[EventBox]&) except -1
     int synchronize_event "gctx::call<&gctx::synchronize_event>"(Slot[EventBox]&) except -1
     float elapsed_ms "gctx::call<&gctx::elapsed_ms>"(Slot[EventBox]&, Slot[EventBox]&) except? 0

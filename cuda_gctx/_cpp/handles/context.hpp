@@ -136,7 +136,9 @@ class ContextBox : public Registered<ContextBox> {
 // What a stream or event holds: while there is one, a closed context lives on.
 class ContextUse {
  public:
-  explicit ContextUse(ContextHandle context);    // throws if the context is closed
+  ContextUse(ContextHandle context);  // throws if the context is closed
+  template <typename Child>
+  ContextUse(const std::shared_ptr<Child>& child) noexcept : ContextUse(child->use()) {}  // of what holds one
   ContextUse(const ContextUse& other) noexcept;  // never does: what is in use stays usable
   ContextUse(ContextUse&& other) noexcept = default;
   ContextUse& operator=(const ContextUse&) = delete;

@@ -38,10 +38,7 @@ bool ContextStreams::has_capture(const Driver& driver) {
       return true;
     }
   }
-  return std::any_of(
-             lent_.begin(), lent_.end(),
-             [&](const auto& level) { return std::any_of(level.second.begin(), level.second.end(), captures); }) ||
-         std::any_of(spare_.begin(), spare_.end(), [&](const SpareStream& spare) { return captures(spare.handle); });
+  return std::any_of(own_.begin(), own_.end(), [&](const OwnStream& one) { return captures(one.handle); });
 }
 
 void ContextStreams::fail_too_many(std::size_t number) {
@@ -51,18 +48,14 @@ void ContextStreams::fail_too_many(std::size_t number) {
 
 CUstream ContextStreams::any() noexcept {
   const std::lock_guard lock(mutex_);
-  for (const auto& [priority, streams] : lent_) {
-    if (!streams.empty()) {
-      return streams.front();
-    }
-  }
-  return nullptr;
+  const auto found = std::find_if(own_.begin(), own_.end(), [](const OwnStream& one) { return one.lent_as == 0; });
+  return found != own_.end() ? found->handle : nullptr;
 }
 
 void ContextStreams::keep_spare(CUstream stream, StreamKind kind) noexcept {
   const std::lock_guard lock(mutex_);
   try {
-    spare_.push_back({stream, kind});
+    own_.push_back({stream, kind, std::nullopt});
   } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
   }
 }
@@ -70,50 +63,43 @@ void ContextStreams::keep_spare(CUstream stream, StreamKind kind) noexcept {
 CUstream ContextStreams::take_spare(const Driver& driver, StreamKind kind) {
   int asked = 0;
   const std::lock_guard lock(mutex_);
-  if (spare_.empty()) {
+  if (own_.empty()) {
     return nullptr;
   }
   const RelaxedThread relaxed(driver);
-  auto next = spare_.begin();
-  for (std::size_t left = spare_.size(); left != 0 && asked != most_asked; --left) {
+  auto next = own_.begin();
+  for (std::size_t left = own_.size(); left != 0 && asked != most_asked; --left) {
     const auto spare = next++;
-    if (spare->kind != kind) {
+    if (spare->lent_as || spare->kind != kind) {
       continue;
     }
     if (!is_capturing(driver, spare->handle) && driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS) {
       const CUstream handle = spare->handle;
-      spare_.erase(spare);
+      own_.erase(spare);
       return handle;
     }
     ++asked;
-    spare_.splice(spare_.end(), spare_, spare);  // behind those that have not been asked
+    own_.splice(own_.end(), own_, spare);  // behind those that have not been asked
   }
   return nullptr;
 }
 
 bool ContextStreams::has_own() noexcept {
   const std::lock_guard lock(mutex_);
-  return !lent_.empty() || !spare_.empty() || KeptEvent<CUevent>::Use(waited_for).is_made();
+  return !own_.empty() || KeptEvent<CUevent>::Use(waited_for).is_made();
 }
 
 void ContextStreams::destroy_own(const Driver& driver) noexcept {
-  std::map<int, std::vector<CUstream>> lent;
-  std::list<SpareStream> spare;
+  std::list<OwnStream> own;
   {
     const std::lock_guard lock(mutex_);
-    lent.swap(lent_);
-    spare.swap(spare_);
+    own.swap(own_);
   }
   if (const CUevent event = KeptEvent<CUevent>::Use(waited_for).release(); event != nullptr) {
     driver.note(driver.cuEventDestroy(event), "cuEventDestroy");
   }
-  for (const SpareStream& stream : spare) {
+  for (const OwnStream& stream : own) {
     driver.note(driver.cuStreamDestroy(stream.handle), "cuStreamDestroy");
-  }
-  for (const auto& [priority, streams] : lent) {
-    for (const CUstream stream : streams) {
-      driver.note(driver.cuStreamDestroy(stream), "cuStreamDestroy");
-    }
   }
 }
 

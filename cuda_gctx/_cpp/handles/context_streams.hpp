@@ -7,9 +7,9 @@
 #include <atomic>
 #include <cstddef>
 #include <list>
-#include <map>
 #include <mutex>
-#include <vector>
+#include <optional>
+#include <utility>
 
 #include "driver/driver.hpp"
 #include "handles/kept_event.hpp"
@@ -54,21 +54,22 @@ class ContextStreams {
   void expose() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
   bool has_capture(const Driver& driver);
 
-  // Who has only the handle of one can use it as long as the context is there. The ones below it are made as well.
+  // Who has only the handle of one can use it as long as the context is there.
   template <typename Make>
   CUstream lend(int priority, std::size_t number, Make&& make) {
     if (number >= most_lent) {
       fail_too_many(number);
     }
     const std::lock_guard lock(mutex_);
-    std::vector<CUstream>& streams = lent_[priority];
-    while (streams.size() <= number) {
-      if (streams.size() == streams.capacity()) {
-        streams.reserve(2 * streams.size() + 2);  // so that nothing is lost if memory runs out
+    for (const OwnStream& one : own_) {
+      if (one.lent_as == number && one.kind.priority == priority) {
+        return one.handle;
       }
-      streams.push_back(make());
     }
-    return streams[number];
+    std::list<OwnStream> made{{nullptr, {true, priority}, number}};  // its place first, so that nothing is lost
+    made.front().handle = make();
+    own_.splice(own_.begin(), made);
+    return own_.front().handle;
   }
   CUstream any() noexcept;  // one that was lent; null if there is none yet
 
@@ -82,17 +83,17 @@ class ContextStreams {
   void destroy_own(const Driver& driver) noexcept;
 
  private:
-  struct SpareStream {
+  struct OwnStream {
     CUstream handle;
     StreamKind kind;
+    std::optional<std::size_t> lent_as;  // else it is a spare one
   };
   static constexpr int most_asked = 4;  // of the spare ones, for one that is made
 
   [[noreturn]] static void fail_too_many(std::size_t number);
 
   std::mutex mutex_;
-  std::map<int, std::vector<CUstream>> lent_;  // by priority
-  std::list<SpareStream> spare_;               // the one to be asked next first
+  std::list<OwnStream> own_;  // of the spare ones, the one to be asked next first
   StreamLink* first_ = nullptr;
   std::atomic<bool> may_capture_{false};
 };

@@ -27,14 +27,10 @@ CUevent make_raw_event(const ContextBox& context, unsigned flags) {
 
 }  // namespace
 
-EventHandle create_event_in(ContextUse use, unsigned flags) {
+EventHandle create_event(ContextUse use, unsigned flags) {
   auto box = std::make_shared<EventBox>(std::move(use));
   box->take(make_raw_event(*box->context(), flags));
   return box;
-}
-
-EventHandle create_event(const ContextHandle& context, unsigned flags) {
-  return create_event_in(ContextUse(context), flags);
 }
 
 bool EventBox::is_done() const {

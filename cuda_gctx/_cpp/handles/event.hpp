@@ -27,8 +27,7 @@ class EventBox : public ContextChild<CUevent> {
   std::atomic<bool> may_capture_{false};
 };
 
-EventHandle create_event(const ContextHandle& context, unsigned flags);
-EventHandle create_event_in(ContextUse use, unsigned flags);  // also when its context is closed
+EventHandle create_event(ContextUse use, unsigned flags);  // for a stream also when its context is closed
 bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
 float elapsed_ms(const EventHandle& start, const EventHandle& end);

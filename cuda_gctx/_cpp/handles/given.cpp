@@ -23,11 +23,11 @@ CUdevResource ask_for(ContextBox& context, CUdevResourceType type) {
 
 }  // namespace
 
-NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
-                       std::optional<CUdevResource> workqueue, std::string name, bool exclusive, bool overlap_matters)
-    : runtime_(runtime), device_(device), sms_(std::move(sms)), workqueue_(workqueue), name_(std::move(name)) {
+std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
+                                          std::optional<CUdevResource> workqueue, std::string name, bool exclusive,
+                                          bool overlap_matters) {
   runtime.driver().require(Feature::green_contexts);
-  for (const auto& sm : sms_) {
+  for (const auto& sm : sms) {
     if (sm->driver != &runtime.driver()) {
       fail_value("an SMResource belongs to a driver that is closed");
     }
@@ -37,8 +37,8 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
     }
     demand_sms(*sm);
   }
-  for (auto a = sms_.begin(); a != sms_.end(); ++a) {
-    for (auto b = std::next(a); b != sms_.end(); ++b) {
+  for (auto a = sms.begin(); a != sms.end(); ++a) {
+    for (auto b = std::next(a); b != sms.end(); ++b) {
       if (overlaps(**a, **b).value_or(false)) {
         fail_value("two of the SMResources contain the same SMs: the driver would count them twice and use them once");
       }
@@ -47,62 +47,58 @@ NewContext::NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> 
       }
     }
   }
-  given_ = sms_.empty() ? runtime.device_sm(device) : merged(sms_);
+  std::unique_ptr<NewContext> fresh(new NewContext{runtime, device, std::move(sms), workqueue, std::move(name)});
+  fresh->given = fresh->sms.empty() ? runtime.device_sm(device) : merged(fresh->sms);
   if (overlap_matters) {
-    const std::string advice = "close the other one first, or take all groups from one split";
-    claim_ =
-        std::make_shared<Claim>(runtime, device, std::vector{given_}, std::vector{name_}, exclusive, false, 0, advice);
+    fresh->claim =
+        std::make_shared<Claim>(runtime, device, std::vector{fresh->given}, std::vector{fresh->name}, exclusive, false,
+                                0, "close the other one first, or take all groups from one split");
   }
+  return fresh;
 }
 
-void NewContext::share_queues(const ContextHandle& source) { queues_of_ = std::make_shared<ContextUse>(source); }
+void NewContext::share_queues(const ContextHandle& source) { queues_of = std::make_shared<ContextUse>(source); }
 
 ContextHandle NewContext::create() {
-  auto box = std::make_shared<ContextBox>(runtime_, device_, ContextKind::green, name_);
-  RetiredContexts& retired = retired_contexts(runtime_);
-  if (OwnedContexts pinned = retired.take(device_, *given_, workqueue_); !pinned.empty()) {
+  auto box = std::make_shared<ContextBox>(runtime, device, ContextKind::green, name);
+  RetiredContexts& retired = retired_contexts(runtime);
+  if (OwnedContexts pinned = retired.take(device, *given, workqueue); !pinned.empty()) {
     box->take_pinned(std::move(pinned));
   } else {
     retired.collect();
     make(*box);
   }
-  box->sms().given = box->owned().given = given_;
-  box->note_claim(claim_);
-  box->owned().green->claim(std::move(claim_));
-  registry_of<ContextBox>(runtime_).put(*box);
+  box->sms().given = box->owned().given = given;
+  box->note_claim(claim);
+  box->owned().green->claim(std::move(claim));
+  registry_of<ContextBox>(runtime).put(*box);
   return box;
 }
 
 void NewContext::make(ContextBox& box) {
-  demand_no_capture_on(runtime_, device_);
-  const Driver& driver = runtime_.driver();
+  demand_no_capture_on(runtime, device);
+  const Driver& driver = runtime.driver();
   std::vector<CUdevResource> parts;
-  for (const auto& sm : sms_) {
+  for (const auto& sm : sms) {
     parts.insert(parts.end(), sm->units.begin(), sm->units.end());
   }
-  if (workqueue_) {
-    parts.push_back(*workqueue_);
+  if (workqueue) {
+    parts.push_back(*workqueue);
   }
   CUdevResourceDesc description{};
   GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
   OwnedContext& owned = box.owned();
-  owned.green = std::make_shared<GreenCtxBox>(runtime_, device_, primary_context(runtime_, device_));
-  owned.workqueue = workqueue_;
-  owned.queues_of = queues_of_;
+  owned.green = std::make_shared<GreenCtxBox>(runtime, device, primary_context(runtime, device));
+  owned.workqueue = workqueue;
+  owned.queues_of = queues_of;
   CUgreenCtx raw = nullptr;
-  GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(device_), CU_GREEN_CTX_DEFAULT_STREAM);
+  GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime.device(device), CU_GREEN_CTX_DEFAULT_STREAM);
   owned.green->take(raw);
-  live_contexts(runtime_).count_made(device_);
+  live_contexts(runtime).count_made(device);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);
   owned.green->take_context(handle);
   box.take(handle, raw);
-}
-
-std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms,
-                                          const std::optional<CUdevResource>& workqueue, const std::string& name,
-                                          bool exclusive, bool overlap_matters) {
-  return std::make_unique<NewContext>(runtime, device, sms, workqueue, name, exclusive, overlap_matters);
 }
 
 // ---- what a context answers

@@ -16,39 +16,31 @@
 namespace gctx {
 
 // A green context that is about to be made: its SMs are claimed first, so that two threads cannot both find them free.
-class NewContext {
- public:
-  // Checks that the resources can be one context. `overlap_matters`: compare with the live contexts of the device.
-  NewContext(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::optional<CUdevResource> workqueue,
-             std::string name, bool exclusive, bool overlap_matters);
-
+struct NewContext {
   // The live contexts that share SMs with it, or may, in one sentence; empty if there are none.
   const std::string& overlap_report() const noexcept {
     static const std::string none;
-    return claim_ ? claim_->overlap_report() : none;
+    return claim ? claim->overlap_report() : none;
   }
-
   // That its workqueue is that of another context, which lives as long as this one. Throws if that is closed.
   void share_queues(const ContextHandle& source);
-
   ContextHandle create();
+  void make(ContextBox& box);  // not one that a framework has seen
 
- private:
-  void make(ContextBox& box);
-
-  Runtime& runtime_;
-  int device_;
-  std::vector<SmResourcePtr> sms_;
-  std::optional<CUdevResource> workqueue_;
-  std::shared_ptr<const void> queues_of_;
-  std::string name_;
-  SmResourcePtr given_;
-  std::shared_ptr<Claim> claim_;
+  Runtime& runtime;
+  const int device;
+  const std::vector<SmResourcePtr> sms;
+  const std::optional<CUdevResource> workqueue;
+  const std::string name;
+  SmResourcePtr given{};
+  std::shared_ptr<Claim> claim{};
+  std::shared_ptr<const void> queues_of{};
 };
 
-std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, const std::vector<SmResourcePtr>& sms,
-                                          const std::optional<CUdevResource>& workqueue, const std::string& name,
-                                          bool exclusive, bool overlap_matters);
+// Checks that the resources can be one context. `overlap_matters`: compare with the live contexts of the device.
+std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, std::vector<SmResourcePtr> sms,
+                                          std::optional<CUdevResource> workqueue, std::string name, bool exclusive,
+                                          bool overlap_matters);
 
 // The SMs of a context, asked of the driver once, in a form that can be split.
 SmResourcePtr sm_resource(const ContextHandle& context);

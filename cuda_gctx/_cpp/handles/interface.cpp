@@ -115,8 +115,9 @@ std::unique_ptr<gctx_context> context_of(gctx::Runtime& runtime, std::vector<gct
     gctx::demand_sms(*part);
     sm_count += part->sm_count;
   }
-  gctx::NewContext fresh(runtime, device, std::move(sms), std::nullopt, name != nullptr ? name : "", exclusive, true);
-  return std::make_unique<gctx_context>(gctx_context{fresh.create(), sm_count});
+  const auto fresh =
+      gctx::claim_context(runtime, device, std::move(sms), std::nullopt, name != nullptr ? name : "", exclusive, true);
+  return std::make_unique<gctx_context>(gctx_context{fresh->create(), sm_count});
 }
 
 }  // namespace

@@ -42,8 +42,7 @@ SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
   if (!slot->context) {
     auto usable = std::make_shared<SmResource>(*group);
     usable->dry_run = false;
-    NewContext fresh(runtime_, group->device, {usable}, std::nullopt, "", false, false);
-    slot->context = fresh.create();
+    slot->context = claim_context(runtime_, group->device, {usable}, std::nullopt, "", false, false)->create();
     slot->is_made = true;
   }
   // The same SMs, but as a part of the split that this group came from.

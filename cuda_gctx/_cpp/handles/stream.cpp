@@ -283,10 +283,6 @@ bool pin_stream(const StreamHandle& stream) {
   return is_first;
 }
 
-EventHandle create_event_for(const StreamHandle& stream, unsigned flags) {
-  return create_event_in(stream->use(), flags);
-}
-
 std::uint64_t capture_of_stream(const StreamHandle& stream) { return capture_of(driver_of(stream), stream->handle()); }
 
 bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
@@ -343,7 +339,7 @@ void wait_stream(const StreamHandle& stream, const StreamHandle& other) {
     }
     let_wait(*stream, event);
   };
-  const auto make = [&] { return create_event_for(other, CU_EVENT_DISABLE_TIMING); };
+  const auto make = [&] { return create_event(other, CU_EVENT_DISABLE_TIMING); };
   const KeptEvent<EventHandle>::Use kept(other->waited_for());
   if (kept.is_taken()) [[likely]] {
     wait(kept.event(make)->handle());
@@ -358,7 +354,7 @@ void show_to_device(const StreamHandle& stream) {
   }
   const KeptEvent<EventHandle>::Use kept(stream->shown());
   if (kept.is_taken()) [[likely]] {  // else another call shows the same work
-    record_on(*stream, kept.event([&] { return create_event_for(stream, SHOWN_EVENT); })->handle());
+    record_on(*stream, kept.event([&] { return create_event(stream, SHOWN_EVENT); })->handle());
   }
 }
 

@@ -75,7 +75,6 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
 StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
 // Pins a stream and its context: true as ContextBox::pin().
 bool pin_stream(const StreamHandle& stream);
-EventHandle create_event_for(const StreamHandle& stream, unsigned flags);  // also when its context is closed
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);

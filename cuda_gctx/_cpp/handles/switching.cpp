@@ -66,7 +66,7 @@ Switching::Place& Switching::place_of(const NewUse& use) {
     auto made = std::make_unique<Place>();
     made->context = use.stream ? use.stream->context() : use.context;
     made->stream = use.stream;
-    made->event = use.stream ? create_event_for(use.stream, CU_EVENT_DISABLE_TIMING)
+    made->event = use.stream ? create_event(use.stream, CU_EVENT_DISABLE_TIMING)
                              : create_event(use.context, CU_EVENT_DISABLE_TIMING);
     found = std::find(places_.begin(), places_.end(), nullptr);
     if (found == places_.end()) {

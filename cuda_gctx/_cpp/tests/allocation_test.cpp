@@ -84,8 +84,8 @@ std::vector<GroupRequest> groups_of(const std::vector<unsigned>& counts) {
 }
 
 ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms) {
-  NewContext fresh(runtime, 0, {sms}, std::nullopt, "a name that is too long to be part of a string", false, true);
-  return fresh.create();
+  return claim_context(runtime, 0, {sms}, std::nullopt, "a name that is too long to be part of a string", false, true)
+      ->create();
 }
 
 void a_split_and_a_stream_allocate_little() {

@@ -39,8 +39,7 @@ std::vector<GroupRequest> groups_of(std::vector<unsigned> counts) {
 }
 
 ContextHandle green_context(Runtime& runtime, const SmResourcePtr& sms, bool exclusive = false) {
-  NewContext fresh(runtime, 0, {sms}, std::nullopt, "test", exclusive, true);
-  return fresh.create();
+  return claim_context(runtime, 0, {sms}, std::nullopt, "test", exclusive, true)->create();
 }
 
 // Every machine that a test opens is closed again, whatever happens.
@@ -434,7 +433,7 @@ void a_wait_is_not_taken_into_the_capture_of_another_one() {
   {
     // A call of one thread that is between its record and its wait, while a capture begins on another thread.
     const KeptEvent<EventHandle>::Use kept(other->waited_for());
-    const EventHandle event = kept.event([&] { return create_event_for(other, CU_EVENT_DISABLE_TIMING); });
+    const EventHandle event = kept.event([&] { return create_event(other, CU_EVENT_DISABLE_TIMING); });
     record_event(other, event);
     begin_capture(other, CU_STREAM_CAPTURE_MODE_RELAXED);
     wait_stream(second, other);
@@ -455,7 +454,7 @@ void keep_busy(const StreamHandle& stream) {
 bool waits(Switching& switching, Switching::Number left, Switching::Number next, const StreamHandle& before,
            const StreamHandle& after) {
   CHECK(switching.order({left}, next));
-  const auto event = create_event_for(after, CU_EVENT_DISABLE_TIMING);
+  const auto event = create_event(after, CU_EVENT_DISABLE_TIMING);
   record_event(after, event);
   synchronize_event(event);
   const bool answer = stream_is_done(before);

@@ -43,10 +43,7 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   Runtime& runtime() { return runtime_; }
-  ContextHandle context() {
-    NewContext fresh(runtime_, 0, {group_}, std::nullopt, "busy", true, true);
-    return fresh.create();
-  }
+  ContextHandle context() { return claim_context(runtime_, 0, {group_}, std::nullopt, "busy", true, true)->create(); }
 
  private:
   Runtime& runtime_;
