@@ -61,7 +61,7 @@ wait:
 }
 )";
 
-constexpr std::size_t least_buffer = 64 * 1024;
+constexpr std::size_t least_memory = 64 * 1024;
 constexpr std::size_t most_given_up = 16;  // runs whose kernels have not finished
 
 // One warp, so that it fits wherever other work leaves a little room on an SM.
@@ -104,13 +104,17 @@ void end_in(const ContextBox& context, What what, End DriverTable::* end, const 
 }  // namespace
 
 void ProbeMemory::allocate(std::size_t wanted) {
+  free();
   CurrentScope scope(*context);
   GCTX_CALL(context->runtime().driver(), cuMemAlloc, &address, wanted);
   bytes = wanted;
   scope.leave();
 }
 
-ProbeMemory::~ProbeMemory() { end_in(*context, address, &DriverTable::cuMemFree, "cuMemFree"); }
+void ProbeMemory::free() noexcept {
+  bytes = 0;
+  end_in(*context, std::exchange(address, 0), &DriverTable::cuMemFree, "cuMemFree");
+}
 
 // Asks until it is true or the time is over; a driver's own wait knows no end.
 class Probe::Deadline {
@@ -181,7 +185,7 @@ void Probe::launch(const StreamHandle& stream, unsigned blocks, unsigned threads
   scope.leave();
 }
 
-void Probe::take_back_finished() {
+ProbeMemory& Probe::unused_memory(std::size_t bytes) {
   const auto is_done = [](const StreamHandle& stream) {
     try {
       return stream_is_done(stream);
@@ -189,59 +193,31 @@ void Probe::take_back_finished() {
       return false;  // it captures, or its context is lost
     }
   };
-  for (const auto& buffer : given_up_) {
-    if (std::all_of(buffer->writers.begin(), buffer->writers.end(), is_done)) {
-      buffer->writers.clear();
+  for (ProbeMemory& memory : memories_) {
+    if (std::all_of(memory.writers.begin(), memory.writers.end(), is_done)) {
+      memory.writers.clear();
     }
   }
-  const auto free =
-      std::find_if(given_up_.begin(), given_up_.end(), [](const auto& buffer) { return buffer->writers.empty(); });
-  if (free != given_up_.end() && buffer_ == nullptr) {
-    buffer_ = std::move(*free);
-    given_up_.erase(free);
-  } else if (free == given_up_.end() && given_up_.size() == most_given_up) {
-    fail_state("the last " + std::to_string(most_given_up) +
-               " abandoned runs of the probe have not finished: other work occupies their SMs or their queues");
+  auto unused = std::find_if(memories_.begin(), memories_.end(), [](const auto& one) { return one.writers.empty(); });
+  if (unused == memories_.end()) {
+    if (memories_.size() == most_given_up) {
+      fail_state("the last " + std::to_string(most_given_up) +
+                 " abandoned runs of the probe have not finished: other work occupies their SMs or their queues");
+    }
+    unused = memories_.emplace(memories_.end(), primary_);
   }
-}
-
-CUdeviceptr Probe::buffer(std::size_t bytes) {
-  if (buffer_ == nullptr || bytes > buffer_->bytes) {
-    buffer_ = nullptr;  // freed first
-    auto larger = std::make_unique<ProbeMemory>(primary_);
-    larger->allocate(std::max(bytes, least_buffer));
-    buffer_ = std::move(larger);
+  if (bytes > unused->bytes) {
+    unused->allocate(std::max(bytes, least_memory));
   }
-  return buffer_->address;
+  return *unused;
 }
 
 std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>& streams,
                                                 const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
                                                 std::uint64_t timeout_ns, unsigned cluster) {
   const std::lock_guard lock(mutex_);
-  take_back_finished();
-  given_up_.reserve(given_up_.size() + 1);
-  std::vector<StreamHandle> writers = streams;
-  const Deadline deadline(timeout_ns);
-  try {
-    return run_in_buffer(streams, blocks, spin_ns, deadline, cluster);
-  } catch (...) {
-    if (std::exchange(is_written_, false)) {
-      try {
-        deadline.wait_for(streams);  // after a failed call, what was launched before it
-      } catch (const Error&) {
-        buffer_->writers = std::move(writers);
-        given_up_.push_back(std::move(buffer_));
-      }
-    }
-    throw;
-  }
-}
-
-std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<StreamHandle>& streams,
-                                                          const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                          const Deadline& deadline, unsigned cluster) {
   const Driver& driver = primary_->runtime().driver();
+  std::vector<StreamHandle> writers = streams;
   std::vector<std::vector<ProbeBlock>> seen(streams.size());
   std::vector<CUdeviceptr> parts(streams.size());
   std::size_t total = 0;
@@ -251,34 +227,46 @@ std::vector<std::vector<ProbeBlock>> Probe::run_in_buffer(const std::vector<Stre
     parts[i] = total;
     total += blocks[i] * sizeof(ProbeBlock);
   }
-  const CUdeviceptr out = buffer(total);
-  for (std::size_t i = 0; i < streams.size(); ++i) {
-    parts[i] += out;
-    CurrentScope scope(*streams[i]->context());
-    GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
-    is_written_ = true;
-    scope.leave();
-    // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of
-    // concurrency.
-    launch(streams[i], 1, probe_threads, 0);
+  ProbeMemory& memory = unused_memory(total);
+  const Deadline deadline(timeout_ns);
+  try {
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      parts[i] += memory.address;
+      CurrentScope scope(*streams[i]->context());
+      GCTX_CALL(driver, cuMemsetD8Async, parts[i], 0, blocks[i] * sizeof(ProbeBlock), streams[i]->handle());
+      if (memory.writers.empty()) {
+        memory.writers.swap(writers);
+      }
+      scope.leave();
+      // Where kernels are loaded at their first launch, that would hold up the others and look like a lack of
+      // concurrency.
+      launch(streams[i], 1, probe_threads, 0);
+    }
+    deadline.wait_for(streams);
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      launch(streams[i], blocks[i], probe_threads, spin_ns, parts[i], blocks[i], cluster);
+      // A second kernel behind the first, as in real work: streams that share a hardware queue then show it, because
+      // what comes next in the queue has to wait for this one.
+      launch(streams[i], 1, probe_threads, 0);
+    }
+    deadline.wait_for(streams);
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      CurrentScope scope(*streams[i]->context());
+      GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock),
+                streams[i]->handle());
+      scope.leave();
+    }
+    deadline.wait_for(streams);
+    memory.writers.clear();
+    return seen;
+  } catch (...) {
+    try {
+      deadline.wait_for(memory.writers);  // after a failed call, what was launched before it
+      memory.writers.clear();
+    } catch (const Error&) {  // given up
+    }
+    throw;
   }
-  deadline.wait_for(streams);
-  for (std::size_t i = 0; i < streams.size(); ++i) {
-    launch(streams[i], blocks[i], probe_threads, spin_ns, parts[i], blocks[i], cluster);
-    // A second kernel behind the first, as in real work: streams that share a hardware queue then show it, because what
-    // comes next in the queue has to wait for this one.
-    launch(streams[i], 1, probe_threads, 0);
-  }
-  deadline.wait_for(streams);
-  for (std::size_t i = 0; i < streams.size(); ++i) {
-    CurrentScope scope(*streams[i]->context());
-    GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock),
-              streams[i]->handle());
-    scope.leave();
-  }
-  deadline.wait_for(streams);
-  is_written_ = false;
-  return seen;
 }
 
 std::shared_ptr<Probe> Probes::of(int ordinal) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -27,10 +28,11 @@ struct ProbeBlock {
 // Memory of a device, which is freed unless its context is gone.
 struct ProbeMemory {
   explicit ProbeMemory(ContextHandle primary) noexcept : context(std::move(primary)) {}
-  ~ProbeMemory();
+  ~ProbeMemory() { free(); }
   ProbeMemory(const ProbeMemory&) = delete;
   ProbeMemory& operator=(const ProbeMemory&) = delete;
-  void allocate(std::size_t wanted);
+  void allocate(std::size_t wanted);  // in place of what there was
+  void free() noexcept;
 
   const ContextHandle context;
   CUdeviceptr address = 0;
@@ -38,9 +40,9 @@ struct ProbeMemory {
   std::vector<StreamHandle> writers;  // whose kernels may still write there, if a run was given up
 };
 
-// The probe on one device: the loaded kernel and a buffer for what it writes. Both are kept, because freeing device
-// memory waits for all work of the device, however long that takes. A run that is given up leaves its buffer to its
-// kernels, and a later run that finds them finished takes it back.
+// The probe on one device: the loaded kernel and memory for what it writes. Both are kept, because freeing device
+// memory waits for all work of the device, however long that takes. A run that is given up leaves its memory to its
+// kernels, and a later run that finds them finished takes it.
 class Probe {
  public:
   explicit Probe(ContextHandle primary);
@@ -65,19 +67,13 @@ class Probe {
  private:
   class Deadline;
   void unload() noexcept;
-  void take_back_finished();
-  CUdeviceptr buffer(std::size_t bytes);
-  std::vector<std::vector<ProbeBlock>> run_in_buffer(const std::vector<StreamHandle>& streams,
-                                                     const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
-                                                     const Deadline& deadline, unsigned cluster);
+  ProbeMemory& unused_memory(std::size_t bytes);
 
   ContextHandle primary_;
   CUlibrary library_ = nullptr;
   CUkernel kernel_ = nullptr;
   std::mutex mutex_;  // one run at a time
-  std::unique_ptr<ProbeMemory> buffer_;
-  bool is_written_ = false;  // a kernel was started that writes to the buffer, and not waited for yet
-  std::vector<std::unique_ptr<ProbeMemory>> given_up_;  // of runs that were not waited for
+  std::list<ProbeMemory> memories_;
 };
 
 // The same with the probe of the streams' device.
