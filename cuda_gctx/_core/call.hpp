@@ -40,11 +40,19 @@ template <typename Box>
 using PlaceOfHandle = LockedSlot<Box>;
 #endif
 
+// What the slots of all that is made in a context have in common.
+struct ChildSlot {
+  virtual bool is_empty() const noexcept = 0;
+  virtual ContextHandle context() = 0;  // null, and the Python exception is set, where there is none
+};
+
 // The place of a handle in an object of Python, which lets it go when the object goes.
 template <typename Box>
-class ObjectSlot : public PlaceOfHandle<Box> {
+class ObjectSlot final : public PlaceOfHandle<Box>, public ChildSlot {
  public:
   ~ObjectSlot() noexcept(false);
+  bool is_empty() const noexcept override { return !this->borrow(); }
+  ContextHandle context() override;
 };
 template <typename Box>
 using ObjectBorrowed = typename ObjectSlot<Box>::Borrowed;
@@ -276,6 +284,15 @@ ObjectBorrowed<Box> live(ObjectSlot<Box>& slot) {
     return {};
   }
   return present(slot);
+}
+
+template <typename Box>
+ContextHandle ObjectSlot<Box>::context() {
+  if constexpr (std::is_base_of_v<InContext, Box>) {
+    const ObjectBorrowed<Box> box = live(*this);
+    return box ? box.get()->context() : nullptr;
+  }
+  return nullptr;
 }
 
 }  // namespace gctx

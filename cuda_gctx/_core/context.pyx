@@ -16,7 +16,7 @@ from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, 
 from cuda_gctx._core.current cimport drop_kept_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
-from cuda_gctx._core.event cimport Event, EventOptions, new_event
+from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event
 from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of, sms_of
 from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, new_stream, note_pinned
 
@@ -70,13 +70,10 @@ cdef Context made_context(Context context):
     return context
 
 
-def context_of(child):
-    """The context of a stream or event, for modules that cannot import this one."""
+def context_of(InContext child not None):
+    """The context of what is made in one, for modules that cannot import this one."""
     cdef Context context = Context.__new__(Context)
-    if isinstance(child, Stream):
-        context._slot.put(cpp.present((<Stream>child)._slot).get().context())
-    else:
-        context._slot.put(cpp.present((<Event>child)._slot).get().context())
+    context._slot.put(child.slot().context())
     return made_context(context)
 
 

@@ -252,8 +252,12 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
         Box* get() noexcept
 
+    cdef cppclass ChildSlot:
+        cbool is_empty() noexcept
+        ContextHandle context() except *
+
     # Where an object keeps its handle: a call works on a copy of it, and closing takes it away.
-    cdef cppclass Slot "gctx::ObjectSlot"[Box]:
+    cdef cppclass Slot "gctx::ObjectSlot"[Box](ChildSlot):
         void put(shared_ptr[Box]) noexcept
         void share(const Slot[Box]&) noexcept
         shared_ptr[Box] get() noexcept

@@ -8,12 +8,17 @@ cdef class EventOptions(Options):
     cdef unsigned int _flags  # the same for the driver
 
 
-cdef class Event:
-    cdef cpp.Slot[cpp.EventBox] _slot
-    cdef EventOptions _options
+cdef class InContext:
     cdef object __weakref__
 
+    cdef cpp.ChildSlot* slot(self) noexcept
+    cdef object find_context(self)
 
-cdef object context_of_child(object child)
+
+cdef class Event(InContext):
+    cdef cpp.Slot[cpp.EventBox] _slot
+    cdef EventOptions _options
+
+
 cdef Event new_event(cpp.Slot[cpp.ContextBox]& context, EventOptions options)
 cdef Event new_event_for(cpp.Slot[cpp.StreamBox]& stream, EventOptions options)

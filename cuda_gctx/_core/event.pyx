@@ -43,14 +43,42 @@ cdef Event unmade_event(EventOptions options):
 cdef object context_of = None
 
 
-cdef object context_of_child(child):
-    """The context of an event or a stream. Its module imports theirs, and is imported at first use."""
-    global context_of
-    if context_of is None:
-        from cuda_gctx._core import context
+cdef class InContext:
+    """What is made in a context, which it keeps alive: ``with`` closes it at the end of the block."""
 
-        context_of = context.context_of
-    return context_of(child)
+    cdef cpp.ChildSlot* slot(self) noexcept:
+        return NULL
+
+    cdef object find_context(self):
+        """The module of contexts imports this one, and is imported at first use."""
+        global context_of
+        if context_of is None:
+            from cuda_gctx._core import context
+
+            context_of = context.context_of
+        return context_of(self)
+
+    @property
+    def context(self):
+        """The context, which it keeps alive."""
+        return self.find_context()
+
+    @property
+    def device(self):
+        """The device of the context."""
+        return device_of(self.slot().context().get().device())
+
+    @property
+    def is_closed(self):
+        """Whether it has been closed."""
+        return self.slot().is_empty()
+
+    def __enter__(self):
+        self.slot().context()
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
 
 
 cdef Event new_event(cpp.Slot[cpp.ContextBox]& context, EventOptions options):
@@ -65,8 +93,11 @@ cdef Event new_event_for(cpp.Slot[cpp.StreamBox]& stream, EventOptions options):
     return event
 
 
-cdef class Event:
+cdef class Event(InContext):
     """A point in the work of a stream or of a whole context."""
+
+    cdef cpp.ChildSlot* slot(self) noexcept:
+        return &self._slot
 
     @property
     def handle(self):
@@ -74,17 +105,6 @@ cdef class Event:
         cdef cpp.Borrowed[cpp.EventBox] box = cpp.live(self._slot)
         box.get().expose()
         return <uintptr_t>box.get().handle()
-
-    @property
-    def context(self):
-        """The context of the event."""
-        cpp.live(self._slot)
-        return context_of_child(self)
-
-    @property
-    def device(self):
-        """The device of the event."""
-        return device_of(cpp.live(self._slot).get().context().get().device())
 
     @property
     def is_timing_enabled(self):
@@ -102,11 +122,6 @@ cdef class Event:
     def is_done(self):
         """Whether all work before the event has finished."""
         return bool(cpp.event_is_done(self._slot))
-
-    @property
-    def is_closed(self):
-        """Whether the event has been closed."""
-        return self._slot.borrow().get() == NULL
 
     @cython.binding(False)
     def sync(self):
@@ -136,13 +151,6 @@ cdef class Event:
 
     def __reduce__(self):
         refuse_copy(self, "create one in the other process with create_event()")
-
-    def __enter__(self):
-        cpp.live(self._slot)
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
 
     def __repr__(self):
         cdef cpp.Borrowed[cpp.EventBox] box = self._slot.borrow()

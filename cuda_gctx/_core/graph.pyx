@@ -6,10 +6,10 @@ from libcpp.vector cimport vector
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport as_bool, as_handle, make_only_here, refuse_copy
-from cuda_gctx._core.context cimport Context, made_context, unmade_context
+from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
-from cuda_gctx._core.resources cimport device_of
+from cuda_gctx._core.event cimport InContext
 from cuda_gctx._core.stream cimport Stream
 
 from cuda_gctx._core.above import above
@@ -57,15 +57,17 @@ cdef Context context_of(object where):
     return context
 
 
-cdef class Graph:
+cdef class Graph(InContext):
     """Captured work. Its kernels run in the contexts in which they were captured; in_partition() moves them.
 
-    Stream.capture() makes one. ``Graph(obj)`` adopts that of another library.
+    Stream.capture() makes one. ``Graph(obj)`` adopts that of another library, in the context of its first kernel.
     """
 
     cdef cpp.Slot[cpp.GraphBox] _slot
     cdef object _owner
-    cdef object __weakref__
+
+    cdef cpp.ChildSlot* slot(self) noexcept:
+        return &self._slot
 
     def __init__(self, obj):
         """Adopt the graph of an object, which lives as long as this one and what is made of it.
@@ -92,26 +94,9 @@ cdef class Graph:
         return <uintptr_t>cpp.present(self._slot).get().handle()
 
     @property
-    def context(self):
-        """The context in which it was captured, which it keeps alive: of an adopted graph, that of its first kernel."""
-        cdef Context context = unmade_context()
-        context._slot.put(cpp.present(self._slot).get().context())
-        return made_context(context)
-
-    @property
-    def device(self):
-        """The device of the graph."""
-        return device_of(cpp.present(self._slot).get().context().get().device())
-
-    @property
     def node_count(self):
         """The number of nodes: kernels, copies and others."""
         return cpp.node_count(self._slot)
-
-    @property
-    def is_closed(self):
-        """Whether the graph has been closed."""
-        return self._slot.borrow().get() == NULL
 
     def instantiate(self, *, ordered=True):
         """Make the executable graph, which takes device memory and no longer needs this graph. Returns a GraphExec.
@@ -146,13 +131,6 @@ cdef class Graph:
         self._owner = None
         warn_of_failures()
 
-    def __enter__(self):
-        cpp.present(self._slot)
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
-
     def __reduce__(self):
         refuse_copy(self, "capture it there")
 
@@ -163,34 +141,19 @@ cdef class Graph:
         return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
 
 
-cdef class GraphExec:
+cdef class GraphExec(InContext):
     """A graph that can be launched, on streams of the context in which its kernels run."""
 
     cdef cpp.Slot[cpp.GraphExecBox] _slot
     cdef object _owner  # of the graph: what keeps its memory
-    cdef object __weakref__
+
+    cdef cpp.ChildSlot* slot(self) noexcept:
+        return &self._slot
 
     @property
     def handle(self):
         """The CUgraphExec, as an int."""
         return <uintptr_t>cpp.present(self._slot).get().handle()
-
-    @property
-    def context(self):
-        """The context in which its kernels run, which it keeps alive."""
-        cdef Context context = unmade_context()
-        context._slot.put(cpp.present(self._slot).get().context())
-        return made_context(context)
-
-    @property
-    def device(self):
-        """The device of the graph."""
-        return device_of(cpp.present(self._slot).get().context().get().device())
-
-    @property
-    def is_closed(self):
-        """Whether the graph has been closed."""
-        return self._slot.borrow().get() == NULL
 
     def upload(self, Stream stream not None):
         """Upload the graph to the device before the first launch.
@@ -223,13 +186,6 @@ cdef class GraphExec:
         cpp.drop(self._slot)
         self._owner = None
         warn_of_failures()
-
-    def __enter__(self):
-        cpp.present(self._slot)
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
 
     def __reduce__(self):
         refuse_copy(self, "capture it there")

@@ -84,7 +84,6 @@ class SMResource:
         dry_run: bool = False,
     ) -> tuple[list[SMResource], SMResource]: ...
 
-
 class WorkqueueSharingScopeType(str, Enum):
     """Which contexts share hardware queues. Each value equals its string."""
 

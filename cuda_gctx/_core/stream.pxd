@@ -3,6 +3,7 @@ from libcpp.optional cimport optional
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options
+from cuda_gctx._core.event cimport InContext
 from cuda_gctx._core.resources cimport DeviceResources
 
 
@@ -12,13 +13,12 @@ cdef class StreamOptions(Options):
     cdef optional[int] _level  # the same for the core
 
 
-cdef class Stream:
+cdef class Stream(InContext):
     cdef cpp.Slot[cpp.StreamBox] _slot
     cdef uintptr_t _number
     cdef object _context
     cdef DeviceResources _resources
     cdef object _owner
-    cdef object __weakref__
 
 
 cdef Stream new_stream(cpp.Slot[cpp.ContextBox]& context, StreamOptions options)

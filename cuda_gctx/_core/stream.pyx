@@ -9,8 +9,7 @@ cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
-from cuda_gctx._core.event cimport Event, EventOptions, context_of_child, new_event_for
-from cuda_gctx._core.resources cimport device_of
+from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event_for
 
 from cuda_gctx._core.errors import CUDAWarning
 
@@ -95,7 +94,7 @@ def show_to_device(Stream stream not None):
     cpp.show_stream(stream._slot)
 
 
-cdef class Stream:
+cdef class Stream(InContext):
     """A queue of GPU work in one context, which it keeps alive.
 
     ``Stream(obj)`` adopts the stream of any object with ``__cuda_stream__``, and keeps `obj` alive.
@@ -103,6 +102,9 @@ cdef class Stream:
     A stream whose handle a framework has received through ``__cuda_stream__`` or cuda_gctx.interop is not destroyed:
     once closed, it is kept for the next stream of its context with the same options.
     """
+
+    cdef cpp.ChildSlot* slot(self) noexcept:
+        return &self._slot
 
     def __init__(self, obj=None):
         if obj is None:
@@ -153,15 +155,10 @@ cdef class Stream:
         cpp.live(self._slot)
         context = self._context
         if context is None:
-            context = context_of_child(self)
+            context = self.find_context()
             with cython.critical_section(self):
                 self._context = context
         return context
-
-    @property
-    def device(self):
-        """The device of the stream."""
-        return device_of(cpp.live(self._slot).get().context().get().device())
 
     @property
     def resources(self):
@@ -195,11 +192,6 @@ cdef class Stream:
     def is_done(self):
         """Whether all work of the stream has finished."""
         return bool(cpp.stream_is_done(self._slot))
-
-    @property
-    def is_closed(self):
-        """Whether the stream has been closed."""
-        return self._slot.borrow().get() == NULL
 
     @cython.binding(False)
     def record(self, Event event=None, options=None):
@@ -283,13 +275,6 @@ cdef class Stream:
         if not self._slot.was_filled():
             cpp.present(self._slot)
         return hash(self._number)
-
-    def __enter__(self):
-        cpp.live(self._slot)
-        return self
-
-    def __exit__(self, *exc):
-        self.close()
 
     def __repr__(self):
         cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()

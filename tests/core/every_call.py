@@ -189,7 +189,7 @@ def as_it_is(kind: type, name: str) -> Callable[[Any], object]:
 def every_call() -> dict[str, Callable[[Any], object]]:
     calls = dict(MORE)
     for kind in CLASSES:
-        for name in vars(kind):
+        for name in {name: None for part in kind.__mro__[:-1] for name in vars(part)}:
             if (name.startswith("_") and name not in PROTOCOLS) or name in ELSEWHERE.get(kind.__name__, ()):
                 continue
             label = f"{kind.__name__}.{name}"
