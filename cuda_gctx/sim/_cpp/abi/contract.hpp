@@ -30,6 +30,7 @@ struct Rule {
 // What a call does to captures that are under way.
 enum class InCapture : std::uint8_t {
   safe,
+  about,    // likewise, and a stream whose capture is invalid does not refuse it
   joining,  // it draws its stream into the capture of its event, and invalidates what cannot be drawn in, in every mode
   whole,    // it orders a whole context: it invalidates the captures of that context's streams, in every mode
   awaited,  // likewise, and that of the event that the context would wait for
@@ -57,6 +58,7 @@ struct Contract {
   constexpr Contract or_current() const { return set<&Contract::takes_current>(); }
   constexpr Contract in_callbacks() const { return set<&Contract::in_callback>(); }
   constexpr Contract owned() const { return set<&Contract::dies_with_context>(); }
+  constexpr Contract about_captures() const { return set<&Contract::in_capture>(InCapture::about); }
   constexpr Contract unsafe() const { return set<&Contract::in_capture>(InCapture::unsafe); }
   constexpr Contract unsafe_beside() const { return set<&Contract::in_capture>(InCapture::beside); }
   constexpr Contract disturbs_own() const { return set<&Contract::in_capture>(InCapture::own); }

@@ -191,6 +191,8 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
                 row["says"] = [int(one) for one in values]
             elif word in ("from", "before"):
                 rules[-1][word] = int(given)
+            elif word == "about_captures":
+                row["in_capture"] = "about"
             elif word.startswith(("unsafe", "disturbs_")):
                 row["in_capture"] = word.removeprefix("disturbs_").removeprefix("unsafe_")
             elif word != "takes_ns":
@@ -209,6 +211,7 @@ def since(version: int) -> str:
 
 IN_CAPTURE = {
     "safe": "",
+    "about": "about captures",
     "joining": "draws its stream into the capture of its event",
     "whole": "disturbs the captures of the whole context",
     "awaited": "disturbs the captures of the whole context, and of its event",
@@ -278,6 +281,8 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], in
         "- **Arguments**: any other value is `CUDA_ERROR_INVALID_VALUE`.",
         "- **Captures**: an *unsafe* call answers `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and invalidates the captures",
         "  that the thread's capture mode protects: with the mode `GLOBAL`, those of all threads.",
+        "  On a stream whose capture is invalid, what refuses to be captured answers that code again, and all else",
+        "  `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, but for calls *about captures*.",
         "- **Context**: *current* needs a context that is current to the thread, else `CUDA_ERROR_INVALID_CONTEXT`;",
         "  *null: current* takes a null context for it; what *owned* makes goes with that context.",
         "- Inside host functions and callbacks all answer `CUDA_ERROR_NOT_PERMITTED`, but those that are marked.",

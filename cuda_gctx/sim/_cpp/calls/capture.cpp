@@ -69,14 +69,13 @@ GCTX_SIM_CALL(cuStreamBeginCapture_v2, Call& c, Stream& stream, CUstreamCaptureM
 
 GCTX_SIM_CALL(cuStreamBeginCaptureToGraph, Call& c, Stream& stream, Graph& graph, const CUgraphNode* nodes,
               const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
-  refuse_if(graph.capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
+  refuse_if(graph.capture != nullptr || stream.capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
   return begin_capture(c, stream, mode, &graph, read_edges(c, graph, nodes, data, count));
 }
 
 GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies_v2, Call& c, Stream& stream, CUgraphNode* nodes,
               const CUgraphEdgeData* data, std::size_t count, unsigned flags) {
   refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);
-  refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   const std::vector<Edge> edges = read_edges(c, stream.capture->graph(), nodes, data, count);
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
     // What is taken away need not be joined.

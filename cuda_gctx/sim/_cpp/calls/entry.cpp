@@ -70,7 +70,6 @@ bool disturbs_streams_of(const Context& context) {
 // Ends a call that the capture, where there is one, does not survive.
 void refuse_in(Capture* capture, CUresult code) {
   if (capture != nullptr) {
-    refuse_if(capture->state() == Capture::State::invalidated, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     capture->invalidate();
     refuse(code);
   }
@@ -236,6 +235,12 @@ Stream& find_stream(Call& call, CUstream handle) {
     return *current_context(call).default_stream;
   }
   Stream& stream = find_noted(call, call.machine.streams, handle, Fn::cuStreamDestroy_v2, "stream");
+  // Recorded: what would end a capture says so of one that is invalid, too, and all else says that it is invalid.
+  const InCapture rule = contract(call.function).in_capture;
+  if (stream.capture && !stream.capture->is_active() && rule != InCapture::about) {
+    const bool ends = rule == InCapture::own || rule == InCapture::context || rule == InCapture::unsafe;
+    refuse(ends ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  }
   // Recorded up to 13.0, documented from 13.1: a stream without a context can be destroyed.
   if (stream.context != nullptr || (call.version() >= 13010 && call.function == Fn::cuStreamDestroy_v2)) {
     return stream;

@@ -31,7 +31,6 @@ void record_event(Call& c, Event& event, Stream& stream, unsigned flags) {
   may_queue(stream);
   forget_record(event);
   if (stream.capture) {
-    refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     event.capture = stream.capture;
     event.captured = stream.capture_tail;
     return;

@@ -34,7 +34,6 @@ Pools& pools_of(Call& c, const Place& place) {
 
 // A node that allocates memory of the graph, whichever pool is named.
 void capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& pool, CUdeviceptr* out) {
-  refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   refuse_if(pool.device < 0 || pool.managed, CUDA_ERROR_NOT_SUPPORTED);
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC;
@@ -48,7 +47,6 @@ void capture_allocation(Call& c, Stream& stream, std::size_t size, const Pool& p
 }
 
 void capture_free(Call& c, Stream& stream, CUdeviceptr address) {
-  refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CUgraphNodeParams parameters{};
   parameters.type = CU_GRAPH_NODE_TYPE_MEM_FREE;
   parameters.free.dptr = address;

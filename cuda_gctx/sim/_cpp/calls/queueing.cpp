@@ -77,7 +77,6 @@ void may_queue(const Stream& stream) {
 void enqueue(Call& c, Stream& stream, GraphNode node) {
   may_queue(stream);
   if (stream.capture) {
-    refuse_if(!stream.capture->is_active(), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
     node.context_handle = stream.context->handle;
     node.context_id = stream.context->id;
     node.after = stream.capture_tail;
