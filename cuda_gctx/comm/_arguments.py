@@ -53,10 +53,10 @@ def is_supported(capability: int) -> bool:
 
 
 def _seconds(timeout_s: Any) -> float:
-    timeout_s = as_seconds("timeout_s", timeout_s)
-    if timeout_s > LONGEST_S:
-        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {timeout_s}")
-    return timeout_s
+    seconds: float = as_seconds("timeout_s", timeout_s)
+    if seconds > LONGEST_S:
+        raise ValueError(f"timeout_s must be at most {LONGEST_S:,}, which is 31 years, not {seconds}")
+    return seconds
 
 
 def host_limit_s(timeout_s: Any) -> float:
