@@ -126,7 +126,7 @@ SETTINGS: dict[str, list[Setting]] = {
     ],
     "command-line": [
         "lets 200 calls arrive per second",
-        "the exit status is 130",
+        "and exits with status 130",
         "| 130 | interrupted by Ctrl-C",
         "or with 127 if the program",
     ],
