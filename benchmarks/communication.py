@@ -54,6 +54,9 @@ NODE_SMS = 16
 TRANSPORTS = {"NVSHMEM": "nvshmem", "peer access": "peers", "NCCL between nodes": "nccl"}
 OVERLAP_SMS = (8, 16, 24, 32, 48)
 STEPS = 20
+# Of numbers that are not of 16 bits.
+TYPES = ("float32", "float8_e4m3fn")
+TYPE_SIZES = [1 << shift for shift in (13, 17, 20, 23, 26)]
 # Of calls outside of graphs: fewer than the driver takes ahead.
 EAGER_BYTES = 64 << 10
 EAGER_CALLS = 50
@@ -95,11 +98,11 @@ class Ranks:
     def info(self, dp: int) -> ParallelInfo:
         return ParallelInfo.of(self.rank, self.size, self.rank, self.size, 0, 1, self.size // dp, dp, 1, 1)
 
-    def handler(self, partition: Any, dp: int, **options: Any) -> MixedCommHandler:
+    def handler(self, partition: Any, dp: int, dtype: Any = None, **options: Any) -> MixedCommHandler:
         return MixedCommHandler(
             *(self.rank, self.size, self.rank, self.size, 0, 1),
             *(self.size // dp, dp, 1, 1),
-            self.torch.bfloat16,
+            self.torch.bfloat16 if dtype is None else dtype,
             f"cuda:{self.rank}",
             partition=partition,
             max_message_bytes=LARGEST,
@@ -494,6 +497,48 @@ def nodes(ranks: Ranks, keep: Keep) -> None:
                 handler.shutdown()
 
 
+def types(ranks: Ranks, keep: Keep) -> None:
+    """All-reduces of other types than those of 16 bits, next to NCCL: with eight bits, of as many bfloat16 too."""
+    torch, op = ranks.torch, MixedCommOp.ALLREDUCE
+    buffers, plain, [group, _] = Buffers(torch), torch.cuda.Stream(), ranks.groups(1)
+    with ranks.device.partition(comm=8) as parts:
+        streams = {8: torch_stream(parts.comm)}
+        for dtype in (getattr(torch, name) for name in TYPES):
+            with parts.comm.torch():
+                handler = ranks.handler(parts.comm, 1, dtype)
+            map_tensors(ranks, keep, handler, *(one.view(dtype) for one in buffers.mapped()))
+            for size in TYPE_SIZES:
+
+                def of(name: str) -> Any:
+                    return buffers.of(name, (2, size // 4)).view(dtype)  # noqa: B023
+
+                inputs = [ranks.input_of(rank, tuple(of("in").shape)).to(dtype) for rank in range(ranks.size)]
+                of("in").copy_(inputs[ranks.rank])
+                of("mapped in").copy_(inputs[ranks.rank])
+                wanted = expected(handler.para_info, op, inputs) if size <= COMPARED else None
+                sums = buffers.of("scratch", (2, size // 4)).zero_().view(dtype)
+                variants = {"NCCL, all SMs": Variant(0, lambda: ranks.dist.all_reduce(sums, group=group), sums, None)}  # noqa: B023
+                if dtype.itemsize == 1:
+                    more = buffers.of("scratch", (2, size // 2)).zero_()
+                    work = lambda: ranks.dist.all_reduce(more, group=group)  # noqa: B023, E731
+                    variants["NCCL, all SMs, as bfloat16"] = Variant(0, work, more, None)
+                for name, mode, source, target in (
+                    ("NCCL_ONE, 8 SMs", NCCL, "in", "out"),
+                    ("ONE_EXCHANGE, 8 SMs", ONE, "in", "out"),
+                    ("TWO_EXCHANGE, 8 SMs, staged", TWO, "in", "out"),
+                    ("TWO_EXCHANGE, 8 SMs, mapped", TWO, "mapped in", "mapped out"),
+                ):
+                    if mode in handler.valid_mode_list and (mode is not ONE or size * ranks.size <= AT_ONCE):
+                        tensors = of(source), of(target)
+                        work = lambda mode=mode, tensors=tensors: run_mixed_comm(op, handler, *tensors, mode)  # noqa: B023, E731
+                        variants[name] = Variant(8, work, tensors[1], None if mode is NCCL else wanted)
+                row = {"op": op.name, "type": str(dtype).removeprefix("torch."), "bytes": size}
+                for name, outcome in measured(ranks, variants, streams, plain, size).items():
+                    keep(row | {"variant": name} | outcome)
+            handler.check()
+            handler.shutdown()
+
+
 def overlap(ranks: Ranks, keep: Keep) -> None:
     """A GEMM next to an all-reduce of 256 MiB, joined after each step, sustained."""
     torch = ranks.torch
@@ -671,6 +716,7 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "eager": eager,
     "copies": copies,
     "nodes": nodes,
+    "types": types,
 }
 # Of which ranks die: it starts its own.
 MISSING_RANKS = "missing-ranks"
