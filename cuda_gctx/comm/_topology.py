@@ -455,25 +455,6 @@ class ParallelInfo:
         """
         return input_size // self.dp_size if op.divides else input_size
 
-    def sent_size(self, op: MixedCommOp, mode: MixedCommMode, input_size: int) -> int:
-        """The amount that this rank sends to and fetches from others in a kernel, in the unit of `input_size`.
-
-        op: the operation. mode: one with a kernel of this package. input_size: that of the input, in elements or bytes.
-
-        All shares count as equal, without the rounding to 16 bytes. Raises ValueError for other modes.
-        """
-        plan = self.plan(op)
-        block = self.block_size(op, input_size)
-        if mode in (MixedCommMode.ONE_EXCHANGE, MixedCommMode.COPY_ENGINES):
-            return (self.world_size - 1) * block
-        if mode is MixedCommMode.TWO_EXCHANGE:
-            return (len(plan.sources) - 1 + len(plan.targets) - 1) * block // plan.shares
-        if mode is MixedCommMode.HIERARCHICAL:
-            of_node = self.node_plan(op)
-            within = (len(of_node.sources) - 1) * len(of_node.chunks) + (len(of_node.targets) - 1) * len(of_node.sums)
-            return (within + self.inter_size - 1) * block // of_node.shares
-        raise ValueError(f"{mode.name} has no kernel in this package: its library decides how much it sends")
-
 
 def checked_root(info: ParallelInfo, op: MixedCommOp, root: int | None) -> int | None:
     """The root of a call, as it was given; ValueError unless BROADCAST has one, and no other operation."""

@@ -74,7 +74,7 @@ def test_valid_ops_follow_the_sizes_of_the_axes(first: ParallelInfo) -> None:
 
 def test_what_a_rank_does_in_a_broadcast_is_not_a_plan_and_depends_on_the_root() -> None:
     info = ParallelInfo.of(1, 4, 1, 4, 0, 1, 2, 2)
-    for plan in (info.plan, info.node_plan, lambda op: info.sent_size(op, MixedCommMode.COPY_ENGINES, 64)):
+    for plan in (info.plan, info.node_plan):
         with pytest.raises(ValueError, match="BROADCAST"):
             plan(MixedCommOp.BROADCAST)
     assert info.output_shape(MixedCommOp.BROADCAST, [5, 7]) == (5, 7)
@@ -167,30 +167,6 @@ def test_one_exchange_blocks_make_up_the_output(first: ParallelInfo) -> None:
             plan = rank.plan(op)
             assert len(plan.blocks) * first.block_size(op, elements) == first.output_shape(op, [elements])[0]
             assert plan.blocks == first.plan(op).blocks  # ranks that must agree add in the same order
-
-
-@every_topology
-def test_sent_sizes_agree_with_the_plans(first: ParallelInfo) -> None:
-    elements = 4 * first.world_size * first.dp_size
-    for op in first.valid_ops:
-        block = first.block_size(op, elements)
-        for rank in ranks(first):
-            assert rank.sent_size(op, MixedCommMode.ONE_EXCHANGE, elements) == (first.world_size - 1) * block
-            plan = rank.plan(op)
-            of_node = rank.node_plan(op)
-            within = sum((len(of_node.sources) - 1) * block // of_node.shares for _ in of_node.chunks)
-            within += sum((len(of_node.targets) - 1) * block // of_node.shares for _ in of_node.sums)
-            between = (first.inter_size - 1) * block // of_node.shares
-            assert rank.sent_size(op, MixedCommMode.HIERARCHICAL, elements) == within + between
-            others = len(set(plan.sources) - {rank.world_rank}) + len(set(plan.targets) - {rank.world_rank})
-            assert rank.sent_size(op, MixedCommMode.TWO_EXCHANGE, elements) == others * (block // plan.shares)
-        with pytest.raises(ValueError, match="NCCL_ONE has no kernel in this package"):
-            first.sent_size(op, MixedCommMode.NCCL_ONE, elements)
-
-
-def test_all_reduce_of_two_exchanges_sends_the_known_amount() -> None:
-    info = ParallelInfo.of(0, 4, 0, 4, 0, 1)
-    assert info.sent_size(MixedCommOp.ALLREDUCE, MixedCommMode.TWO_EXCHANGE, 4096) == 2 * 3 * 4096 // 4
 
 
 def test_sizes_left_out() -> None:

@@ -405,7 +405,6 @@ ELSEWHERE = {
     "Decisions.measure(measured)": "a function",
     "ParallelInfo.output_shape(shape)": "the shape of a tensor",
     "ParallelInfo.block_size(input_size)": "the size of a tensor",
-    "ParallelInfo.sent_size(input_size)": "the size of a tensor",
     "TuningTable.select": "the size of a tensor",
     "Policy.of(rows)": "measurements",
     "overlap(together)": "a function",
