@@ -111,6 +111,18 @@ def test_a_step_shorter_than_its_parts_has_them_at_once(dev: Device, monkeypatch
     assert "no overlap" not in said(report)
 
 
+def test_parts_that_were_seen_at_once_overlap_however_long_the_step_took(
+    dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at_once(self: Any, trial: Any) -> Any:
+        steps = [{"product": (0.0, 0.8e-3), "sigmoid": (0.5e-3, 0.7e-3)}]
+        return [{part.name: step[part.name] for part in trial.parts} for step in steps]
+
+    monkeypatch.setattr(_measure.Runner, "profile", at_once)
+    report = tuned("each fills all", sizes=[64], budget_s=2)
+    assert [result.overlap for result in of_kind(report, "streams")] == [pytest.approx(1, abs=0.02)]
+
+
 def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
     def product(stream: Stream) -> None:
         spin(stream, 132, MS)
