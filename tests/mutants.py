@@ -138,8 +138,8 @@ MUTANTS = {
     ),
     "one part of a mix after the other": Mutant(
         "tune/_batches.py",
-        "evenly = [] if trial.in_sequence else _evenly(",
-        "evenly = [] if trial.in_sequence else list(",
+        "trial.mix(weights) if joined or not apart else _evenly(trial.parts, weights)",
+        "trial.mix(weights)",
         "tests/tune/test_launch.py",
     ),
     "long steps in batches of three": Mutant(
@@ -198,14 +198,14 @@ MUTANTS = {
     ),
     "one latency counts for all that service showed": Mutant(
         "tune/_policy.py",
-        "self.latency += (RISE if off > 0 else FALL) * off",
-        "self.latency += off",
+        "return known + (up if off > 0 else down) * off",
+        "return known + off",
         "tests/tune/test_policies.py",
     ),
     "curves by the calls of one round": Mutant(
         "tune/_curves.py",
-        "Estimate.of(alone, quantile, certainty) if both else None",
-        "Estimate.of(alone[:1], quantile, certainty) if both else None",
+        "Estimate.of(side, quantile, certainty_of(rounds))",
+        "Estimate.of(side[:1], quantile, certainty_of(rounds))",
         "tests/tune/test_curves.py",
     ),
     "curves at one rate for all sizes": Mutant(
