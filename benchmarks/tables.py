@@ -341,7 +341,7 @@ def answers_section(results: Sequence[Result]) -> str:
             reports = quoted.reports_of(study)
             work = f"{' and '.join(reports[0].alone)}: {measure_of(reports[0])}"
             rows.append([work, result["card"], *(answer(report) for report in reports)])
-    versions = ", ".join(dict.fromkeys(f"driver {r['driver']} (CUDA {r['cuda']}), {r['date']}" for r in results))
+    versions = "; ".join(f"{r['card']}: driver {r['driver']} (CUDA {r['cuda']}), {r['date']}" for r in results)
     return f"{versions}.\n\n{markdown(rows)}"
 
 
