@@ -193,6 +193,11 @@ cdef class Stream(InContext):
         """Whether all work of the stream has finished."""
         return bool(cpp.stream_is_done(self._slot))
 
+    @property
+    def is_closed(self):
+        """Whether the stream has been closed."""
+        return self._slot.borrow().get() == NULL  # for each `part.stream`, at once
+
     @cython.binding(False)
     def record(self, Event event=None, options=None):
         """Record `event`, or a new event with `options`, after all work enqueued so far, and return it.
