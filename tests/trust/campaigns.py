@@ -48,19 +48,21 @@ measured: synthetic worlds, seed 7
 ---
 # Reliability
 
-**Never run on hardware:** {never}.
-They ran on the [software driver](../software-driver.md) or on the CPU. Everything that ran on a card is in the last
-part, and [what was measured there](../install.md) with its results.
+Randomised tests, fuzzers and stress tests look for three kinds of fault: silently wrong answers, crashes and hangs, and
+leaks. The tables show how much of each campaign has run, and which faults it found. A campaign that found nothing new
+is a line below the table. [On a card](#on-a-card) has what ran on hardware.
 
-Three kinds of fault count: crashes and hangs, leaks, and silently wrong answers. Amounts are those that were really
-run. `make test` runs a sample of each campaign, with a fixed seed where there is one; `make test-long` runs more of
-them every week. A campaign that found nothing new is a line with its command.
+**Never run on hardware:** {never}.
+They ran on the [software driver](../software-driver.md) or on the CPU.
+
+All amounts are of runs that took place. `make test` runs a sample of each campaign, with a fixed seed if it has one;
+`make test-long` runs more of them every week.
 
 """
 TAIL = """## Outside
 
 `make outside` runs public programs, reduced to their calls, and `make peers` the [test suites of other
-projects](suites.md), on the software driver. So many pass:
+projects](suites.md), on the software driver. This table shows how many of them pass:
 
 | programs or tests | {drivers} |
 | --- | {rules} |
