@@ -48,12 +48,12 @@ measured: synthetic worlds, seed 7
 ---
 # Reliability
 
+**Never run on hardware:** {never}.
+They ran on the [software driver](../software-driver.md) or on the CPU. [On a card](#on-a-card) has what ran on hardware.
+
 Randomised tests, fuzzers and stress tests look for three kinds of fault: silently wrong answers, crashes and hangs, and
 leaks. The tables show how much of each campaign has run, and which faults it found. A campaign that found nothing new
-is a line below the table. [On a card](#on-a-card) has what ran on hardware.
-
-**Never run on hardware:** {never}.
-They ran on the [software driver](../software-driver.md) or on the CPU.
+is a line below the table.
 
 All amounts are of runs that took place. `make test` runs a sample of each campaign, with a fixed seed if it has one;
 `make test-long` runs more of them every week.
