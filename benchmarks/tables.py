@@ -545,6 +545,28 @@ def copies_section(result: Result) -> str:
     return f"{communication_origin(result)}:\n\n{markdown(rows)}" if rows else ""
 
 
+# The columns of the table of types, and their variants.
+TYPED = {
+    "`ONE_EXCHANGE`": "ONE_EXCHANGE, 8 SMs",
+    "`TWO_EXCHANGE`, mapped": "TWO_EXCHANGE, 8 SMs, mapped",
+    "staged": "TWO_EXCHANGE, 8 SMs, staged",
+    "NCCL, 8 SMs": "NCCL_ONE, 8 SMs",
+    "NCCL, all SMs": "NCCL, all SMs",
+    "as bfloat16": "NCCL, all SMs, as bfloat16",
+}
+
+
+def types_section(result: Result) -> str:
+    """Microseconds of all-reduces of numbers that are not of 16 bits."""
+    us = {(row["type"], row["bytes"], row["variant"]): row["us"] for row in result["types"] if "us" in row}
+    rows = [["us", *TYPED]]
+    for dtype, size in dict.fromkeys(key[:2] for key in us):
+        times = [us.get((dtype, size, variant)) for variant in TYPED.values()]
+        cells = ["" if time is None else f"{time:.1f}" for time in times]
+        rows.append([f"{dtype}, {collective_targets.words_of(size)}", *cells])
+    return f"{communication_origin(result)}:\n\n{markdown(rows)}"
+
+
 # The tables that a page can have: the results that they are made of, and what these become.
 def answers_of(rows_of: Callable[[Result], list[list[str]]]) -> Callable[[Sequence[Result]], str]:
     """What each card answered to a question, if it was asked."""
@@ -625,6 +647,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of second splits": (RECORDED, each(second_splits_section)),
     "of copies": ("communication-copies", each(copies_section)),
     "of copies on four": ("communication-4-gpus", each(copies_section)),
+    "of types": ("communication-types", each(types_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
