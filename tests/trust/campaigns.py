@@ -49,7 +49,8 @@ measured: synthetic worlds, seed 7
 # Reliability
 
 **Never run on hardware:** {never}.
-They ran on the [software driver](../software-driver.md) or on the CPU. [On a card](#on-a-card) has what ran on hardware.
+They ran on the [software driver](../software-driver.md) or on the CPU. [On a card](#on-a-card) has what ran on
+hardware.
 
 Randomised tests, fuzzers and stress tests look for three kinds of fault: silently wrong answers, crashes and hangs, and
 leaks. The tables show how much of each campaign has run, and which faults it found. A campaign that found nothing new
