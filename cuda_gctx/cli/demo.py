@@ -137,9 +137,9 @@ class _Story:
             body.append((row.short_kernel_on, row.load_on, *(round(seconds * 1e6, 1) for seconds in times)))
         verdict = Verdict.of(rows)
         self.say(
-            "A short kernel in a partition, next to a load in the background partition: its p99 is "
-            f"{verdict.isolated_to_alone:.2f} times that without load. On a stream of the highest priority it is "
-            f"{verdict.priority_to_isolated:.0f} times longer.",
+            "The p99 latency of a short kernel in a partition, next to a load in the background partition, is "
+            f"{verdict.isolated_to_alone:.2f} times that without load. On a stream of the highest priority, next to "
+            f"the same load, it is {verdict.priority_to_isolated:.0f} times as long as in the partition.",
             "",
         )
         if simulated:

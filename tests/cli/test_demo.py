@@ -50,7 +50,7 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
     for words in (
         "*** simulated",
         "NVIDIA H200 (simulated)",
-        "its p99 is 1.0",
+        "in the background partition, is 1.0",
         "On a card (NVIDIA H200, driver 580.159.04, 2026-11-24)",
         "1. Partition: device.partition(decode=16)",
         "2. Verify:",
