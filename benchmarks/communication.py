@@ -61,6 +61,8 @@ TYPE_SIZES = [1 << shift for shift in (13, 17, 20, 23, 26)]
 EAGER_BYTES = 64 << 10
 EAGER_CALLS = 50
 EAGER_TURNS = 20
+# Of programs that torch.compile makes into one graph.
+COMPILED_SIZES = (64 << 10, 1 << 20)
 LIMIT_S = 60
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 # Of NCCL's header: no blocks for communication where it can do without. What it can is up to its version.
@@ -630,18 +632,71 @@ def eager(ranks: Ranks, keep: Keep) -> None:
         }
         if "mapped" in ranks.skipped:
             del calls["TWO_EXCHANGE, mapped"]
-        taken: dict[str, list[float]] = {name: [] for name in calls}
-        for turn, (name, call) in itertools.product(range(1 + EAGER_TURNS), calls.items()):
-            ranks.meet()
-            begin = time.perf_counter_ns()
-            for _ in range(EAGER_CALLS):
-                call()
-            each = (time.perf_counter_ns() - begin) / EAGER_CALLS / 1000
-            torch.cuda.current_stream().synchronize()
-            if turn:
-                taken[name].append(ranks.slowest(each))
-        for name, samples in taken.items():
+        for name, samples in host_times(ranks, calls).items():
             keep({"op": op.name, "bytes": size, "SMs": 8, "variant": name} | summary(samples, 2))
+        handler.check()
+        handler.shutdown()
+
+
+def host_times(ranks: Ranks, calls: dict[str, Work]) -> dict[str, list[float]]:
+    """The host's microseconds of a call, of the slowest rank, in each turn."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn, (name, call) in itertools.product(range(1 + EAGER_TURNS), calls.items()):
+        ranks.meet()
+        begin = time.perf_counter_ns()
+        for _ in range(EAGER_CALLS):
+            call()
+        each = (time.perf_counter_ns() - begin) / EAGER_CALLS / 1000
+        ranks.torch.cuda.current_stream().synchronize()
+        if turn:
+            taken[name].append(ranks.slowest(each))
+    return taken
+
+
+def compiled(ranks: Ranks, keep: Keep) -> None:
+    """An all-reduce between two operations of torch, compiled as one graph and not: in graphs, and the host's time."""
+    torch, op = ranks.torch, MixedCommOp.ALLREDUCE
+    buffers, plain, [group, _] = Buffers(torch), torch.cuda.Stream(), ranks.groups(1)
+
+    def by_nccl(x: Any, out: Any) -> None:
+        doubled = x * 2
+        ranks.dist.all_reduce(doubled, group=group)
+        torch.add(doubled, 1, out=out)
+
+    with ranks.device.partition(comm=8) as parts:
+        streams = {8: torch_stream(parts.comm)}
+        with parts.comm.torch():
+            handler = ranks.handler(parts.comm, 1)
+
+        def by_handler(mode: MixedCommMode) -> Callable[[Any, Any], None]:
+            return lambda x, out: torch.add(run_mixed_comm(op, handler, x * 2, None, mode), 1, out=out)
+
+        programs = {
+            "ONE_EXCHANGE, 8 SMs": by_handler(ONE),
+            "TWO_EXCHANGE, 8 SMs": by_handler(TWO),
+            "NCCL, all SMs": by_nccl,
+        }
+        for size in COMPILED_SIZES:
+            torch._dynamo.reset()
+            shape = (2, size // 4)
+            inputs = [ranks.input_of(rank, shape) for rank in range(ranks.size)]
+            wanted = expected(handler.para_info, op, [2 * one for one in inputs]) + 1
+            x, out = buffers.of("in", shape).copy_(inputs[ranks.rank]), buffers.of("out", shape)
+            variants = {}
+            for name, program in programs.items():
+                for how in ("eager", "compiled"):
+                    run = program if how == "eager" else torch.compile(program, fullgraph=True, dynamic=False)
+                    work = lambda run=run: run(x, out)  # noqa: B023, E731
+                    is_nccl = program is by_nccl
+                    variants[f"{name}, {how}"] = Variant(0 if is_nccl else 8, work, out, None if is_nccl else wanted)
+            row = {"op": op.name, "bytes": size}
+            found = measured(ranks, variants, streams, plain, size)
+            for name, outcome in found.items():
+                keep(row | {"variant": name, "time": "GPU"} | outcome)
+            calls = {name: variants[name].call for name in found if "us" in found[name]}
+            with torch.cuda.stream(streams[8]):
+                for name, samples in host_times(ranks, calls).items():
+                    keep(row | {"variant": name, "time": "host"} | summary(samples, 2))
         handler.check()
         handler.shutdown()
 
@@ -717,6 +772,7 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "copies": copies,
     "nodes": nodes,
     "types": types,
+    "compiled": compiled,
 }
 # Of which ranks die: it starts its own.
 MISSING_RANKS = "missing-ranks"

@@ -51,6 +51,7 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
         programs = {
             "faults through NVSHMEM": faults_through_nvshmem,
             "broadcast": broadcasts_of_processes,
+            "compiled": compiled_programs,
             "groups": compare_groups,
             "hosts": compare_hosts,
         }
@@ -244,6 +245,65 @@ def broadcasts_of_processes(rank: int, size: int, partition: Any, options: dict[
     return {"compared": compared}
 
 
+def compiled_programs(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """Calls in programs that torch.compile makes into one graph each: by themselves, and captured and replayed."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    op, names = comm.MixedCommOp.ALLREDUCE, comm.MixedCommMode
+    handler = handler_of_process(rank, size, partition, torch.bfloat16, {}, timeout_s=40.0, max_message_bytes=1 << 20)
+    programs: dict[str, Any] = {}
+    for mode in (names.ONE_EXCHANGE, names.TWO_EXCHANGE):
+
+        def to_new(x: Any, out: Any, mode: Any = mode) -> Any:
+            return comm.run_mixed_comm(op, handler, x * 2, mode=mode) + 1
+
+        def to_old(x: Any, out: Any, mode: Any = mode) -> Any:
+            return comm.run_mixed_comm(op, handler, x * 2, out, mode) + 1
+
+        programs |= {f"{mode.name} to a new output": to_new, mode.name: to_old}
+    compared = 0
+    for where, program in programs.items():
+        torch._dynamo.reset()  # which compiles one code only so many times
+        nodes: list[str] = []
+
+        def backend(module: Any, examples: Any, nodes: list[str] = nodes) -> Any:
+            nodes += [str(node.target) for node in module.graph.nodes if "mixed_comm" in str(node.target)]
+            return torch._inductor.compile(module, examples)
+
+        compiled = torch.compile(program, fullgraph=True, dynamic=False, backend=backend)
+        x, out = (torch.zeros(16, 4096, dtype=torch.bfloat16, device=handler.device) for _ in range(2))
+        run = lambda program=compiled: program(x, out)  # noqa: B023, E731
+        run()
+        torch.cuda.synchronize()
+        dist.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            captured = run()
+
+        def replay(graph: Any = graph, captured: Any = captured) -> Any:
+            graph.replay()
+            return captured
+
+        for seed in (1, 2, 3):
+            inputs = inputs_of(torch, tuple(x.shape), x.dtype, size, seed, handler.device)
+            sums = comm.expected(handler.para_info, op, [2 * one for one in inputs])
+            x.copy_(inputs[rank])
+            for how, call in (("eager", lambda: program(x, out)), ("compiled", run), ("replayed", replay)):  # noqa: B023
+                out.zero_()
+                torch.cuda.synchronize()
+                dist.barrier()
+                result = call()
+                torch.cuda.current_stream().synchronize()
+                handler.check()
+                assert bits_equal(torch, result, sums + 1), f"{how}, {where}, {seed}"
+                assert program.__name__ == "to_new" or bits_equal(torch, out, sums), f"{how}, output of {where}, {seed}"
+                compared += 1
+        assert len(nodes) == 1, nodes
+    handler.shutdown()
+    return {"compared": compared}
+
+
 def faults_through_nvshmem(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
     """Two nodes of one rank: of which one calls with another size, or does not call."""
     torch, comm = modules()
@@ -422,6 +482,12 @@ def compared_by_processes(
 def processes_on_one_gpu() -> dict[str, Any]:
     """As many ranks as processes; on a machine of several GPUs they take turns on those."""
     return {"2 ranks": compared_by_processes(2, [{}]), "4 ranks": compared_by_processes(4, [{"local_tp_size": 2}])}
+
+
+@case()
+def compiled_on_one_or_two_gpus() -> dict[str, Any]:
+    """Two ranks as processes, on a GPU each where there are two."""
+    return {"2 ranks": results_of(spawn(2, "compiled"))[0]}
 
 
 @case(gpus=2)
