@@ -156,8 +156,8 @@ MUTANTS = {
     ),
     "stalls count only where clocks have settled": Mutant(
         "tune/_ranking.py",
-        '(ratio_of_totals(whole).value, "mean of blocks", other)',
-        '(1.0, "mean of blocks", other)',
+        'yield ratio_of_totals(whole).value, "mean of blocks", other',
+        'yield 1.0, "mean of blocks", other',
         "tests/tune/test_ranking.py",
     ),
     "a limit that is met exactly is missed": Mutant(

@@ -24,6 +24,7 @@ __all__ = [
     "Ratio",
     "calls_for",
     "certainty_of",
+    "certainty_of_each",
     "median",
     "quantile",
     "ratio_of",
@@ -69,6 +70,11 @@ def certainty_of(pairs: int) -> float:
     return float(1 - CHANCE_OF_LOOKS / 2 ** (looks + 1))
 
 
+def certainty_of_each(pairs: int) -> float:
+    """The certainty of each of the two intervals from whose ends a ratio over so many pairs has its interval."""
+    return 1 - (1 - certainty_of(pairs)) / 2
+
+
 @dataclass(frozen=True)
 class Ratio:
     """How many times as long one thing takes as another, and a confidence interval, which contains the value.
@@ -90,11 +96,6 @@ class Ratio:
     def is_slower(self) -> bool:
         """Whether the first one is slower by more than noise."""
         return self.is_known and self.low > 1 + NOISE
-
-    @property
-    def is_not_slower(self) -> bool:
-        """Whether the first one is certainly not slower by more than noise."""
-        return self.is_known and self.high <= 1 + NOISE
 
     @property
     def inverse(self) -> Ratio:
@@ -223,8 +224,7 @@ def calls_for(share: float, certainty: float) -> int:
 def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], share: float) -> Ratio:
     """The ratio of a quantile of all samples of the first to that of the second. Each side has one block per round."""
     pairs = min(len(first), len(second))
-    each = 1 - (1 - certainty_of(pairs)) / 2
-    one, other = (Estimate.of(blocks, share, each) for blocks in (first, second))
+    one, other = (Estimate.of(blocks, share, certainty_of_each(pairs)) for blocks in (first, second))
     known = one.is_known and other.is_known
     return Ratio(one.value / other.value, one.low / other.high, one.high / other.low, pairs, known)
 

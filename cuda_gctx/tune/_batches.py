@@ -25,7 +25,7 @@ from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._measurement import Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._work import Part, Task, entered
+from cuda_gctx.tune._work import Part, Task, captured, entered
 
 __all__ = ["Trial", "clock_for", "latencies", "mixes", "profile", "steps_of"]
 
@@ -75,6 +75,15 @@ class Trial:
     def main(self) -> Stream:
         """The stream of the first part."""
         return self.streams[self.parts[0].name]
+
+    def capture(self, closing: ExitStack) -> None:
+        """From now on, replay graphs in place of calling the functions; closing: destroys the graphs."""
+
+        def graph(part: Part) -> Part:
+            return captured(part, self.streams.get(part.name, self.main), self.library_sms, self.name, closing)
+
+        self.parts = tuple(map(graph, self.parts))
+        self.joint = graph(self.joint) if self.joint is not None else None
 
     def call(self, part: Part) -> None:
         """Enqueue a call of a part, or of what is done together."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
+from math import inf
 from typing import Any
 
 from cuda_gctx._core.arguments import as_int
@@ -367,6 +368,8 @@ def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[s
             continue
         ratio = ranking.ratio(rival, chosen)
         between = f"{rival.plan}: {relation(ratio, THAN)}"
+        if not ratio.is_known and ranking.is_slower(rival, chosen):
+            between = f"{rival.plan}: at least {ratio.low:.2f}x slower{THAN} (too few samples for more)"
         if not ranking.accepts(rival):
             between += f", but the others would only achieve {ranking.others_share(rival):.0%}"
         elif ratio.is_known and not ratio.is_slower:
@@ -385,8 +388,8 @@ def _doubts(ranking: Ranking[Any], choice: Choice[Record]) -> Iterator[str]:
     """Why the choice is not sure, and the plans that may be faster."""
     yield from (f"not sure: {why}" for why in choice.why)
     for other in ranking.undecided(choice.record):
-        ratio = ranking.ratio(choice.record, other)
-        limit = f"up to {ratio.high:.2f}x " if ratio.is_known else ""
+        most = ranking.most(choice.record, other)
+        limit = f"up to {most:.2f}x " if most < inf else ""
         yield f"undecided: {other.plan} may be {limit}faster{THAN}"
 
 

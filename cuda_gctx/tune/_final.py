@@ -109,7 +109,7 @@ class Final:
                 self._alternate(chosen, blocks, block_s)
                 continue
             # Each time twice as many rounds, as the intervals expect.
-            certain = [r for r in rivals if ranking.ratio(r, chosen).is_slower and not r.is_sequence]
+            certain = [r for r in rivals if ranking.is_slower(r, chosen) and not r.is_sequence]
             rivals = [rival for rival in rivals if rival not in certain]
             reserve_s = 2 * blocks * block_s if unconfirmed else 0.0
             spare = self.rounds.left(self.rounds.round_s((*alone, *rivals)), reserve_s)
@@ -150,19 +150,18 @@ class Final:
 
     def _alternate(self, chosen: Candidate, blocks: int, block_s: float) -> None:
         """Measure a plan and the sequence in blocks by turns."""
-        pair = (chosen, self.found.sequence())
+        sequence = self.found.sequence()
         for number in range(blocks):
-            found: dict[Candidate, list[Sample]] = {}
-            clocks: dict[Candidate, float | None] = {}
-            for _, one in in_rounds(pair, 1, self.rounds.random):
+            found: dict[Candidate, tuple[list[Sample], float | None]] = {}
+            for _, one in in_rounds((chosen, sequence), 1, self.rounds.random):
                 self.rounds.show(f"measuring {one.plan} for {block_s:g} s")
-                found[one], clocks[one] = self._block(one, len(chosen.sustained), block_s, number == blocks - 1)
-            if not all(map(settled, found.values())):  # a part failed
+                found[one] = self._block(one, len(chosen.sustained), block_s, number == blocks - 1)
+            (own, own_mhz), (other, other_mhz) = found[chosen], found[sequence]
+            if not settled(own) or not settled(other):  # a part failed
                 return
-            chosen.sustained.append((found[chosen], found[pair[1]]))
-            own, other = clocks[chosen], clocks[pair[1]]
-            if own is not None and other is not None:
-                chosen.sm_clocks_mhz = own, other
+            chosen.sustained.append((own, other))
+            if own_mhz is not None and other_mhz is not None:
+                chosen.sm_clocks_mhz = own_mhz, other_mhz
 
     def _block(self, candidate: Candidate, turn: int, block_s: float, read: bool) -> tuple[list[Sample], float | None]:
         """Batches without a pause, of which those of the first half settle; and the SM clock, if it is to be read."""

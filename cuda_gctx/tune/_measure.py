@@ -20,13 +20,13 @@ from math import ceil
 from typing import NamedTuple
 
 from cuda_gctx._core import clock
-from cuda_gctx.measure.loop import AHEAD, Batch, CallTimer, RandomCalls
+from cuda_gctx.measure.loop import AHEAD, CallTimer, RandomCalls
 from cuda_gctx.measure.statistics import NOISE, quantile
 from cuda_gctx.tune._batches import Trial, latencies, mixes, profile, steps_of
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._measurement import Intervals, Sample
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, weight_of
-from cuda_gctx.tune._work import Launch, Part, captured
+from cuda_gctx.tune._work import Launch, Part
 
 __all__ = ["BATCH_S", "OutOfTime", "Runner", "Shape"]
 
@@ -153,12 +153,7 @@ class Runner:
         self.demand_time()
         sample = self._steps(trial, 1)
         if self.launch == "graphs":
-            hint = trial.library_sms
-            trial.parts = tuple(
-                captured(part, trial.streams[part.name], hint, trial.name, self._graphs) for part in trial.parts
-            )
-            if trial.joint is not None:
-                trial.joint = captured(trial.joint, trial.main, hint, trial.name, self._graphs)
+            trial.capture(self._graphs)
         if sample.seconds >= BATCH_S:
             return  # what a first step takes in addition is little of a long one
         before = self._steps(trial, self.steps_for(trial, 2)).seconds
@@ -204,30 +199,22 @@ class Runner:
 
     def _steps(self, trial: Trial, steps: int, gate_s: float | None = None) -> Sample:
         gate_s = self._gate_s(trial.host_s) if gate_s is None else gate_s
+        calls: dict[str, tuple[float, float]] = {}
         # The throughput of one part alone is that of its calls, one after the other.
         if isinstance(self.objective, Throughput) and len(trial.parts) > 1:
             weights = self.objective.weights
             batch, took = mixes(trial, steps, gate_s, self.hosts, weights)
-            sample = self._sample(trial, batch, steps)
-            sample.calls = {name: (steps * weights[name], seconds) for name, seconds in took.items()}
+            calls = {name: (steps * weights[name], seconds) for name, seconds in took.items()}
         else:
-            sample = self._sample(trial, steps_of(trial, steps, gate_s, self.hosts), steps)
-        trial.step_s, trial.host_s = sample.seconds, sample.host_s
-        return sample
-
-    def _sample(self, trial: Trial, batch: Batch, steps: int) -> Sample:
-        """The sample of a batch of so many steps.
-
-        The device can also finish all but the last step early because the host waits for room in the driver's queue.
-        So a step is launch-bound only if it takes the host as long as the device, and the calls alone, which found
-        room, take a good part of that.
-        """
+            batch = steps_of(trial, steps, gate_s, self.hosts)
         host_s, step_s = batch.host_s / steps, max(batch.seconds) / steps
-        called_s = sum(
-            self.call_s.get(part.name, host_s) * weight_of(self.objective, part.name) for part in trial.parts
-        )
-        launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and called_s >= step_s / 2
-        return Sample(step_s, launch_bound, host_s, steps=steps)
+        # The device can also finish all but the last step early because the host waits for room in the driver's queue.
+        # So a step is launch-bound only if it takes the host as long as the device, and the calls alone, which found
+        # room, take a good part of that.
+        each_s = (self.call_s.get(part.name, host_s) * weight_of(self.objective, part.name) for part in trial.parts)
+        launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and sum(each_s) >= step_s / 2
+        trial.step_s, trial.host_s = step_s, host_s
+        return Sample(step_s, launch_bound, host_s, calls, steps=steps)
 
     # ---- latency
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
 from cuda_gctx.measure.statistics import LEAST_PAIRS
@@ -68,7 +69,7 @@ class Record:
     samples: by round. opening_of: which opening of the plan took part in a round; the first one, if not stated.
     sustained: blocks of the plan, each with the block of the sequence next to it.
     sm_clocks_mhz: the SM clock during a block of the plan and during that of the sequence, where they are known.
-    sm_counts: the SMs of each part. allocation: what divides the SMs, if they are divided.
+    allocation: what divides the SMs, if they are divided.
     steps: when the parts ran in some joined steps, by round. alone_here: the parts alone on the SMs that the plan gives
     them.
     """
@@ -79,38 +80,26 @@ class Record:
     openings: int = 1
     sustained: list[tuple[list[Sample], list[Sample]]] = field(default_factory=list)
     sm_clocks_mhz: tuple[float, float] | None = None
-    sm_counts: dict[str, int] = field(default_factory=dict)
     allocation: Allocation | None = None
     steps: dict[int, list[Intervals]] = field(default_factory=dict)
     alone_here: dict[str, Record] = field(default_factory=dict)
-    _known: tuple[object, dict[int, Sample], list[dict[int, Sample]]] | None = field(default=None, repr=False)
 
     def measured(self, final: int | None) -> dict[int, Sample]:
         """The samples; only those of the final rounds, which begin with `final`, if there are enough."""
-        return self._of_final(final)[0]
+        fresh = {number: one for number, one in self.samples.items() if final is not None and number >= final}
+        return fresh if len(fresh) >= LEAST_PAIRS else self.samples
 
     def by_opening(self, final: int | None) -> list[dict[int, Sample]]:
         """The samples of the final rounds, for each opening."""
-        return self._of_final(final)[1]
-
-    def _of_final(self, final: int | None) -> tuple[dict[int, Sample], list[dict[int, Sample]]]:
-        """The samples of the final rounds, and those of each opening; kept until there are others."""
-        state = (final, len(self.samples), next(reversed(self.samples), None), self.openings)
-        if self._known is None or self._known[0] != state:
-            fresh = {number: one for number, one in self.samples.items() if final is not None and number >= final}
-            chosen = fresh if len(fresh) >= LEAST_PAIRS else self.samples
-            openings: list[dict[int, Sample]] = [{} for _ in range(self.openings)]
-            for number, sample in chosen.items():
-                openings[self.opening_of.get(number, 0)][number] = sample
-            self._known = state, chosen, openings
-        return self._known[1:]
+        openings: list[dict[int, Sample]] = [{} for _ in range(self.openings)]
+        for number, sample in self.measured(final).items():
+            openings[self.opening_of.get(number, 0)][number] = sample
+        return openings
 
     def profiled(self, final: int | None) -> list[Intervals]:
         """The profiled steps; only those of the final rounds if there are any."""
-        fresh = [
-            step for number, steps in self.steps.items() if final is not None and number >= final for step in steps
-        ]
-        return fresh or [step for steps in self.steps.values() for step in steps]
+        fresh = [steps for number, steps in self.steps.items() if final is not None and number >= final]
+        return list(chain.from_iterable(fresh or self.steps.values()))
 
     def spent(self, name: str, final: int | None) -> list[float]:
         """How long a part took in the profiled steps, from when it could begin to its end."""

@@ -82,13 +82,12 @@ class Openings:
     def plan(
         self,
         plan: Plan,
-        sm_counts: dict[str, int],
         allocation: Allocation | None = None,
         where: PartitionPool | None = None,
     ) -> Candidate:
         """Open a plan, and run its first steps."""
         trial = self._trial(plan, where or self._device)
-        candidate = Candidate(plan=plan, trial=trial, sm_counts=sm_counts, allocation=allocation)
+        candidate = Candidate(plan=plan, trial=trial, allocation=allocation)
         self._found.plans.append(candidate)
         self._show(f"warming up {plan}")
         with self.forgiving(candidate, candidate.trial):
@@ -111,7 +110,7 @@ class Openings:
                 continue  # on the whole device
             name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
             trial = self.alone(name, part, stream, candidate.trial.library_sms)
-            alone = Candidate(plan=None, trial=trial, sm_counts=candidate.sm_counts, allocation=candidate.allocation)
+            alone = Candidate(plan=None, trial=trial, allocation=candidate.allocation)
             with self.forgiving(alone, trial):
                 self._runner.warm(trial)
             candidate.alone_here[part.name] = alone
@@ -147,11 +146,9 @@ class Openings:
         self.tried.add(allocation)
         made: list[Candidate] = []
         for library_sms in self.library_choices():
-            found = sizes.plan(allocation, library_sms)
-            if found is None:
+            plan = sizes.plan(allocation, library_sms)
+            if plan is None or plan.layout is None:
                 break
-            plan, sm_counts = found
-            assert plan.layout is not None
             if not made:
                 pool = self._closing.enter_context(PartitionPool(self._device))
                 try:
@@ -165,7 +162,7 @@ class Openings:
                 self.pools[allocation] = pool
             if library_sms and not self._can_tell_libraries(plan, pool):
                 break
-            made.append(self.plan(plan, sm_counts, allocation, pool))
+            made.append(self.plan(plan, allocation, pool))
         return made
 
     def close_losers(self, best: Candidate | None) -> None:

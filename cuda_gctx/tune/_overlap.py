@@ -107,7 +107,8 @@ def _report(ranking: Ranking[Any], device: Device, conditions: Sequence[Conditio
     assert chosen.plan is not None
     gain = ranking.ratio(ranking.sequence, chosen)
     alone = {name: _spread(found, record) for name, record in found.alone.items()}
-    results = sorted((_result(ranking, record, alone) for record in found.known()), key=lambda result: result.relative)
+    results = [_result(ranking, device, record, alone) for record in found.known()]
+    results.sort(key=lambda result: result.relative)
     critical = critical_part(objective)
     weighted = {name: spread.value * found.weight(name) for name, spread in alone.items()}
     report = Report(
@@ -137,7 +138,7 @@ def _spread(found: Measurement[Any], record: Record) -> Spread:
     return Spread.of([sample.seconds for sample in samples], value_of(found.objective, samples))
 
 
-def _result(ranking: Ranking[Any], record: Record, alone: dict[str, Spread]) -> Result:
+def _result(ranking: Ranking[Any], device: Device, record: Record, alone: dict[str, Spread]) -> Result:
     assert record.plan is not None
     found = ranking.found
     samples = list(record.measured(found.final).values())
@@ -150,7 +151,7 @@ def _result(ranking: Ranking[Any], record: Record, alone: dict[str, Spread]) -> 
         spent += latencies if not counted and not spent else []
         here = record.alone_here.get(name)
         parts[name] = PartTime(
-            sm_count=record.sm_counts[name],
+            sm_count=record.plan.sm_counts.get(name, device.sm_count),
             seconds=Spread.of(spent) if spent else None,
             calls_per_second=rate_of(name, samples),
             alone=_spread(found, here) if here is not None and here.samples else None,

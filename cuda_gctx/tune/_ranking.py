@@ -12,9 +12,10 @@ the chip slows the others in rounds, and itself in blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from math import inf
 from typing import Generic
 
 from cuda_gctx.measure.statistics import (
@@ -26,7 +27,7 @@ from cuda_gctx.measure.statistics import (
     Luck,
     Ratio,
     calls_for,
-    certainty_of,
+    certainty_of_each,
     median,
     ratio_of,
     ratio_of_quantiles,
@@ -54,20 +55,24 @@ def value_of(objective: Objective, samples: Sequence[Sample]) -> float:
     return median([sample.seconds for sample in samples])
 
 
-def compared(objective: Objective, slow: Sequence[Sample], fast: Sequence[Sample]) -> Ratio:
-    """How many times as long one takes as the other; each has a sample for each round."""
-    theirs, ours = ([sample.latencies for sample in side] for side in (slow, fast))
-    if isinstance(objective, TailLatency) and all(theirs) and all(ours):
+def compared(objective: Objective, pairs: Sequence[tuple[Sample, Sample]]) -> Ratio:
+    """How many times as long the first of each pair takes as the second; a pair has the samples of a round."""
+    if isinstance(objective, TailLatency) and all(sample.latencies for pair in pairs for sample in pair):
+        theirs, ours = ([pair[side].latencies for pair in pairs] for side in (0, 1))
         return ratio_of_quantiles(theirs, ours, objective.quantile)
     if isinstance(objective, Throughput):  # of equal work
-        work = [min(one.steps, other.steps) for one, other in zip(slow, fast, strict=True)]
-        return ratio_of_totals([(a.seconds * n, b.seconds * n) for a, b, n in zip(slow, fast, work, strict=True)])
-    return ratio_of([(one.seconds, other.seconds) for one, other in zip(slow, fast, strict=True)])
+        work = [min(one.steps, other.steps) for one, other in pairs]
+        return ratio_of_totals([(a.seconds * n, b.seconds * n) for (a, b), n in zip(pairs, work, strict=True)])
+    return ratio_of(_seconds(pairs))
+
+
+def _seconds(pairs: Sequence[tuple[Sample, Sample]]) -> list[tuple[float, float]]:
+    return [(one.seconds, other.seconds) for one, other in pairs]
 
 
 def in_common(first: Mapping[int, Sample], second: Mapping[int, Sample]) -> list[tuple[Sample, Sample]]:
     """The samples of the rounds in which both were measured."""
-    return [(first[number], second[number]) for number in sorted(first.keys() & second.keys())]
+    return [(sample, second[number]) for number, sample in first.items() if number in second]
 
 
 @dataclass(frozen=True)
@@ -96,15 +101,21 @@ class Ranking(Generic[R]):
     """Compares the plans of a measurement, as far as they have been measured when it is made.
 
     found: the measurement, which contains the sequence. is_current: whether nothing was measured since.
+    measured: the samples of a plan; only those of the final rounds if there are enough.
+    relative: the value of a plan as a share of the sequence's in the same rounds: clocks fall while the chip gets hot.
+    ratio: how many times as long one plan takes as another; the interval also covers what openings differ by.
+    in_rounds: the same in the rounds in which both were measured, in batches between those of other plans.
     """
 
     def __init__(self, found: Measurement[R]) -> None:
         self.found, self.objective, self.final = found, found.objective, found.final
         self.records, self.sequence = found.known(), found.sequence()
         self._state = found.state
-        self._ratios: dict[tuple[R, R], Ratio] = {}
-        self._in_rounds: dict[tuple[R, R], Ratio] = {}
-        self._relative: dict[R, float] = {}
+        self._is_tail = isinstance(found.objective, TailLatency)
+        self.measured = cache(self._measured)
+        self.relative = cache(self._relative)
+        self.ratio = cache(self._ratio)
+        self.in_rounds = cache(self._in_rounds)
 
     @property
     def is_current(self) -> bool:
@@ -144,36 +155,25 @@ class Ranking(Generic[R]):
 
     def value(self, record: Record) -> float:
         """What the objective minimizes."""
-        return value_of(self.objective, list(record.measured(self.final).values()))
+        return value_of(self.objective, list(self.measured(record).values()))
 
-    def relative(self, record: R) -> float:
-        """The value as a share of the sequence's in the same rounds: clocks change while the chip gets hot."""
-        if record not in self._relative:
-            self._relative[record] = self._plain(record, self.sequence).value
-        return self._relative[record]
+    def _measured(self, record: Record) -> dict[int, Sample]:
+        return record.measured(self.final)
 
-    def ratio(self, slow: R, fast: R) -> Ratio:
-        """How many times as long one takes as the other. The interval also covers what openings differ by."""
-        if slow is fast:
-            return Ratio(1.0, 1.0, 1.0, len(slow.measured(self.final)), True)
-        if (slow, fast) not in self._ratios:
-            self._ratios[slow, fast] = self._ratio(slow, fast)
-        return self._ratios[slow, fast]
+    def _relative(self, record: R) -> float:
+        return self._plain(record, self.sequence).value
 
     def _ratio(self, slow: R, fast: R) -> Ratio:
-        by = self.between(slow, fast)
+        if slow is fast:
+            return Ratio(1.0, 1.0, 1.0, len(self.measured(slow)), True)
         if slow is self.sequence and (sustained := self.sustained(fast)) is not None:
-            return sustained.widened(by)
+            return sustained.widened(self.between(slow, fast))
         if fast is self.sequence and self.sustained(slow) is not None:
             return self.ratio(fast, slow).inverse
         return self.in_rounds(slow, fast)
 
-    def in_rounds(self, slow: R, fast: R) -> Ratio:
-        """The ratio in the rounds in which both were measured, in batches between those of other plans."""
-        if (slow, fast) not in self._in_rounds:
-            plain = self._plain(slow, fast).covering(self._by_openings(slow, fast))
-            self._in_rounds[slow, fast] = plain.widened(self.between(slow, fast))
-        return self._in_rounds[slow, fast]
+    def _in_rounds(self, slow: R, fast: R) -> Ratio:
+        return self._plain(slow, fast).covering(self._by_openings(slow, fast)).widened(self.between(slow, fast))
 
     def sustained(self, record: R) -> Ratio | None:
         """How many times as long the sequence takes, in the blocks in which it alternated with the plan; None if there
@@ -181,43 +181,38 @@ class Ranking(Generic[R]):
         """
         if len(record.sustained) < LEAST_BLOCKS:
             return None
-        pairs = [(self._block(theirs), self._block(ours)) for ours, theirs in record.sustained]
-        objective = self.objective
-        if isinstance(objective, TailLatency):
-            found = compared(objective, *zip(*pairs, strict=True))
+        blocks = [(self._block(theirs), self._block(ours)) for ours, theirs in record.sustained]
+        if self._is_tail:
+            found = compared(self.objective, blocks)
             return found if found.is_known else None
-        return ratio_of_totals([(sequence.seconds, own.seconds) for sequence, own in pairs])
+        return ratio_of_totals(_seconds(blocks))
 
     def _block(self, block: Sequence[Sample]) -> Sample:
         """The settled part of a block as one sample: of a makespan its median batch."""
-        counted = settled(block)
-        joined = _joined(counted)
+        joined = _joined(counted := settled(block))
         return replace(joined, seconds=value_of(self.objective, counted)) if self.objective == "makespan" else joined
 
     def _plain(self, slow: R, fast: R) -> Ratio:
         """The ratio over the final rounds in which both were measured, or over all of them if there is none."""
-        for theirs, ours in ((slow.measured(self.final), fast.measured(self.final)), (slow.samples, fast.samples)):
+        for theirs, ours in ((self.measured(slow), self.measured(fast)), (slow.samples, fast.samples)):
             if pairs := in_common(theirs, ours):
-                return compared(self.objective, *zip(*pairs, strict=True))
+                return compared(self.objective, pairs)
         value = self.value(slow) / self.value(fast)
         return Ratio(value, value, value, 0, False)
 
     def _by_openings(self, slow: R, fast: R) -> list[float]:
         """The ratio for each opening of the two."""
-        found = []
-        for theirs, ours in zip(slow.by_opening(self.final), fast.by_opening(self.final), strict=False):
-            if len(pairs := in_common(theirs, ours)) >= LEAST_OF_OPENING:
-                ratio = compared(self.objective, *zip(*pairs, strict=True))
-                if ratio.is_known or not isinstance(self.objective, TailLatency):
-                    found.append(ratio.value)
-        return found
+        openings = zip(slow.by_opening(self.final), fast.by_opening(self.final), strict=False)
+        pairs = [both for one, other in openings if len(both := in_common(one, other)) >= LEAST_OF_OPENING]
+        ratios = [compared(self.objective, both) for both in pairs]
+        return [ratio.value for ratio in ratios if ratio.is_known or not self._is_tail]
 
     # ---- openings
 
     @cached_property
     def compared(self) -> list[R]:
         """The plans among which the choice is made: those of the final rounds, if there are enough of these."""
-        found = [r for r in self.acceptable() if self.final is None or r.measured(self.final) is not r.samples]
+        found = [r for r in self.acceptable() if self.final is None or self.measured(r) is not r.samples]
         return found if self.sequence in found else self.acceptable()
 
     @cached_property
@@ -231,13 +226,8 @@ class Ranking(Generic[R]):
         if self.final is None:
             return Luck()
         rounds = max(self.sequence.samples) + 1 - self.final
-        seconds = [
-            [
-                {number: sample.seconds for number, sample in opening.items()}
-                for opening in record.by_opening(self.final)
-            ]
-            for record in self._opened
-        ]
+        openings = [record.by_opening(self.final) for record in self._opened]
+        seconds = [[{n: sample.seconds for n, sample in one.items()} for one in each] for each in openings]
         # At the first look, luck and noise cannot be distinguished.
         return Luck.of(seconds, of_noise=rounds > MANY_PAIRS)
 
@@ -262,13 +252,16 @@ class Ranking(Generic[R]):
         """Whether a plan gains in rounds, and nothing in blocks."""
         if self.sustained(record) is None:
             return False
-        return self.in_rounds(self.sequence, record).is_slower and self.ratio(self.sequence, record).value <= 1 + NOISE
+        return self._gains_in_rounds(record) and self.ratio(self.sequence, record).value <= 1 + NOISE
 
     def gains(self, record: R) -> bool:
         """Whether a plan is faster than the sequence by more than noise, in blocks or, if not refuted, in rounds."""
         if record is self.sequence or self.is_refuted(record):
             return False
-        return self.ratio(self.sequence, record).is_slower or self.in_rounds(self.sequence, record).is_slower
+        return self.is_slower(self.sequence, record) or self._gains_in_rounds(record)
+
+    def _gains_in_rounds(self, record: R) -> bool:
+        return self._is_slower(self.in_rounds(self.sequence, record), self.sequence, record)
 
     def choose(self, *, trying: bool = False) -> Choice[R]:
         """The simplest plan that no other beats by more than noise, and whether it is certain that none does.
@@ -280,95 +273,111 @@ class Ranking(Generic[R]):
         better = [record for record in compared if self.gains(record)]
         if not trying and any(map(self.is_refuted, compared)):
             better = [record for record in better if self.sustained(record) is not None]
-        tail = isinstance(self.objective, TailLatency)
-        better.sort(
-            key=lambda r: (r.complexity[0], -self.others_share(r) if tail else 0, r.complexity, self.relative(r))
-        )
-        unbeaten = (r for r in better if not any(self.ratio(r, other).is_slower for other in better if other is not r))
+        share = self.others_share if self._is_tail else lambda record: 0.0
+        better.sort(key=lambda r: (r.complexity[0], -share(r), r.complexity, self.relative(r)))
+        unbeaten = (r for r in better if not any(self.is_slower(r, other) for other in better if other is not r))
         chosen = next(unbeaten, None) or min(better, key=self.relative, default=self.sequence)
-        why = (*self._too_few_calls(chosen), *self._disagreements(chosen), *self._trend(chosen))
+        why = tuple(self._doubts(chosen))
         decided = len(compared) > 1 and not why and not self.undecided(chosen)
         held = chosen.is_sequence or self.sustained(chosen) is not None
         return Choice(chosen, decided, held, self._regret(chosen), why)
 
     def undecided(self, chosen: R) -> list[R]:
         """The plans of which it is not certain that the chosen one is not slower by more than noise."""
-        return [other for other in self._rivals(chosen) if not self.ratio(chosen, other).is_not_slower]
+        return [other for other in self._rivals(chosen) if self.most(chosen, other) > 1 + NOISE]
+
+    # ---- ends of ratios
+
+    def is_slower(self, slow: R, fast: R) -> bool:
+        """Whether a plan is certainly slower than another one by more than noise."""
+        return self._is_slower(self.ratio(slow, fast), slow, fast)
+
+    def _is_slower(self, ratio: Ratio, slow: R, fast: R) -> bool:
+        return ratio.is_slower or (ratio.low > 1 + NOISE and self._is_bounded(fast, slow))
+
+    def most(self, slow: R, fast: R) -> float:
+        """How many times as long one plan takes as another at the most; infinite if that is unknown."""
+        ratio = self.ratio(slow, fast)
+        return ratio.high if ratio.is_known or self._is_bounded(slow, fast) else inf
+
+    def _is_bounded(self, one: R, other: R) -> bool:
+        """Whether it is known how much longer the calls of one plan take than those of the other at the most.
+
+        The largest samples bound no quantile of few calls, the smallest do: of the other plan, fewer calls are enough.
+        """
+        pairs = in_common(self.measured(one), self.measured(other))
+        ours, theirs = ([pair[side].latencies for pair in pairs] for side in (0, 1))
+        if not isinstance(self.objective, TailLatency) or not all(ours + theirs) or len(pairs) < LEAST_PAIRS:
+            return False
+        certainty = certainty_of_each(len(pairs))
+        own, its = (Estimate.of(side, self.objective.quantile, certainty) for side in (ours, theirs))
+        return own.is_known and its.low > min(map(min, theirs))
 
     def _rivals(self, chosen: R) -> list[R]:
         """The plans that may be better than the choice: a plan that gains nothing in blocks is none of another one."""
-        others = [record for record in self.compared if record is not chosen]
-        return [r for r in others if chosen.is_sequence or not self.is_refuted(r)]
+        return [r for r in self.compared if r is not chosen and (chosen.is_sequence or not self.is_refuted(r))]
 
     def _regret(self, chosen: R) -> float | None:
-        ratios = [self.ratio(chosen, other) for other in self._rivals(chosen)]
-        if not ratios or not all(ratio.is_known for ratio in ratios):
-            return None
-        return max(0.0, *(ratio.high - 1 for ratio in ratios))
+        most = max((self.most(chosen, other) for other in self._rivals(chosen)), default=inf)
+        return max(0.0, most - 1) if most < inf else None
 
-    def _too_few_calls(self, chosen: R) -> list[str]:
-        """Whether there are too few calls for the quantile of a latency."""
-        objective = self.objective
-        if not isinstance(objective, TailLatency):
-            return []
-        rounds = chosen.measured(self.final)
-        calls = sum(len(sample.latencies) for sample in rounds.values())
-        needed = calls_for(objective.quantile, 1 - (1 - certainty_of(len(rounds))) / 2)
-        if not 0 < calls < needed:
-            return []
-        return [
-            f"a p{objective.quantile * 100:g} needs {needed} calls of each plan, and there was time for {calls}: "
-            "increase budget_s or choose a lower quantile"
-        ]
-
-    def _trend(self, chosen: R) -> list[str]:
-        """Whether the gain of the choice still changes within the blocks."""
-        if isinstance(self.objective, TailLatency) or not chosen.sustained:
-            return []
-        counted = [(settled(ours), settled(theirs)) for ours, theirs in chosen.sustained]
-        halves = []
-        for half in (0, 1):
-            pairs = [
-                (self._block(_half(theirs, half)).seconds, self._block(_half(ours, half)).seconds)
-                for ours, theirs in counted
-                if len(ours) > 1 and len(theirs) > 1
-            ]
-            halves.append(ratio_of_totals(pairs).value if pairs else 1.0)
-        first, last = halves
-        if abs(first / last - 1) <= NOISE:
-            return []
-        return [f"the gain changes within the blocks, from {first:.2f}x to {last:.2f}x: it needs longer ones"]
-
-    def _disagreements(self, chosen: R) -> list[str]:
-        """Whether another plan wins against the choice by what the objective does not compare: mean or median."""
+    def _doubts(self, chosen: R) -> Iterator[str]:
+        """What keeps the choice from being decided, except other plans."""
         if isinstance(self.objective, TailLatency):
-            return []
+            rounds = self.measured(chosen)
+            calls = sum(len(sample.latencies) for sample in rounds.values())
+            needed = calls_for(self.objective.quantile, certainty_of_each(len(rounds)))
+            if 0 < calls < needed:
+                yield (
+                    f"a p{self.objective.quantile * 100:g} needs {needed} calls of each plan, and there was time for "
+                    f"{calls}: increase budget_s or choose a lower quantile"
+                )
+            if not self.ratio(self.sequence, chosen).is_known:
+                yield "in sequence there are too few calls: the speedup may be larger than its interval"
+            return
+        found = [one for one in self._by_the_other(chosen) if one[0] > 1 + max(NOISE, self.between(chosen, one[2]))]
+        if found:
+            ratio, instead, other = max(found, key=lambda one: one[0])
+            stalls = sum(map(self._stalls, (chosen, other)))
+            why = f", because of {stalls} batches that take far longer than the others" if stalls else ""
+            faster = f"by the {instead}, {other.plan} is {ratio:.2f}x faster than the choice"
+            yield f"mean and median disagree: {faster}{why}"
+        counted = [(settled(theirs), settled(ours)) for ours, theirs in chosen.sustained]
+        if counted := [blocks for blocks in counted if min(map(len, blocks)) > 1]:
+            first, last = (
+                ratio_of_totals([(self._half(theirs, half), self._half(ours, half)) for theirs, ours in counted]).value
+                for half in (0, 1)
+            )
+            if abs(first / last - 1) > NOISE:
+                yield f"the gain changes within the blocks, from {first:.2f}x to {last:.2f}x: it needs longer ones"
+
+    def _half(self, block: Sequence[Sample], half: int) -> float:
+        """What the first or the last half of a block takes."""
+        middle = len(block) // 2
+        return self._block(block[middle:] if half else block[:middle]).seconds
+
+    def _by_the_other(self, chosen: R) -> Iterator[tuple[float, str, R]]:
+        """How many times as long the choice takes as other plans by what the objective does not compare: mean or
+        median.
+        """
         by, instead = (ratio_of_totals, "mean") if self.objective == "makespan" else (ratio_of, "median")
-        found: list[tuple[float, str, R]] = []
         for other in self.compared:
-            pairs = in_common(chosen.measured(self.final), other.measured(self.final))
-            rounds = [(mine.seconds, its.seconds) for mine, its in pairs]
+            rounds = _seconds(in_common(self.measured(chosen), self.measured(other)))
             if other is chosen or len(rounds) < LEAST_PAIRS or self.in_rounds(chosen, other).value > 1 + NOISE:
                 continue
-            found.append((by(rounds).value, instead, other))
+            yield by(rounds).value, instead, other
             if other is self.sequence and len(chosen.sustained) >= LEAST_BLOCKS:
                 counted, whole = (
-                    [(_joined(of(mine)).seconds, _joined(of(its)).seconds) for mine, its in chosen.sustained]
+                    _seconds([(_joined(of(mine)), _joined(of(its))) for mine, its in chosen.sustained])
                     for of in (settled, list)
                 )
+                yield by(counted).value, instead, other
                 # Rare stalls, of which the rounds have none, may lie in the parts of blocks that do not count.
-                found += [(by(counted).value, instead, other), (ratio_of_totals(whole).value, "mean of blocks", other)]
-        found = [one for one in found if one[0] > 1 + max(NOISE, self.between(chosen, one[2]))]
-        if not found:
-            return []
-        ratio, instead, other = max(found, key=lambda one: one[0])
-        stalls = sum(map(self._stalls, (chosen, other)))
-        why = f", because of {stalls} batches that take far longer than the others" if stalls else ""
-        return [f"mean and median disagree: by the {instead}, {other.plan} is {ratio:.2f}x faster than the choice{why}"]
+                yield ratio_of_totals(whole).value, "mean of blocks", other
 
     def _stalls(self, record: R) -> int:
         """How many batches of a plan take far longer than the others."""
-        samples = [*record.measured(self.final).values(), *(one for ours, _ in record.sustained for one in ours)]
+        samples = [*self.measured(record).values(), *(one for ours, _ in record.sustained for one in ours)]
         middle = median([sample.seconds for sample in samples])
         return sum(sample.seconds > STALL * middle for sample in samples)
 
@@ -380,12 +389,6 @@ STALL = 1.5
 def settled(block: Sequence[Sample]) -> list[Sample]:
     """The batches of a block that count."""
     return [sample for sample in block if not sample.settles]
-
-
-def _half(block: Sequence[Sample], half: int) -> Sequence[Sample]:
-    """The first or the last half of the batches of a block."""
-    middle = len(block) // 2
-    return block[middle:] if half else block[:middle]
 
 
 def _joined(block: Sequence[Sample]) -> Sample:

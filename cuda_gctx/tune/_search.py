@@ -77,10 +77,9 @@ class Search:
 
     def _first(self) -> None:
         self.rounds.show("calling each part for the first time")
-        whole = dict.fromkeys(self.task.names, self.task.device.sm_count)
         for part in self.task.parts:
             trial = self.opened.alone("alone", part, self._stream)
-            candidate = Candidate(plan=None, trial=trial, sm_counts=whole)
+            candidate = Candidate(plan=None, trial=trial)
             with self.opened.forgiving(candidate, trial):
                 facts = examine(part, self._stream, self.runner.demand_time)
                 self.found.facts[part.name] = facts
@@ -89,12 +88,12 @@ class Search:
             self.runner.alone_s[part.name] = trial.step_s
             self.found.alone[part.name] = candidate
         names = self.task.names
-        self.opened.plan(Plan("sequence", names), whole)
+        self.opened.plan(Plan("sequence", names))
         self._open_asked()
         plans = [Plan("streams", names), *(Plan("priority", names, first=name) for name in names)]
         plans += [self._joined(share) for share in self._coarse_shares()]
         for plan in plans:
-            self.opened.plan(plan, whole)
+            self.opened.plan(plan)
         self.rounds.show("waiting for stable clocks")
         sequence = self.found.plans[0]
         with self.opened.forgiving(sequence, sequence.trial):
@@ -156,7 +155,7 @@ class Search:
             self.found.complete = False
             self.found.note(
                 f"{len(coarse) - most} of {len(self.opened.tried) + len(coarse)} divisions of the SMs were not tried, "
-                f"such as {omitted[0]}: budget_s={self.task.budget_s:g} allows no more"
+                f"such as {omitted}: budget_s={self.task.budget_s:g} allows no more"
             )
         self._try(sizes, coarse[:most], base, rounds)
 
@@ -216,7 +215,7 @@ class Search:
                 return
             tried = {one.trial.share for one in joined}
             near = {self._snapped(best.trial.share * 2**step) for step in (power, -power)} - tried
-            made = [self.opened.plan(self._joined(share), best.sm_counts) for share in sorted(near)]
+            made = [self.opened.plan(self._joined(share)) for share in sorted(near)]
             if not self.rounds.left(len(made) * self.rounds.batch_s() * REFINING_ROUNDS):
                 raise OutOfTime
             self.rounds.measure([self.found.sequence(), best, *made], REFINING_ROUNDS)

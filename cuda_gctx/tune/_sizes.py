@@ -41,6 +41,11 @@ class Allocation:
     overlay: bool = False
 
 
+def _nearest(sizes: Sequence[PartitionSize], target: float) -> int:
+    """The place of the size that is nearest to a number of SMs."""
+    return min(range(len(sizes)), key=lambda place: abs(sizes[place].sm_count - target))
+
+
 def _request(size: PartitionSize) -> Request:
     return size.sm_count if size.aligned else SMResourceOptions(size.sm_count, backfill=True)
 
@@ -56,14 +61,11 @@ class Sizes:
         self._parts = tuple(parts)
         self._names = partition_names(parts)
         offered = {size.sm_count: size for size in partition_sizes(device)}
-        self.chosen = counts is not None
         aligned = [size for size in offered.values() if size.aligned]
+        self.chosen = counts is not None
+        self.sizes = aligned if counts is None else [offered[count] for count in self._checked(counts, offered)]
         # What an overlay can leave to the bulk parts.
         self._bulk = [size for size in aligned if size.sm_count < device.sm_count]
-        if counts is None:
-            self.sizes: list[PartitionSize] = aligned
-        else:
-            self.sizes = [offered[count] for count in self._checked(counts, offered)]
 
     def _checked(self, given: object, offered: Mapping[int, PartitionSize]) -> list[int]:
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes)):
@@ -82,74 +84,47 @@ class Sizes:
         """The counts of the sizes, and how to request each of them."""
         return [(size.sm_count, _request(size)) for size in self.sizes if size.sm_count < self._device.sm_count]
 
-    def plan(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]] | None:
-        """The plan with an allocation, and the SMs of each part; None if it does not fit."""
+    def plan(self, allocation: Allocation, library_sms: bool) -> Plan | None:
+        """The plan with an allocation; None if it does not fit."""
         if allocation.overlay:
             return self._overlay(allocation, library_sms)
-        asked: dict[str, Request] = {}
-        places = {allocation.remainder: self._names[allocation.remainder]}
-        counts = {}
-        for part, place in allocation.places:
-            size = self.sizes[place]
-            name = self._names[part]
-            asked[name] = _request(size)
-            places[part] = name
-            counts[part] = size.sm_count
-        layout = Layout.of({self._names[part]: asked.get(self._names[part]) for part in self._parts})
+        sizes = {part: self.sizes[place] for part, place in allocation.places}
+        requests = {self._names[part]: _request(size) for part, size in sizes.items()}
+        layout = Layout.of({name: requests.get(name) for name in self._names.values()})
         try:
             got = {partition.name: partition.sm_count for partition in planned(self._device, layout)}
         except SplitError:
             return None
-        remaining = got[places[allocation.remainder]]
-        if not self.chosen and remaining < max(counts.values()):
+        counts = {part: got[name] for part, name in self._names.items()}
+        if not self.chosen and counts[allocation.remainder] < max(size.sm_count for size in sizes.values()):
             return None
-        counts = {part: got[places[part]] for part in self._parts}
-        in_order = {part: places[part] for part in self._parts}
-        plan = Plan("partitions", self._parts, layout, in_order, library_sms=library_sms, sm_counts=counts)
-        return plan, counts
+        return Plan("partitions", self._parts, layout, self._names, library_sms=library_sms, sm_counts=counts)
 
-    def _overlay(self, allocation: Allocation, library_sms: bool) -> tuple[Plan, dict[str, int]]:
+    def _overlay(self, allocation: Allocation, library_sms: bool) -> Plan:
         bulk = [part for part in self._parts if part != allocation.remainder]
         count = self._bulk[allocation.places[0][1]].sm_count
         name = self._names[bulk[0]] if len(bulk) == 1 else next(n for n in BULK_NAMES if n not in self._parts)
-        counts = {part: self._device.sm_count if part == allocation.remainder else count for part in self._parts}
-        plan = Plan(
-            "overlay",
-            self._parts,
-            Layout.of({name: count}),
-            dict.fromkeys(bulk, name),
-            first=allocation.remainder,
-            library_sms=library_sms,
-            sm_counts=counts,
-        )
-        return plan, counts
+        counts = {**dict.fromkeys(self._parts, count), allocation.remainder: self._device.sm_count}
+        places, layout = dict.fromkeys(bulk, name), Layout.of({name: count})
+        return Plan("overlay", self._parts, layout, places, allocation.remainder, library_sms, counts)
 
     def _overlays(self, urgent: Sequence[str]) -> list[Allocation]:
         """Overlays that are far apart: for sizes that were asked for, what these leave."""
-        if not self._bulk:
-            return []
         total = self._device.sm_count
         targets = [total - size.sm_count for size in self.sizes] if self.chosen else [s * total for s in SHARES_OF_BULK]
-        allocations = []
-        for first in urgent:
-            for target in targets:
-                place = min(range(len(self._bulk)), key=lambda place: abs(self._bulk[place].sm_count - target))
-                bulk = tuple((part, place) for part in self._parts if part != first)
-                allocations.append(Allocation(first, bulk, overlay=True))
-        return allocations
+        nearest = [_nearest(self._bulk, target) for target in targets if self._bulk]
+        return [self._over(first, place) for first in urgent for place in nearest]
 
-    def _nearest(self, target: float) -> int:
-        return min(range(len(self.sizes)), key=lambda place: abs(self.sizes[place].sm_count - target))
+    def _over(self, first: str, place: int) -> Allocation:
+        return Allocation(first, tuple((part, place) for part in self._parts if part != first), overlay=True)
 
     def _allocation(self, targets: Mapping[str, float], remainder: str) -> Allocation:
-        places = {part: self._nearest(targets[part]) for part in self._parts if part != remainder}
+        places = {part: _nearest(self.sizes, targets[part]) for part in self._parts if part != remainder}
         counts = [self.sizes[place].sm_count for place in places.values()]
         if len(self._parts) > 2 and sum(counts) + max(counts) > self._device.sm_count:
             # Rounded up, the others leave too little.
-            places = {
-                part: place - 1 if place > 0 and self.sizes[place].sm_count > targets[part] else place
-                for part, place in places.items()
-            }
+            for part, place in places.items():
+                places[part] -= place > 0 and self.sizes[place].sm_count > targets[part]
         return Allocation(remainder, tuple(places.items()))
 
     def too_large(self) -> list[int]:
@@ -164,11 +139,6 @@ class Sizes:
             if self.plan(Allocation(last, ((first, place), *least)), False) is None
         ]
 
-    @property
-    def coarse_is_all(self) -> bool:
-        """Whether the coarse allocations are all there are, so that none next to them is left."""
-        return self.chosen and len(self._parts) == 2
-
     def coarse(self, durations: Mapping[str, float], urgent: Sequence[str] = ()) -> list[Allocation]:
         """Allocations that are far apart, the likeliest first; durations: of each part alone; urgent: the parts that an
         overlay may put first.
@@ -182,22 +152,20 @@ class Sizes:
         """Allocations to disjoint partitions."""
         if not self.sizes:
             return []
-        total = self._device.sm_count
-        allocations: list[Allocation] = []
-        if self.coarse_is_all:
-            for part, other in permutations(sorted(self._parts, key=lambda part: part not in urgent)):
-                allocations += [Allocation(other, ((part, place),)) for place in range(len(self.sizes))]
-            return allocations
+        two, total = len(self._parts) == 2, self._device.sm_count
+        if self.chosen and two:  # these are all there are
+            turns = permutations(sorted(self._parts, key=lambda part: part not in urgent))
+            return [Allocation(other, ((part, at),)) for part, other in turns for at in range(len(self.sizes))]
         whole = sum(durations.values())
         by_duration = {part: durations[part] / whole for part in self._parts}
         longest_first = sorted(self._parts, key=durations.__getitem__, reverse=True)
-        two = len(self._parts) == 2
         # One part has what the smallest partitions of the others leave.
         most = 1 - (len(self._parts) - 1) * self.sizes[0].sm_count / total
         shares = [by_duration]
         for share in SHARES_OF_TWO if two else (most, *SHARES_OF_MORE):
             left = (1 - share) / (len(self._parts) - 1)
             shares += [{other: share if other == part else left for other in self._parts} for part in longest_first]
+        allocations: list[Allocation] = []
         for share_of in shares:
             targets = {part: total * share for part, share in share_of.items()}
             largest = max(targets.values())
@@ -215,19 +183,13 @@ class Sizes:
         """The allocations next to one: SMs go from one part to another."""
         places = dict(allocation.places)
         if allocation.overlay:
-            moved_to = [allocation.places[0][1] + step for step in (stride, -stride)]
-            return [
-                Allocation(allocation.remainder, tuple((part, place) for part in places), overlay=True)
-                for place in moved_to
-                if 0 <= place < len(self._bulk) and not self.chosen
-            ]
-        moves: list[dict[str, int]] = []
-        for part in places:
-            moves += [{part: stride}, {part: -stride}]
+            moved_to = [] if self.chosen else [allocation.places[0][1] + step for step in (stride, -stride)]
+            return [self._over(allocation.remainder, place) for place in moved_to if 0 <= place < len(self._bulk)]
+        moves: list[dict[str, int]] = [{part: step} for part in places for step in (stride, -stride)]
         moves += [{giving: -stride, taking: stride} for giving, taking in permutations(places, 2)]
-        allocations = []
-        for move in moves:
-            moved = {part: place + move.get(part, 0) for part, place in places.items()}
-            if all(0 <= place < len(self.sizes) for place in moved.values()):
-                allocations.append(Allocation(allocation.remainder, tuple(moved.items())))
-        return allocations
+        moved = [{part: place + move.get(part, 0) for part, place in places.items()} for move in moves]
+        return [
+            Allocation(allocation.remainder, tuple(one.items()))
+            for one in moved
+            if all(0 <= place < len(self.sizes) for place in one.values())
+        ]

@@ -42,7 +42,7 @@ def candidate(rounds: Rounds, plan: Plan, seconds: float, share: float, place: i
     """A plan that was measured in two rounds: its latency, and the rate of b as a share of that alone."""
     allocation = None if place is None else Allocation("b", (("a", place),))
     trial = Trial(plan, rounds.task.parts, {}, None)  # type: ignore[arg-type]
-    made = Candidate(plan=plan, trial=trial, sm_counts={}, allocation=allocation)
+    made = Candidate(plan=plan, trial=trial, allocation=allocation)
     for number in range(2):
         made.samples[number] = Sample(seconds, calls={"b": (int(1000 * share), 1.0)})
     rounds.found.plans.append(made)
@@ -53,9 +53,7 @@ def given(rounds: Rounds, *plans: tuple[float, float]) -> list[Candidate]:
     """The sequence, and partitions with these latencies and shares."""
     alone = Trial("alone", rounds.task.parts, {}, None)  # type: ignore[arg-type]
     for part in rounds.task.parts:
-        rounds.found.alone[part.name] = Candidate(
-            plan=None, trial=alone, sm_counts={}, samples={0: Sample(1e-3), 1: Sample(1e-3)}
-        )
+        rounds.found.alone[part.name] = Candidate(plan=None, trial=alone, samples={0: Sample(1e-3), 1: Sample(1e-3)})
     rounds.fair = {0, 1}
     candidate(rounds, Plan("sequence", ("a", "b")), 10.0, 1.0)
     found = []

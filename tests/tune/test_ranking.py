@@ -198,6 +198,46 @@ def test_a_p99_of_few_calls_is_not_sure(alone_s: float) -> None:
     )
 
 
+@pytest.mark.parametrize("level", [7.0, 0.19])
+def test_of_a_rival_with_too_few_calls_the_least_that_they_show_is_enough(level: float) -> None:
+    numbers = random.Random(12)
+
+    def measured(plan: Plan, levels: Sequence[float]) -> Record:
+        batches = [[level * numbers.lognormvariate(0, 0.01) for _ in range(200)] for level in levels]
+        return Record(plan, {n: Sample(max(batch), latencies=tuple(sorted(batch))) for n, batch in enumerate(batches)})
+
+    # The calls of a batch wait for each other, so that many of them count as few.
+    rival = measured(STREAMS, [level * (1 + number % 5) for number in range(ROUNDS)])
+    ranking = ranked(measured(SEQUENCE, [1.0] * ROUNDS), rival, objective=TailLatency("a"))
+    assert not ranking.ratio(ranking.sequence, rival).is_known
+    found = ranking.choose()
+    assert found.record.is_sequence
+    if level == 7.0:
+        assert (found.regret, found.decided) == (0.0, True)
+    else:  # the least that they show is less than the choice takes
+        assert found.regret == pytest.approx(0.06, abs=0.02)
+        assert ranking.undecided(ranking.sequence) == [rival]
+
+
+def test_a_stall_in_a_batch_of_the_sequence_hides_no_gain() -> None:
+    numbers = random.Random(13)
+
+    def measured(plan: Plan, levels: Sequence[float]) -> Record:
+        batches = [[level * numbers.lognormvariate(0, 0.2) for _ in range(50)] for level in levels]
+        return Record(plan, {n: Sample(max(batch), latencies=tuple(sorted(batch))) for n, batch in enumerate(batches)})
+
+    sequence = measured(SEQUENCE, [1.8e-3] * 6 + [16e-3])
+    ranking = ranked(sequence, measured(PLACED, [80e-6] * 7), objective=TailLatency("a", quantile=0.9))
+    found = ranking.choose()
+    assert not ranking.ratio(sequence, found.record).is_known
+    assert found.record.plan == PLACED
+    assert ranking.is_slower(sequence, found.record)
+    assert not ranking.is_slower(found.record, sequence)
+    assert ranking.ratio(sequence, found.record).low > 10
+    assert found.why == ("in sequence there are too few calls: the speedup may be larger than its interval",)
+    assert not found.decided
+
+
 def test_calls_that_drift_together_are_fewer_than_they_seem() -> None:
     numbers = random.Random(8)
     steady = [[numbers.lognormvariate(0, 0.1) for _ in range(200)] for _ in range(ROUNDS)]

@@ -1,19 +1,23 @@
 """The tuner's decisions in synthetic worlds with known true times: how often it is wrong although it is sure.
 
-A sample: `python tests/tune/worlds.py` runs all worlds 200 times each, with the results that
-docs/appendix/studies.md shows.
+A sample: `python tests/tune/worlds.py` runs all worlds many times, with the results that docs/appendix/studies.md
+shows.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from cuda_gctx import Device
 from cuda_gctx.measure.statistics import NOISE
+from cuda_gctx.tune import Plan, TailLatency
+from cuda_gctx.tune._batches import Trial
+from cuda_gctx.tune._measurement import Sample
 from cuda_gctx.tune._report import words
 
 from .worlds import (
@@ -21,6 +25,8 @@ from .worlds import (
     STEPWISE,
     TRUTHS,
     WITHOUT_A_GAIN,
+    Nature,
+    Stepwise,
     World,
     all_worlds,
     lognormal,
@@ -75,6 +81,32 @@ def test_a_plan_with_rare_late_calls_does_not_win_a_p99(dev: Device, name: str) 
     found = outcomes(dev, name, "latency", 3)
     assert not [one for one in found if one.is_wrong]
     assert all(one.won for one in found) if "a gain" in name else not any(one.won for one in found)
+
+
+class Stalling(Stepwise):
+    """A world in which the host stalls during every fourth batch of the sequence."""
+
+    def batch(self, trial: Trial, steps: int, hosts: object = None) -> Sample:
+        sample = super().batch(trial, steps, hosts)
+        if isinstance(trial.name, Plan) and trial.name.kind == "sequence" and self.batches % 4 == 0:
+            sample.latencies = tuple(9 * latency for latency in sample.latencies)
+        return sample
+
+
+def test_of_a_sequence_that_stalls_the_least_that_it_takes_is_enough_for_a_choice(dev: Device) -> None:
+    objective = TailLatency("a", quantile=0.9, closed_loop=True)
+    world = Stalling(TRUTHS["nothing_to_gain"], lognormal(0.0), random.Random(5), step_s=0.002, objective=objective)
+    world.natures = {"streams": Nature(0.05)}
+    report = measured(world, dev, objective=objective, budget_s=8)
+    assert report.choice.kind == "streams"
+    assert report.gain_low > 10
+    assert not report.sure
+    [slower] = [reason for reason in report.reasons if reason.startswith("in sequence: ")]
+    assert re.fullmatch(
+        r"in sequence: at least \d\d\.\d\dx slower than the choice \(too few samples for more\)", slower
+    )
+    doubt = "not sure: in sequence there are too few calls: the speedup may be larger than its interval"
+    assert doubt in report.reasons
 
 
 def test_clear_differences_are_found_and_called_sure(dev: Device) -> None:
