@@ -134,16 +134,8 @@ def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) ->
     return [
         [one.seconds.value / report.bound for one, report in zip(sequences, plain, strict=True)],
         [r.relative for one in plain for r in one.results if {64, 68} == {part.sm_count for part in r.parts.values()}],
-        [
-            part.alone.value / report.alone["sigmoid"].value
-            for report in plain
-            for part in (result.parts["sigmoid"] for result in report.results if result.plan.kind == "partitions")
-            if part.alone and part.sm_count == 8
-        ],
-        [report.gain for report in mix],
         [fastest(report, "partitions") for report in mix],
         [fastest(report, "streams") for report in mix],
-        [one.seconds.value / other.seconds.value for one, other in zip(first, chosen, strict=True)],
         [
             (one.parts["load"].calls_per_second or 0.0) * report.alone["load"].value
             for one, report in zip(chosen, critical, strict=True)
@@ -163,37 +155,38 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     plain, mix, critical = ([report for one in studies for report in one[name]] for name in names)
     assert [str(report.choice) for report in plain] == [
         *("in sequence", "gemm first"),
-        *("in sequence", "gemm=all, sigmoid=128"),
+        *("gemm first", "in sequence"),
     ]
     assert [str(report.choice) for report in mix] == [
         *["prefill=104, decode=all"] * 2,
         *["prefill=96, decode=all, SM count hint"] * 2,
     ]
-    assert [report.sure for report in mix] == [False, False, True, True]
+    assert [report.sure for report in mix] == [False, False, False, True]
     assert [str(report.choice) for report in critical] == [
         *("critical=all, load=112", "critical=16, load=116"),
-        *("critical=all, load=112", "critical=all, load=104, SM count hint"),
+        *("critical=8, load=124", "critical=all, load=128"),
     ]
-    assert [report.regret for report in critical] == [None] * 4
+    *unknown, bounded = (report.regret for report in critical)
+    assert unknown == [None] * 3
     pairs = zip(*(quoted_of(*(one[name] for name in names)) for one in studies), strict=True)
-    hidden, halves, slower, gains, disjoint, streams, urgent, shares, tails, decodes, alone, sequences, first = pairs
+    hidden, halves, disjoint, streams, shares, tails, decodes, alone, sequences, first = pairs
     interval = "{0.gain:.2f} x ({0.gain_low:.2f} to {0.gain_high:.2f})"
     quoted = [
         "would be a speedup of {:.2f} x and {:.2f} x on the H200, {:.2f} x and {:.2f} x on the H100".format(
             *hidden[0], *hidden[1]
         ),
-        *(f"(H100) is, by {interval}".format(report) for report in (plain[1], plain[3])),
+        f"is, by {interval.format(plain[1])} on the H200 and {interval.format(plain[2])} on the H100, undecided",
         "take {:.2f} to {:.2f} times as long as the sequence".format(*least_and_most(halves)),
-        *(f"on the H100 the sigmoid alone takes {times:.0f} times as long in 8 SMs" for times in slower[1]),
         f"104 SMs on the H200, {interval.format(mix[0])} and {interval.format(mix[1])}",
-        "on the H100, {:.2f} x and {:.2f} x, where both are sure".format(*gains[1]),
+        f"on the H100, {interval.format(mix[2])} and {interval.format(mix[3])}, of which the second is sure",
         "reached {:.2f} x and {:.2f} x, and {:.2f} x and {:.2f} x; plain".format(*disjoint[0], *disjoint[1]),
-        "plain streams {:.2f} x and {:.2f} x".format(*least_and_most(streams)),
-        "the p99 is {:.1f} and {:.1f} us, 1/{:.0f} and 1/{:.0f} of that".format(*tails[1], *urgent[1]),
-        "the load keeps {:.0%} and {:.0%} of its rate".format(*shares[1]),
-        "it is {:.0f} and {:.0f} us, next to {:.0f} and {:.0f} us alone".format(*tails[0], *alone[0]),
+        "plain streams {:.2f} x to {:.2f} x".format(*least_and_most(streams)),
+        "On the H200 the p99 is {:.0f} and {:.0f} us, next to {:.0f} and {:.0f} us alone".format(*tails[0], *alone[0]),
+        "on the H100 it is {:.0f} and {:.0f} us, next to {:.0f} and {:.0f} us alone".format(*tails[1], *alone[1]),
         "{:.2f} and {:.2f} ms in sequence, and {:.0f} and {:.0f} ms with a priority".format(*sequences[0], *first[0]),
-        "The load keeps {:.0%} and {:.0%}.".format(*shares[0]),
+        "{:.2f} and {:.2f} ms in sequence, and {:.1f} and {:.1f} ms with a priority".format(*sequences[1], *first[1]),
+        "keeps {:.0%} and {:.0%} of its rate on the H200, {:.0%} and {:.0%} on the H100".format(*shares[0], *shares[1]),
+        f"the fourth one bounds it by {bounded:.1%}",
         *(f"takes {us:.0f} us on the H200, {{:.0f}} and {{:.0f}} us".format(*decodes[1]) for us in decodes[0]),
     ]
     assert [words for words in quoted if words not in studies_page()] == []
