@@ -47,30 +47,31 @@ def call(number: int, op: Any, x_in: Any, x_out: Any, mode: Any, root: Any) -> A
     return x_out
 
 
-def _run(x_in: Any, x_out: Any, number: int, op: int, mode: int, root: int) -> Any:
-    chosen = None if mode == NO_MODE else MixedCommMode(mode)
-    return _method(number)(MixedCommOp(op), x_in, x_out, chosen, root=None if root == NO_ROOT else root)
+def _run(x_in: Any, x_out: Any, number: int, of_op: int, by_mode: int, root: int) -> Any:
+    chosen = None if by_mode == NO_MODE else MixedCommMode(by_mode)
+    return _method(number)(MixedCommOp(of_op), x_in, x_out, chosen, root=None if root == NO_ROOT else root)
 
 
-def _mixed_comm(x_in: Any, number: int, op: int, mode: int, root: int) -> Any:
-    return _run(x_in, None, number, op, mode, root)
+def _mixed_comm(x_in: Any, number: int, of_op: int, by_mode: int, root: int) -> Any:
+    return _run(x_in, None, number, of_op, by_mode, root)
 
 
-def _mixed_comm_out(x_in: Any, x_out: Any, number: int, op: int, mode: int, root: int) -> None:
-    _run(x_in, x_out, number, op, mode, root)
+def _mixed_comm_out(x_in: Any, x_out: Any, number: int, of_op: int, by_mode: int, root: int) -> None:
+    _run(x_in, x_out, number, of_op, by_mode, root)
 
 
-def _shape_of_mixed_comm(x_in: Any, number: int, op: int, mode: int, root: int) -> Any:
-    return x_in.new_empty(_method(number).__self__.para_info.output_shape(MixedCommOp(op), x_in.shape))
+def _shape_of_mixed_comm(x_in: Any, number: int, of_op: int, by_mode: int, root: int) -> Any:
+    return x_in.new_empty(_method(number).__self__.para_info.output_shape(MixedCommOp(of_op), x_in.shape))
 
 
-def _nothing(x_in: Any, x_out: Any, number: int, op: int, mode: int, root: int) -> None:
+def _nothing(x_in: Any, x_out: Any, number: int, of_op: int, by_mode: int, root: int) -> None:
     pass
 
 
+# Not called mode, as torch's operations that call these are given one by that name.
 _library = torch.library.Library("cuda_gctx", "FRAGMENT")
-_library.define("mixed_comm(Tensor x_in, int handler, int op, int mode, int root) -> Tensor")
-_library.define("mixed_comm_out(Tensor x_in, Tensor(a!) x_out, int handler, int op, int mode, int root) -> ()")
+_library.define("mixed_comm(Tensor x_in, int handler, int of_op, int by_mode, int root) -> Tensor")
+_library.define("mixed_comm_out(Tensor x_in, Tensor(a!) x_out, int handler, int of_op, int by_mode, int root) -> ()")
 for _kind in ("CPU", "CUDA"):
     _library.impl("mixed_comm", _mixed_comm, _kind)
     _library.impl("mixed_comm_out", _mixed_comm_out, _kind)
