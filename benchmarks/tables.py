@@ -567,6 +567,26 @@ def types_section(result: Result) -> str:
     return f"{communication_origin(result)}:\n\n{markdown(rows)}"
 
 
+# The programs of the table of compiled ones, and its columns.
+COMPILED = {
+    "ONE_EXCHANGE, 8 SMs": "`ONE_EXCHANGE`",
+    "TWO_EXCHANGE, 8 SMs": "`TWO_EXCHANGE`, staged",
+    "NCCL, all SMs": "NCCL",
+}
+COMPILED_TIMES = [(time, how) for time in ("GPU", "host") for how in ("eager", "compiled")]
+
+
+def compiled_section(result: Result) -> str:
+    """Microseconds of an all-reduce between two operations of torch, compiled by torch and not."""
+    us = {(row["variant"], row["bytes"], row.get("time")): row["us"] for row in result["compiled"] if "us" in row}
+    rows = [["us", *(f"{time}, {how}" for time, how in COMPILED_TIMES)]]
+    for size, (variant, words) in itertools.product(dict.fromkeys(key[1] for key in us), COMPILED.items()):
+        times = [us.get((f"{variant}, {how}", size, time)) for time, how in COMPILED_TIMES]
+        cells = ["" if time is None else f"{time:.1f}" for time in times]
+        rows.append([f"{words}, {collective_targets.words_of(size)}", *cells])
+    return f"{communication_origin(result)}:\n\n{markdown(rows)}"
+
+
 # The tables that a page can have: the results that they are made of, and what these become.
 def answers_of(rows_of: Callable[[Result], list[list[str]]]) -> Callable[[Sequence[Result]], str]:
     """What each card answered to a question, if it was asked."""
@@ -648,6 +668,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of copies": ("communication-copies", each(copies_section)),
     "of copies on four": ("communication-4-gpus", each(copies_section)),
     "of types": ("communication-types", each(types_section)),
+    "of compiled calls": ("communication-compiled", each(compiled_section)),
     "of targets of collectives": ("communication-*-gpus", lambda all: markdown(collective_targets.rows_of(all))),
 }
 
