@@ -218,7 +218,7 @@ $(TOOLS)/builders: pyproject.toml
 	$(TOOL)/python -m pip install -q 'pip>=23.1' -r $(TOOLS)/requirements.txt 'cmake>=3.20' ninja
 	touch $@
 
-COMPILING := "Compiling the package: about 6 minutes of one core the first time, later only what has changed."
+COMPILING := "Compiling the package: about 4 minutes of one core the first time, later only what has changed."
 $(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python
 	@echo $(COMPILING)
 	rm -rf $(WHEEL)

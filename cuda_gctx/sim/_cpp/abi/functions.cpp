@@ -11,7 +11,7 @@
 namespace gctx::sim {
 namespace {
 
-constexpr FunctionInfo table[] = {
+constexpr FunctionInfo function_table[] = {
 #define GCTX_SIM_FUNCTION(symbol, base, since, ...) {#symbol, #base, since},
 #include "abi/functions.def"
 #undef GCTX_SIM_FUNCTION
@@ -40,7 +40,7 @@ using NameMap = std::multimap<std::string_view, Exported>;
 NameMap make_map(const char* FunctionInfo::* name) {
   std::vector<Exported> all;
   for (std::size_t i = 0; i < function_count; ++i) {
-    all.push_back({&table[i], addresses[i], addresses[i]});
+    all.push_back({&function_table[i], addresses[i], addresses[i]});
   }
   for (const PerThreadFunction* variant = per_thread_functions; variant->address != nullptr; ++variant) {
     all[static_cast<std::size_t>(variant->function)].per_thread = variant->address;
@@ -65,12 +65,12 @@ constexpr ErrorText errors[] = {
 
 }  // namespace
 
-const FunctionInfo& info(Fn function) { return table[static_cast<std::size_t>(function)]; }
+const FunctionInfo& info(Fn function) { return function_table[static_cast<std::size_t>(function)]; }
 
 const FunctionInfo& absent_info(std::size_t index) { return absent[index]; }
 
 bool is_function_name(std::string_view name) {
-  return std::any_of(std::begin(table), std::end(table),
+  return std::any_of(std::begin(function_table), std::end(function_table),
                      [&](const FunctionInfo& one) { return name == one.base || name == one.symbol; });
 }
 

@@ -14,7 +14,7 @@ struct FullEdge {
   CUgraphEdgeData data{};
 };
 
-bool is_plain(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
+bool is_plain_edge(const CUgraphEdgeData& data) { return data.from_port == 0 && data.to_port == 0 && data.type == 0; }
 
 // Lists as the calls return them: the number alone, or as many as there is room for, and nulls in places beyond them.
 void list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
@@ -25,8 +25,8 @@ void list(const std::vector<FullEdge>& edges, CUgraphNode* from, CUgraphNode* to
     return;
   }
   refuse_if(*count == 0, CUDA_ERROR_INVALID_VALUE);  // recorded
-  const bool lossy = data == nullptr &&
-                     !std::all_of(edges.begin(), edges.end(), [](const FullEdge& edge) { return is_plain(edge.data); });
+  const bool lossy = data == nullptr && !std::all_of(edges.begin(), edges.end(),
+                                                     [](const FullEdge& edge) { return is_plain_edge(edge.data); });
   refuse_if(lossy, CUDA_ERROR_LOSSY_QUERY);
   for (std::size_t i = 0; i < *count; ++i) {
     const FullEdge edge = i < edges.size() ? edges[i] : FullEdge{};

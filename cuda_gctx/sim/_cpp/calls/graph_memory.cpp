@@ -11,7 +11,7 @@
 namespace gctx::sim {
 namespace {
 
-constexpr std::pair<CUgraphMem_attribute, std::uint64_t GraphMemory::*> attributes[] = {
+constexpr std::pair<CUgraphMem_attribute, std::uint64_t GraphMemory::*> graph_memory_attributes[] = {
     {CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &GraphMemory::used},
     {CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, &GraphMemory::used_high},
     {CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &GraphMemory::reserved},
@@ -82,7 +82,7 @@ GCTX_SIM_CALL(cuDeviceGraphMemTrim, Call&, Device& device) {
 }
 
 GCTX_SIM_CALL(cuDeviceGetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* out) {
-  const auto member = need(value_of(attributes, which), CUDA_ERROR_INVALID_VALUE);
+  const auto member = need(value_of(graph_memory_attributes, which), CUDA_ERROR_INVALID_VALUE);
   std::memcpy(out, &(device.graph_memory.*member), sizeof(std::uint64_t));
 }
 

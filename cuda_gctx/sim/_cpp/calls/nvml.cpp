@@ -53,7 +53,7 @@ struct Framed<body, Nvml(Given...)> {
 };
 
 template <class Value, class Given>
-Nvml give(Value* out, const Given& value) {
+Nvml put(Value* out, const Given& value) {
   if (out == nullptr) {
     return Nvml::invalid_argument;
   }
@@ -77,7 +77,7 @@ template <class IsIt>
 Nvml find_card(const Machine& machine, NvmlDevice* out, IsIt&& is_it) {
   for (int card = 0; card < machine.spec.devices; ++card) {
     if (is_it(card)) {
-      return give(out, &cards[static_cast<std::size_t>(card)]);
+      return put(out, &cards[static_cast<std::size_t>(card)]);
     }
   }
   return Nvml::not_found;
@@ -102,7 +102,7 @@ Nvml give_clock(Machine& machine, int, int clock, unsigned* mhz) {
   if (clock < 0 || clock > newest_clock) {
     return Nvml::invalid_argument;
   }
-  return give(mhz, (clock == memory_clock ? profile.memory_clock_khz : profile.clock_khz) / 1000);
+  return put(mhz, (clock == memory_clock ? profile.memory_clock_khz : profile.clock_khz) / 1000);
 }
 
 // No driver has such a number, so nobody takes it for one.
@@ -110,9 +110,9 @@ Nvml give_driver_version(Machine& machine, char* text, unsigned length) {
   return give_text(text, length, version_text(machine.version()));
 }
 
-Nvml give_version(Machine& machine, int* version) { return give(version, machine.version()); }
-Nvml give_count(Machine& machine, unsigned* count) { return give(count, machine.spec.devices); }
-Nvml give_number(Machine&, int card, unsigned* number) { return give(number, card); }
+Nvml give_version(Machine& machine, int* version) { return put(version, machine.version()); }
+Nvml give_count(Machine& machine, unsigned* count) { return put(count, machine.spec.devices); }
+Nvml give_number(Machine&, int card, unsigned* number) { return put(number, card); }
 
 Nvml find_by_index(Machine& machine, unsigned index, NvmlDevice* device) {
   const Nvml found = find_card(machine, device, [&](int card) { return static_cast<unsigned>(card) == index; });
@@ -135,7 +135,7 @@ Nvml begin_use() {
   return Nvml::success;
 }
 
-constexpr std::pair<Nvml, const char*> texts[] = {
+constexpr std::pair<Nvml, const char*> nvml_texts[] = {
     {Nvml::success, "success"},
     {Nvml::uninitialized, "nvmlInit was not called"},
     {Nvml::invalid_argument, "an argument is not valid"},
@@ -165,8 +165,8 @@ Nvml nvmlInit_v2() { return begin_use(); }
 Nvml nvmlInit() { return begin_use(); }
 
 const char* nvmlErrorString(Nvml code) {
-  const auto* found = std::ranges::find(texts, code, &std::pair<Nvml, const char*>::first);
-  return found == std::end(texts) ? "unknown error" : found->second;
+  const auto* found = std::ranges::find(nvml_texts, code, &std::pair<Nvml, const char*>::first);
+  return found == std::end(nvml_texts) ? "unknown error" : found->second;
 }
 
 GCTX_SIM_NVML_CALL(nvmlShutdown, Machine&) {
@@ -216,11 +216,11 @@ GCTX_SIM_NVML_CALL(nvmlDeviceGetPciInfo_v3, Machine&, int card, NvmlPciInfo* inf
   std::snprintf(found.legacy_bus_id, sizeof found.legacy_bus_id, "%s", id.c_str());
   std::snprintf(found.bus_id, sizeof found.bus_id, "0000%s", id.c_str());
   found.bus = static_cast<std::uint32_t>(first_pci_bus + card);
-  return give(info, found);
+  return put(info, found);
 }
 
 GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo, Machine& machine, int card, NvmlMemory* memory) {
-  return give(memory, memory_of(machine, card));
+  return put(memory, memory_of(machine, card));
 }
 
 GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo_v2, Machine& machine, int card, NvmlMemory2* memory) {
@@ -229,17 +229,17 @@ GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo_v2, Machine& machine, int card, NvmlM
     return Nvml::version_mismatch;
   }
   const NvmlMemory found = memory_of(machine, card);
-  return give(memory, NvmlMemory2{version, found.total, 0, found.free, found.used});
+  return put(memory, NvmlMemory2{version, found.total, 0, found.free, found.used});
 }
 
 GCTX_SIM_NVML_CALL(nvmlDeviceGetCudaComputeCapability, Machine& machine, int, int* major, int* minor) {
   const Profile& profile = machine.chip->profile();
   return minor == nullptr ? Nvml::invalid_argument
-                          : std::max(give(minor, profile.cc_minor), give(major, profile.cc_major));
+                          : std::max(put(minor, profile.cc_minor), put(major, profile.cc_major));
 }
 
 GCTX_SIM_NVML_CALL(nvmlDeviceGetMigMode, Machine&, int, unsigned* current, unsigned* pending) {
-  return std::max(give(current, 0), give(pending, 0));
+  return std::max(put(current, 0), put(pending, 0));
 }
 
 GCTX_SIM_NVML_CALL(nvmlDeviceGetComputeRunningProcesses_v3, Machine& machine, int card, unsigned* count,
@@ -254,7 +254,7 @@ GCTX_SIM_NVML_CALL(nvmlDeviceGetComputeRunningProcesses_v3, Machine& machine, in
   }
   constexpr std::uint32_t none = 0xffffffff;
   const NvmlProcess self{static_cast<std::uint32_t>(getpid()), own == nullptr ? 0 : used_memory(*own), none, none};
-  return *count == 0 ? Nvml::success : give(processes, self);
+  return *count == 0 ? Nvml::success : put(processes, self);
 }
 
 }  // namespace gctx::sim

@@ -9,19 +9,19 @@ namespace gctx::sim {
 namespace {
 
 // A place of pools: a device, the host (-1), or wherever managed memory is.
-struct Place {
+struct PoolPlace {
   int device = -1;
   bool managed = false;
 };
 
-Pool& add_pool(Call& c, const Place& place) {
+Pool& add_pool(Call& c, const PoolPlace& place) {
   Pool& pool = c.add(c.machine.pools);
   pool.device = place.device;
   pool.managed = place.managed;
   return pool;
 }
 
-Pools& pools_of(Call& c, const Place& place) {
+Pools& pools_of(Call& c, const PoolPlace& place) {
   Pools& pools = place.managed      ? c.machine.managed_pools
                  : place.device < 0 ? c.machine.host_pools
                                     : c.machine.device(place.device).pools;
@@ -108,7 +108,7 @@ void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set
 }
 
 // Where a pool of this type at this location has its memory.
-Place read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type = CU_MEM_ALLOCATION_TYPE_PINNED) {
+PoolPlace read_place(Call& c, const CUmemLocation* location, CUmemAllocationType type = CU_MEM_ALLOCATION_TYPE_PINNED) {
   const bool managed = type == CU_MEM_ALLOCATION_TYPE_MANAGED;
   refuse_if(managed ? c.version() < 13000 : type != CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_NOT_SUPPORTED);
   switch (location->type) {
@@ -126,7 +126,7 @@ Place read_place(Call& c, const CUmemLocation* location, CUmemAllocationType typ
   }
 }
 
-void set_pool(Call& c, const Place& place, Pool& pool) {
+void set_pool(Call& c, const PoolPlace& place, Pool& pool) {
   refuse_if(pool.managed != place.managed || (!place.managed && pool.device != place.device), CUDA_ERROR_INVALID_VALUE);
   pools_of(c, place).current = &pool;
 }
@@ -209,7 +209,7 @@ GCTX_SIM_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* ac
 }
 
 GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool, CUmemLocation* location) {
-  const Place place = read_place(c, location);
+  const PoolPlace place = read_place(c, location);
   if (pool.managed || place.device == pool.device) {
     return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   }

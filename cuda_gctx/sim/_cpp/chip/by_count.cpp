@@ -7,7 +7,6 @@
 namespace gctx::sim {
 namespace {
 
-constexpr unsigned pair_size = 2;
 constexpr unsigned unit_size = 8;
 constexpr unsigned fine_flag = CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING;
 constexpr unsigned compact_flag = CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE;

@@ -5,11 +5,6 @@
 #include <stdexcept>
 
 namespace gctx::sim {
-namespace {
-
-constexpr unsigned pair_size = 2;  // two SMs make a TPC, which no split takes apart
-
-}  // namespace
 
 // SM ids count across the GPCs, a pair at a time, as long as a cluster has pairs; pairs that belong to
 // no large cluster come last (recorded: %smid on the H200).

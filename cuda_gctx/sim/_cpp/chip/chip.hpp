@@ -15,6 +15,7 @@
 namespace gctx::sim {
 
 inline constexpr std::size_t max_sms = 512;
+inline constexpr unsigned pair_size = 2;  // two SMs make a TPC, which no split takes apart
 using SmSet = std::bitset<max_sms>;
 
 // Where a behaviour is known from; printed by `explain`.

@@ -16,7 +16,7 @@ std::string hex(std::uint64_t value) {
   return text;
 }
 
-struct Entry {
+struct LiveEntry {
   const char* kind;
   const Object* object;
   int device;
@@ -26,7 +26,7 @@ struct Entry {
 }  // namespace
 
 std::string ledger_json(const Machine& machine) {
-  std::vector<Entry> entries;
+  std::vector<LiveEntry> entries;
   const auto add = [&](const char* kind, const Object& object, int device, std::uint64_t amount) {
     if (!object.hidden) {
       entries.push_back({kind, &object, device, amount});
@@ -75,11 +75,11 @@ std::string ledger_json(const Machine& machine) {
                                                   : "host memory",
         allocation, allocation.device, allocation.size);
   }
-  std::ranges::sort(entries, {}, [](const Entry& entry) { return entry.object->order; });
+  std::ranges::sort(entries, {}, [](const LiveEntry& entry) { return entry.object->order; });
 
   JsonWriter json;
   json.begin_object().members("simulated", true);
-  json.key("live").array(entries, [&](const Entry& entry) {
+  json.key("live").array(entries, [&](const LiveEntry& entry) {
     const Object& object = *entry.object;
     json.object("kind", entry.kind, "handle", hex(object.handle), "id", object.id, "order", object.order, "thread",
                 object.thread, "device", entry.device, "amount", entry.amount);
