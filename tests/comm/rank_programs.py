@@ -743,7 +743,9 @@ def run(name: str, rank: int, size: int, folder: Path, limit: float) -> None:
 
 
 def serve(limit: float) -> None:
-    import torch.distributed  # noqa: F401  for the ranks
+    # For the ranks: what torch.compile() imports takes as long as torch itself.
+    import torch._dynamo
+    import torch.distributed  # noqa: F401
 
     from cuda_gctx.comm import MixedCommHandler  # noqa: F401
 
