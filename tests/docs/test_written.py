@@ -49,9 +49,11 @@ raise KeyError("a key")
 
 <!-- on a GPU: json -->
 ```python
+import time
+
 print("begun")
 while True:
-    pass
+    time.sleep(1)
 ```
 
 ```python
