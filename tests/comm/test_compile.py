@@ -76,8 +76,22 @@ def ids(value: Any) -> str:
     return name_of(value) if isinstance(value, ParallelInfo) else value.name
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0)], ids=["sm_90", "sm_100"])
-@pytest.mark.parametrize(("info", "op"), CASES, ids=ids)
+CAPABILITIES = [(9, 0), (10, 0)]
+
+
+# In every run, each of them for one of the chips.
+@pytest.mark.parametrize(
+    ("info", "op", "capability"),
+    [
+        pytest.param(
+            *(info, op, capability),
+            marks=[] if at == number % len(CAPABILITIES) else pytest.mark.long,
+            id=f"{name_of(info)}-{op.name}-sm_{10 * capability[0]}",
+        )
+        for number, (info, op) in enumerate(CASES)
+        for at, capability in enumerate(CAPABILITIES)
+    ],
+)
 def test_kernels_compile_without_spills(
     info: ParallelInfo, op: MixedCommOp, capability: tuple[int, int], compiler: str
 ) -> None:
