@@ -20,7 +20,7 @@ from cuda_gctx.partitions.layout import BACKGROUND, LARGEST_COUNT, Layout, is_pa
 from cuda_gctx.partitions.pool import switch_to
 from cuda_gctx.partitions.verification import VerifyReport, verify
 
-__all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
+__all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "settle", "sizes_of"]
 
 Kind: TypeAlias = Literal["sequence", "streams", "priority", "together", "overlay", "partitions"]
 KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "together", "overlay", "partitions")  # the simplest first
@@ -34,6 +34,12 @@ def partition_names(parts: Sequence[str]) -> dict[str, str]:
 
     unused = (name for name in map("part_{}".format, count()) if name not in parts)
     return {part: part if is_partition_name(part) else next(unused) for part in parts}
+
+
+def settle(value: object, **fields: Any) -> None:
+    """Sets fields of a frozen dataclass. Not by vars(), whose dictionary makes each field dearer to read."""
+    for name, item in fields.items():
+        object.__setattr__(value, name, item)
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class Plan:
         if not isinstance(self.sm_counts, Mapping):
             raise TypeError(f"sm_counts must be a number of SMs for each part, not {self.sm_counts!r}")
         counts = self.sm_counts.items()
-        vars(self).update(
+        settle(
+            self,
             parts=tuple(self.parts),
             places=dict(self.places),
             sm_counts={part: as_int(f"sm_counts[{part!r}]", count, 1, LARGEST_COUNT) for part, count in counts},

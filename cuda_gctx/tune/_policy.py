@@ -16,7 +16,7 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.text import table
 from cuda_gctx.tune._guard import device_of, driver_version
 from cuda_gctx.tune._json import Document
-from cuda_gctx.tune._plans import Plan
+from cuda_gctx.tune._plans import Plan, settle
 from cuda_gctx.tune._report import words
 
 __all__ = ["Policy", "Prediction"]
@@ -103,7 +103,8 @@ class Policy(Document):
             else:
                 find = partial(bisect_left, (math.nextafter(0, -1), *values))
             finders.append((key, find, len(values) + 1, stride))
-        vars(self).update(
+        settle(
+            self,
             _finders=tuple(finders),
             _origin=-sum(stride for *_, stride in finders),
             _rows=[None] * len(self.predictions),

@@ -52,6 +52,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/tune/test_package.py": {"_NAMES_OF_MODULE"},
     "tests/tune/test_pictures.py": {"_pieces"},
     "tests/tune/test_procedure.py": {"_steps"},
+    "tests/tune/test_together.py": {"_snapped"},
     "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
 }
 
