@@ -6,6 +6,7 @@ from enum import Enum
 cimport cython
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
+from libcpp.utility cimport move
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here, refuse_copy
@@ -361,7 +362,7 @@ cdef vector[cpp.SmResourcePtr] sms_of(resources) except *:
     cdef SMResource resource
     for resource in resources:
         sms.push_back(resource._sm)
-    return sms
+    return move(sms)  # a copy may throw where nothing catches it
 
 
 class WorkqueueSharingScopeType(str, Enum):

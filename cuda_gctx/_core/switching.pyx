@@ -1,6 +1,7 @@
 """The order between the arrangements of a pool, in one call without the GIL."""
 
 cimport cython
+from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 cimport cuda_gctx._core.cpp as cpp
@@ -13,7 +14,7 @@ cdef vector[unsigned int] ascending(sm_ids):
     cdef vector[unsigned int] ids
     if sm_ids is not None:
         ids = sorted(sm_ids)
-    return ids
+    return move(ids)  # a copy may throw where nothing catches it
 
 
 @cython.final

@@ -18,9 +18,10 @@ LARGEST_WEIGHT = 10_000
 LARGEST_QUANTILE = 0.999
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class Throughput:
     """Maximize mixes per second: a mix is a number of calls of each part, and the parts do not wait for each other."""
+
+    __slots__ = ("weights",)
 
     weights: Mapping[str, int]
 
@@ -28,8 +29,17 @@ class Throughput:
         numbers = {name: as_int(name, weight, 1, LARGEST_WEIGHT) for name, weight in weights.items()}
         object.__setattr__(self, "weights", MappingProxyType(numbers))
 
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Throughput is immutable: create another one")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Throughput is immutable: create another one")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Throughput, **self.weights), ()
+
+    def __eq__(self, other: object) -> bool:
+        return self.weights == other.weights if isinstance(other, Throughput) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(frozenset(self.weights.items()))

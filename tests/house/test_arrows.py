@@ -87,10 +87,8 @@ BACK_UP = {
     ("_core/errors", "_core/resources"),
     ("_core/event", "_core/context"),
     ("_core/event", "_core/device"),
-    ("_core/graph", "_core/device"),
     ("_core/resources", "_core/device"),
     ("_core/stream", "_core/context"),
-    ("_core/stream", "_core/device"),
     ("_core/stream", "_core/graph"),
 }
 
