@@ -13,7 +13,7 @@ from cuda_gctx._core.text import ranges
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
 from cuda_gctx.measure.machine import CLOCK_TOLERANCE
-from cuda_gctx.measure.statistics import NOISE, median
+from cuda_gctx.measure.statistics import NOISE, Ratio, median
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.tune._explain import LEAST_OVERLAP, STAND_IN_NS, ExplainReport, Runs, Where, Work, measured
 from cuda_gctx.tune._measurement import Measurement, Record, launch_bound
@@ -21,7 +21,7 @@ from cuda_gctx.tune._objectives import TailLatency, critical_part, weight_of
 from cuda_gctx.tune._ranking import Choice, Ranking
 from cuda_gctx.tune._report import Report, Result, relation, times, title_of, words
 
-__all__ = ["explain", "reasons"]
+__all__ = ["beyond_noise", "explain", "reasons"]
 
 # A slowdown that is reported.
 LEAST_SLOWDOWN = 1.1
@@ -341,6 +341,12 @@ def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterat
         yield f"{whom} {' and '.join(each)} ({result.plan}){what_they_share(sms)}"
 
 
+def beyond_noise(ratio: Ratio) -> str:
+    """What is added to a ratio that tells neither of the two plans to be faster."""
+    noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
+    return ", no difference beyond noise" if noise else ""
+
+
 def _libraries(ranking: Ranking[Any]) -> Iterator[str]:
     """What the SM count hint did, at the best sizes."""
     by_allocation: dict[object, dict[bool, Record]] = {}
@@ -355,9 +361,7 @@ def _libraries(ranking: Ranking[Any]) -> Iterator[str]:
     if pairs:
         # The pair of finalists is known best.
         ratio, _, without = min(pairs, key=lambda pair: (not pair[0].is_known, pair[1]))
-        noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
-        only = ", no difference beyond noise" if noise else ""
-        yield f"the SM count hint for libraries ({without.plan}) makes it {relation(ratio)}{only}"
+        yield f"the SM count hint for libraries ({without.plan}) makes it {relation(ratio)}{beyond_noise(ratio)}"
 
 
 def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[str]:
@@ -372,8 +376,8 @@ def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[s
             between = f"{rival.plan}: at least {ratio.low:.2f}x slower{THAN} (too few samples for more)"
         if not ranking.accepts(rival):
             between += f", but the others would only achieve {ranking.others_share(rival):.0%}"
-        elif ratio.is_known and not ratio.is_slower:
-            between += ", no difference beyond noise"
+        elif noise := beyond_noise(ratio):
+            between += noise
             between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
         yield between
     if isinstance(report.objective, TailLatency):

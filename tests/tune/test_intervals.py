@@ -12,6 +12,7 @@ import pytest
 from cuda_gctx import Device
 from cuda_gctx.measure.statistics import Ratio
 from cuda_gctx.tune import Report
+from cuda_gctx.tune._causes import beyond_noise
 from cuda_gctx.tune._report import relation, times
 
 from ..common import refusal
@@ -24,10 +25,12 @@ VALUE_AND_INTERVAL = re.compile(
     rf"(?<![\w.,]){NUMBER}(?:x|%)?(?: [A-Za-z%][\w%]*){{0,6}} \({NUMBER} to {NUMBER}(?:x|%| \w+)?[);,]"
 )
 
+NOISE = re.compile(rf"\({NUMBER} to {NUMBER}\), no difference beyond noise")
+
 
 def outside(text: str) -> list[str]:
-    """What a text states with an interval that does not contain it."""
-    found = []
+    """What a text states with an interval that does not contain it: a value, or that there is no difference."""
+    found = [match[0] for match in NOISE.finditer(text) if not float(match[1]) <= 1.02 <= float(match[2]) + 0.02]
     for match in VALUE_AND_INTERVAL.finditer(text):
         value, low, high = (float(number.replace(",", "")) for number in match.groups())
         counted = "." not in match[1] and "." in match[2]  # "140 cases (1.08 to 5.9 times)"
@@ -39,6 +42,16 @@ def outside(text: str) -> list[str]:
 def test_what_is_outside_of_its_interval_is_found() -> None:
     assert outside("1.03x faster than best (0.95 to 0.99)") == ["1.03x faster than best (0.95 to 0.99)"]
     assert outside("1.03x faster than best (0.95 to 1.09); 12% (11 to 13), of 140 cases (1.08 to 5.9 times)") == []
+
+
+def test_a_difference_that_is_certain_is_not_called_noise() -> None:
+    assert outside("17.33x faster than the choice (15.70 to 18.82), no difference beyond noise") == [
+        "(15.70 to 18.82), no difference beyond noise"
+    ]
+    assert outside("1.02x faster than the choice (0.98 to 1.06), no difference beyond noise") == []
+    certain = Ratio(1 / 17, 1 / 18, 1 / 16, 15, True)
+    assert [beyond_noise(one) for one in (certain, certain.inverse)] == ["", ""]
+    assert beyond_noise(Ratio(1.01, 0.99, 1.03, 15, True)) == ", no difference beyond noise"
 
 
 def test_a_ratio_outside_of_its_interval_cannot_be_made() -> None:

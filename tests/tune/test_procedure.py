@@ -123,12 +123,18 @@ def test_the_order_of_the_plans_is_another_one_in_each_round(dev: Device, monkey
     assert len({tuple(order) for order in same}) > min(len(same), 6) // 2  # three plans have six orders
 
 
-def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
-    def slowly(stream: Stream) -> None:
-        host_takes(30_000)
+def slowly_enqueued(host_ns: int) -> Part:
+    """A part of 20 us that takes the host longer."""
+
+    def enqueue(stream: Stream) -> None:
+        host_takes(host_ns)
         spin(stream, 1, 20_000)
 
-    part = Part("a", slowly)
+    return Part("a", enqueue)
+
+
+def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
+    part = slowly_enqueued(30_000)
     with dev.create_stream() as stream, _measure.Runner("makespan", deadline=1e12) as runner:
         trial = Trial("", (part,), {"a": stream}, stream)
         gated = runner._steps(trial, 4, 10e-3)
@@ -137,11 +143,7 @@ def test_steps_behind_the_gate_do_not_wait_for_launches(dev: Device) -> None:
 
 
 def test_a_batch_of_one_step_does_not_show_whether_the_device_waits_for_launches(dev: Device) -> None:
-    def slowly(stream: Stream) -> None:
-        host_takes(300_000)
-        spin(stream, 1, 20_000)
-
-    part = Part("a", slowly)
+    part = slowly_enqueued(300_000)
     with dev.create_stream() as stream, _measure.Runner("makespan", deadline=1e12) as runner:
         trial = Trial("", (part,), {"a": stream}, stream)
         assert [runner._steps(trial, steps, 0.0).launch_bound for steps in (1, 4)] == [False, True]
