@@ -1,8 +1,6 @@
-"""The page Reliability, written from campaigns.json and from the soaks of cards.
+"""The page Reliability, written from campaigns.json.
 
-    python -m tests.trust.campaigns [--soak FILE DATE]
-
-`--soak` adds what `tests/trust/soak.py --out FILE` wrote on a card to the results first.
+    python -m tests.trust.campaigns
 
 A row of campaigns.json is one campaign: what is tried (`what`), the command that anyone can run (`command`), how much
 was really run (`amount`), and on which day (`date`). `group` is the part of the page. What never ran on hardware has a
@@ -12,13 +10,9 @@ table; the others are a line.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any
-
-from cuda_gctx.measure.results import file_name, write_result
 
 from ..conftest import REPOSITORY
 
@@ -27,15 +21,6 @@ CAMPAIGNS = REPOSITORY / "tests" / "trust" / "campaigns.json"
 PROGRAMS = REPOSITORY / "tests" / "outside" / "test_programs.py"
 PROGRAM = '@pytest.mark.parametrize("driver", DRIVERS)\n'  # each of which "make test" runs
 MARKED = re.compile(r"(<!-- =[a-z0-9 -]+ -->)(.*?)<!-- = -->")
-RESULTS = REPOSITORY / "benchmarks" / "results"
-# Who has memory, as a soak says, and as the page calls it.
-OWNERS = {
-    "torch_mib": "torch",
-    "driver_mib": "the driver",
-    "pinned_mib": "pinned",
-    "malloc_mib": "malloc",
-    "host_mib": "resident",
-}
 GROUPS = {
     "answers": ("Silent answers", "Numbers and results that are wrong without an error."),
     "order": ("Crashes, hangs and order", ""),
@@ -93,7 +78,6 @@ def outside() -> str:
 def part(group: str, campaigns: list[dict[str, str]]) -> str:
     title, text = GROUPS[group]
     lines = [f"## {title}", "", *([text, ""] if text else [])]
-    lines += [soaks().rstrip(), ""] if group == "card" else []
     chosen = [one for one in campaigns if one["group"] == group]
     if found := [one for one in chosen if "found" in one]:
         lines += ["| campaign | amount | what it found |", "| --- | --- | --- |"]
@@ -104,58 +88,6 @@ def part(group: str, campaigns: list[dict[str, str]]) -> str:
         if "found" not in one:
             lines.append(f"- {one['what']}: `{one['command']}`, {one['amount']} ({one['date']}).")
     return "\n".join(lines).rstrip() + "\n\n"
-
-
-def add_soak(file: Path, date: str) -> None:
-    """Adds what a soak wrote: its first line, a line for each quarter of a minute, and its result."""
-    first, *rows, result = map(json.loads, file.read_text().splitlines())
-    head = {"card": first["card"], "cuda": ".".join(map(str, first["driver"]))}
-    path = RESULTS / file_name(head, "soak")
-    left_out = ("right", "wrong", "processes", "threads", "files")
-    run = {
-        "seed": first["seed"],
-        "seconds": first["seconds"],
-        "alone": first["alone"],
-        "date": date,
-        "right": rows[-1]["right"],
-        **result,
-        "rows": [{name: value for name, value in row.items() if name not in left_out} for row in rows],
-    }
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    others = [one for one in runs if (one["seed"], one["seconds"]) != (run["seed"], run["seconds"])]
-    write_result(head | {"runs": sorted([*others, run], key=lambda one: (one["seconds"], one["seed"]))}, path)
-
-
-def soaks() -> str:
-    """A row for each soak: what was settled at the half of it, and at its end."""
-    lines = [
-        "`python tests/trust/soak.py --seconds N --seed S`: random layouts, torch on four threads, switches, a graph",
-        "that moves, partitions that close while results go to pinned memory, ranks that are partitions, expandable",
-        "segments. Every result is compared to the bit. The runs of nine minutes shared one card at the same time.",
-        "",
-        "Memory is that at the half of a run and at its end, in MiB, each time after everything that torch, cuBLAS and",
-        "malloc keep for later was given back; the driver's is what NVML reports of the process, less what torch has",
-        "reserved. Before it is given back, torch has some 2.3 GiB: a workspace of 32 MiB for each thread and stream,",
-        "and caches by stream. That, and 4 MiB of each context that is destroyed in the first half, is what grows in",
-        "the first minutes.",
-        "",
-        f"| card, driver | seconds, seed | rounds | results | wrong | {' | '.join(OWNERS.values())} | contexts |",
-        "| --- |" + " --- |" * (len(OWNERS) + 5),
-    ]
-    for path in sorted(RESULTS.glob("*-soak.json")):
-        stored = json.loads(path.read_text())
-        for run in stored["runs"]:
-            last = run["rows"][-1]
-            right = sum(count for what, count in run["right"].items() if what not in ("drops", "settlings"))
-            settled = [row for row in run["rows"] if "settled" in row]
-            memory = [
-                " / ".join(f"{row[name]:,.0f}" for row in (settled[1], settled[-1])) if name in last else "-"
-                for name in (*OWNERS, "contexts")
-            ]
-            where = f"{stored['card'].removeprefix('NVIDIA ')}, {stored['cuda']} ({run['date']})"
-            counts = f"{last['rounds']:,} | {right:,} | {len(run['wrong'])}"
-            lines.append(f"| {where} | {run['seconds']:.0f}, {run['seed']} | {counts} | {' | '.join(memory)} |")
-    return "\n".join(lines) + "\n\n"
 
 
 def page() -> str:
@@ -178,14 +110,5 @@ def with_present_numbers(text: str, present: str) -> str:
     return MARKED.sub(lambda found: f"{found[1]}{known.get(found[1], found[2])}<!-- = -->", text)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--soak", nargs=2, metavar=("FILE", "DATE"))
-    options = parser.parse_args()
-    if options.soak:
-        add_soak(Path(options.soak[0]), options.soak[1])
-    PAGE.write_text(page())
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page())
