@@ -47,7 +47,8 @@ def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMR
     if isinstance(error.suggestion, SMResourceOptions):
         counts = error.suggestion.count
         fitting = counts if isinstance(counts, tuple) else (counts,)
-        requests = (f"{name}={sms}" for name, sms in zip(names, fitting, strict=False))
+        # A partition without a name has its number instead.
+        requests = (str(sms) if name.isdigit() else f"{name}={sms}" for name, sms in zip(names, fitting, strict=False))
         advice = f"the nearest layout that fits is {', '.join(requests)}{advice.partition(']')[2]}"
     return f"{layout} does not fit into {whole.sm_count} SMs (alignment {whole.coscheduled_alignment}): {advice}"
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = ["Block", "Library", "library_folder", "library_path"]
@@ -148,15 +150,26 @@ class Library:
             result = self._lib.gctxSimFailRandomly(name, probability, seed, code)
         else:
             result = self._lib.gctxSimFailEvery(name, code)
-        if result != 0 and function != "*" and not hasattr(self._lib, function):
-            raise ValueError(
-                f"{function!r} is not a function of the software driver: docs/appendix/driver-functions.md"
-            )
         if result != 0:
-            raise ValueError(
-                f"no such fault: function {function!r} (a modelled driver function or '*'), code {code} (not 0), "
-                f"nth {nth} (1 or more), probability {probability} (0 to 1)"
-            )
+            raise ValueError(self._why_no_rule(function, code, nth, probability))
+
+    def _why_no_rule(self, function: str, code: int, nth: int | None, probability: float | None) -> str:
+        if code == 0:
+            return "code is 0 (CUDA_SUCCESS); it must be an error"
+        if nth is not None and nth < 1:
+            return f"nth is {nth}; the next call has number 1"
+        if probability is not None and not 0 <= probability <= 1:
+            return f"probability is {probability}; it must be 0 to 1"
+        if hasattr(self._lib, function):
+            return f"{function} is not modelled: each call returns CUDA_ERROR_NOT_SUPPORTED"
+        # The names of the functions are in the library's table of symbols.
+        with open(library_path(), "rb") as file:
+            names = {name.decode() for name in re.findall(rb"\bcu[A-Z]\w+", file.read())}
+        near = get_close_matches(function, sorted(name for name in names if hasattr(self._lib, name)), n=1)
+        advice = (
+            f"did you mean {near[0]!r}?" if near else "docs/appendix/driver-functions.md lists them, and '*' is any"
+        )
+        return f"{function!r} is not a function of the software driver: {advice}"
 
     def limit_contexts(self, count: int) -> None:
         """Fail with out of memory when this many green contexts are alive (0: no limit)."""

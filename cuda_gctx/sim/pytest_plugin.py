@@ -64,7 +64,7 @@ def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
         try:
             current = closing.enter_context(session(*arguments, check=False, **options))
         except (TypeError, ValueError) as error:
-            pytest.fail(f"the marker gpu_sim: {error}", pytrace=False)
+            raise pytest.fail.Exception(f"the marker gpu_sim: {error}", pytrace=False) from None
         yield current
     # The traceback of a failed test keeps its objects alive, and its own error is the one to read.
     if check and not request.node.stash.get(_failed, False):

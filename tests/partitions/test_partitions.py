@@ -310,6 +310,7 @@ def test_more_than_the_device_has_names_the_nearest_that_fits(sim: Machines) -> 
     error = refusal(SplitError, lambda: Device(0).partition(decode=16, prefill=200))
     assert "Layout(decode=16, prefill=200) does not fit into 132 SMs (alignment 8): " in str(error)
     assert ": the nearest layout that fits is decode=16, prefill=112 (CUDA_ERROR" in str(error)
+    assert "fits is 16, 112 (CUDA" in str(refusal(SplitError, lambda: Device(0).partition(16, 200)))
     suggestion = error.suggestion
     assert isinstance(suggestion, SMResourceOptions)
     assert isinstance(suggestion.count, tuple)

@@ -138,5 +138,6 @@ def test_a_run_that_does_not_use_the_plugin_does_not_load_the_package(pytester: 
 def test_a_marker_that_names_no_card_is_told_in_one_line(pytester: pytest.Pytester) -> None:
     result = run(pytester, '@pytest.mark.gpu_sim("h300")\ndef test_it(gpu_sim):\n    pass\n')
     result.assert_outcomes(errors=1)
-    result.stdout.re_match_lines([r"the marker gpu_sim: .*no card 'h300' is modelled"])
+    result.stdout.re_match_lines([r"the marker gpu_sim: .*no card 'h300' is modelled: known are h200, "])
     result.stdout.no_fnmatch_line("*contextlib.py*")
+    result.stdout.no_fnmatch_line("*During handling of the above exception*")

@@ -303,20 +303,22 @@ def test_contexts_run_out_of_memory_after_so_many() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
+    ("rule", "words"),
     [
-        {"function": "cuNothing"},
-        {"function": "cuMemAlloc", "code": "CUDA_ERROR_NICE"},
-        {"function": "cuMemAlloc", "code": 0},
-        {"function": "cuMemAlloc", "nth": 0},
-        {"function": "cuMemAlloc", "probability": 1.5},
-        {"function": "cuMemAlloc", "nth": 1, "probability": 0.5},
+        ({"function": "voodoo"}, "'voodoo' is not a function of the software driver: docs/appendix/driver-functions"),
+        ({"function": "cuStreamCreat"}, "did you mean 'cuStreamCreate'?"),
+        ({"function": "cuCoredumpGetAttribute"}, "is not modelled: each call returns CUDA_ERROR_NOT_SUPPORTED"),
+        ({"function": "cuMemAlloc", "code": "CUDA_ERROR_NICE"}, "'CUDA_ERROR_NICE' is not the name of a CUresult"),
+        ({"function": "cuMemAlloc", "code": 0}, "code is 0 (CUDA_SUCCESS)"),
+        ({"function": "cuMemAlloc", "nth": 0}, "nth is 0;"),
+        ({"function": "cuMemAlloc", "probability": 1.5}, "probability is 1.5; it must be 0 to 1"),
+        ({"function": "cuMemAlloc", "nth": 1, "probability": 0.5}, "not both"),
     ],
     ids=str,
 )
-def test_a_fault_that_cannot_be_is_refused(rule: dict[str, Any]) -> None:
+def test_a_fault_that_cannot_be_is_refused(rule: dict[str, Any], words: str) -> None:
     with session("h200") as machine:
-        refusal(ValueError, lambda: machine.fail(**rule))
+        assert words in str(refusal(ValueError, lambda: machine.fail(**rule)))
 
 
 @pytest.mark.parametrize("spec", [("voodoo", "13.0"), ("h200", "12.2"), ("h200", "13.6"), ("h200", "12.10")])

@@ -48,7 +48,7 @@ MISTAKES: dict[str, tuple[Callable[[Partitions, Session], object], type[Exceptio
     "a function that no driver has": (
         lambda parts, machine: machine.fail("cuGreenContextCreate"),
         ValueError,
-        "'cuGreenContextCreate' is not a function of the software driver",
+        r"'cuGreenContextCreate' is not a function of the software driver: did you mean 'cuGreenCtxCreate'\?",
     ),
     "a card that nobody knows": (
         lambda parts, _: session("h300").__enter__(),
