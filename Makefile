@@ -50,6 +50,7 @@ demo: $(VENV)/package
 
 # The tests of C++ run in JOBS processes, and the files of Python are dealt out to as many, which run side by side; the output of each is printed when it ends. It is one process
 # where there may be a GPU, which tests have to themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
+# RECORD_COSTS=1 writes the CPU seconds of each file, by which files are dealt out.
 JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
@@ -57,7 +58,7 @@ test: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure --parallel $(JOBS)
 	mkdir -p build/tests
-	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) > build/tests/@.log 2>&1; \
+	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) $(if $(RECORD_COSTS),--record-costs) > build/tests/@.log 2>&1; \
 	  code=$$?; cat build/tests/@.log; exit $$code'
 
 test-long: $(VENV)/package $(VENV)/testers $(VENV)/torch

@@ -1,11 +1,12 @@
 """Shares of the tests, for processes that run side by side: whole files, dealt out by the CPU time that each takes.
 
-``pytest --record-costs`` writes the CPU times, of a run in which each file is run as a whole.
+``pytest --record-costs`` writes the CPU times of the files that it runs, as a whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 COSTS = Path(__file__).with_name("costs.json")
+REPOSITORY = COSTS.parents[1]
 # Seconds: of what is recorded, and of each file that is not.
 LEAST_RECORDED = 0.5
 NOT_RECORDED = 0.2
@@ -60,8 +62,23 @@ def without_share(items: list[Any], number: int, shares: int, costs: Mapping[str
     return others
 
 
+def record(seconds: Mapping[str, float], costs: Path = COSTS) -> None:
+    """Write the CPU seconds of some test files; what is recorded of the others stays, if they are there."""
+    with costs.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # shares end at the same time
+        known = {**json.load(file), **seconds}
+        kept = {
+            name: round(known[name], 1)
+            for name in sorted(known)
+            if known[name] >= LEAST_RECORDED and (REPOSITORY / name).is_file()
+        }
+        file.seek(0)
+        file.truncate()
+        file.write(json.dumps(kept, indent=1) + "\n")
+
+
 class CostRecorder:
-    """A plugin that writes the CPU seconds of each test file."""
+    """A plugin that records the CPU seconds of each test file that ran."""
 
     def __init__(self) -> None:
         self._seconds: Counter[str] = Counter()
@@ -75,5 +92,4 @@ class CostRecorder:
             self._seconds[file_of(item)] += sum(os.times()[:4]) - before
 
     def pytest_sessionfinish(self) -> None:
-        costs = {file: round(cost, 1) for file, cost in sorted(self._seconds.items()) if cost >= LEAST_RECORDED}
-        COSTS.write_text(json.dumps(costs, indent=1) + "\n")
+        record(self._seconds)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ..conftest import REPOSITORY
-from ..shares import deal, file_of, recorded_costs, share, without_share
+from ..shares import deal, file_of, record, recorded_costs, share, without_share
 
 
 def test_every_test_is_in_one_share_next_to_those_of_its_file() -> None:
@@ -35,6 +37,13 @@ def test_shares_take_nearly_the_same_time() -> None:
 
 def test_what_is_recorded_is_there() -> None:
     assert [file for file in recorded_costs() if not (REPOSITORY / file).is_file()] == [], "pytest --record-costs"
+
+
+def test_files_that_run_are_recorded_and_the_others_stay(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"tests/shares.py": 3.0, "tests/conftest.py": 2.0, "tests/gone.py": 9.0}))
+    record({"tests/conftest.py": 0.1, "tests/common.py": 1.23}, costs)
+    assert json.loads(costs.read_text()) == {"tests/common.py": 1.2, "tests/shares.py": 3.0}
 
 
 @pytest.mark.parametrize("text", ["2", "0/3", "4/3", "0/0", "1/-1", "a/b", ""])
