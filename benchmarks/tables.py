@@ -71,9 +71,8 @@ def target(call: Result) -> str:
 
 
 def times_table(result: Result) -> str:
-    """One row per call. The software driver's own times say nothing of a GPU: no ratio and no verdict then."""
-    judged = not result["simulated"]
-    rows = [["call", *CONTESTANTS.values(), *(("to raw", "to cuda.core", "target") if judged else ())]]
+    """One row per call."""
+    rows = [["call", *CONTESTANTS.values()]]
     for call in result["calls"]:
         cells = []
         for name in CONTESTANTS:
@@ -81,8 +80,14 @@ def times_table(result: Result) -> str:
             cells.append(
                 spread(contestant["ns"]) if "ns" in contestant else "refused" if "refused" in contestant else ""
             )
-        verdict = (ratio(call, "raw"), ratio(call, "cuda.core"), target(call)) if judged else ()
-        rows.append([call["title"], *cells, *verdict])
+        rows.append([call["title"], *cells])
+    return markdown(rows)
+
+
+def ratios_table(result: Result) -> str:
+    """The ratios of each call, and whether its targets are met."""
+    rows = [["call of cuda_gctx", "times of the raw call", "times of cuda.core's", "target"]]
+    rows += [[call["title"], ratio(call, "raw"), ratio(call, "cuda.core"), target(call)] for call in result["calls"]]
     return markdown(rows)
 
 
@@ -167,12 +172,15 @@ def machine(result: Result) -> str:
 
 
 def report(result: Result) -> str:
-    parts = [machine(result), times_table(result), import_table(result)]
-    if floor := floors(result):
-        parts.insert(2, f"What Python itself takes:\n\n{floor}")
+    parts = [machine(result), times_table(result)]
+    # The software driver's own times say nothing of a GPU.
+    if not result["simulated"]:
+        parts.append(ratios_table(result))
     if refused := refusals(result):
-        parts.insert(2, f"Refused:\n\n{refused}")
-    return "\n\n".join(parts)
+        parts.append(f"Refused:\n\n{refused}")
+    if floor := floors(result):
+        parts.append(f"What Python itself takes:\n\n{floor}")
+    return "\n\n".join([*parts, import_table(result)])
 
 
 def calls_section(result: Result) -> str:
@@ -380,47 +388,34 @@ def launches_section(result: Result) -> str:
         for row in process:
             of_processes = runs.setdefault(row["how"], [[] for _ in result["processes"]])
             of_processes[number].append(row)
-    costs = ("waits for a launch", "CPU us for a launch")
-    rows = [["enqueued by", *(f"process {n}, us" for n in range(1, len(result["processes"]) + 1)), *costs]]
+    processes = (f"process {n}, us" for n in range(1, len(result["processes"]) + 1))
+    rows = [["enqueued by", *processes, "waits for a launch; CPU us"]]
     for how, of_processes in sorted(runs.items()):
         cells = []
         for process in of_processes:
             us = sorted(row["us_per_mix"] for row in process)
             cells.append(f"{median(us):.0f} ({us[0]:.0f} to {us[-1]:.0f})" if us else "")
         threads = [thread for process in of_processes for row in process for thread in row["threads"]]
+        costs = []
         for field, digits in (("waits_per_launch", 2), ("cpu_us_per_launch", 1)):
-            each = sorted(thread[field] for thread in threads)
-            cells.append(f"{median(each):.{digits}f} ({each[0]:.{digits}f} to {each[-1]:.{digits}f})" if each else "")
-        rows.append([how, *cells])
+            if each := sorted(thread[field] for thread in threads):
+                costs.append(f"{median(each):.{digits}f} ({each[0]:.{digits}f} to {each[-1]:.{digits}f})")
+        rows.append([how, *cells, "; ".join(costs)])
     return f"{machine(result)} Medians, and the smallest and largest of all runs.\n\n{markdown(rows)}"
 
 
 def worlds_section(result: Result) -> str:
     """How often the tuner is wrong where the truth is known."""
-    header = [
-        "true times",
-        "noise",
-        "sure",
-        "sure, but wrong",
-        "won",
-        "won without a gain",
-        "regret",
-        "covered",
-        "margin",
-    ]
-    rows = [header]
+    rows = [["true times", "noise", "sure (wrong)", "won (without a gain)", "regret", "covered (margin)"]]
     for row in result["rows"]:
         rows.append(
             [
                 row["truth"].replace("_", " "),
                 row["noise"],
-                f"{row['sure']:.1%}",
-                f"{row['sure_but_wrong']:.1%}",
-                f"{row['won']:.1%}",
-                f"{row['false_wins']:.1%}",
+                f"{row['sure']:.1%} ({row['sure_but_wrong']:.1%})",
+                f"{row['won']:.1%} ({row['false_wins']:.1%})",
                 f"{row['median_regret']:.1%} to {row['largest_regret']:.1%}",
-                f"{row['covered']:.1%}",
-                f"{row['median_margin']:.1%}",
+                f"{row['covered']:.1%} ({row['median_margin']:.1%})",
             ]
         )
     return f"{result['rows'][0]['runs']} runs of each world, seed {result['seed']}.\n\n{markdown(rows)}"
@@ -520,14 +515,13 @@ def nodes_section(result: Result) -> str:
     return f"{where}:\n\n{markdown([head, *rows])}"
 
 
-# The columns of the table of copy engines, and of their variants the fastest counts.
+# The columns of the table of copy engines; in each, what stands next to another, and of its variants the fastest.
 COPIED = {
-    "in place": ("COPY_ENGINES, 8 SMs, mapped, in place",),
-    "mapped": ("COPY_ENGINES, 8 SMs, mapped",),
-    "staged": ("COPY_ENGINES, 8 SMs, staged",),
-    "kernel": ("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, mapped"),
-    "NCCL, 8 SMs": ("NCCL_ONE, 8 SMs",),
-    "NCCL, all SMs": ("NCCL, all SMs",),
+    "in place": [("COPY_ENGINES, 8 SMs, mapped, in place",)],
+    "mapped": [("COPY_ENGINES, 8 SMs, mapped",)],
+    "staged": [("COPY_ENGINES, 8 SMs, staged",)],
+    "kernel": [("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, mapped")],
+    "NCCL, 8 SMs / all SMs": [("NCCL_ONE, 8 SMs",), ("NCCL, all SMs",)],
 }
 COPIED_SIZES = [1 << shift for shift in (17, 19, 21, 23, 26, 28)]
 
@@ -539,20 +533,21 @@ def copies_section(result: Result) -> str:
     ops = [op for op in ("BROADCAST", "ALLGATHER", "ALLTOALL") if op in copied]
     rows = [["us", *COPIED]] if ops else []
     for op, size in itertools.product(ops, COPIED_SIZES):
-        found = [[us[op, size, one] for one in variants if (op, size, one) in us] for variants in COPIED.values()]
-        cells = [f"{min(times):.1f}" if times else "" for times in found]
+        cells = []
+        for parts in COPIED.values():
+            found = [[us[op, size, one] for one in variants if (op, size, one) in us] for variants in parts]
+            cells.append(" / ".join(f"{min(times):.1f}" for times in found if times))
         rows.append([f"`{op}`, {collective_targets.words_of(size)}", *cells])
     return f"{communication_origin(result)}:\n\n{markdown(rows)}" if rows else ""
 
 
 # The columns of the table of types, and their variants.
 TYPED = {
-    "`ONE_EXCHANGE`": "ONE_EXCHANGE, 8 SMs",
-    "`TWO_EXCHANGE`, mapped": "TWO_EXCHANGE, 8 SMs, mapped",
-    "staged": "TWO_EXCHANGE, 8 SMs, staged",
-    "NCCL, 8 SMs": "NCCL_ONE, 8 SMs",
-    "NCCL, all SMs": "NCCL, all SMs",
-    "as bfloat16": "NCCL, all SMs, as bfloat16",
+    "`ONE_EXCHANGE`": ["ONE_EXCHANGE, 8 SMs"],
+    "`TWO_EXCHANGE`, mapped": ["TWO_EXCHANGE, 8 SMs, mapped"],
+    "staged": ["TWO_EXCHANGE, 8 SMs, staged"],
+    "NCCL, 8 SMs": ["NCCL_ONE, 8 SMs"],
+    "NCCL, all SMs (bfloat16)": ["NCCL, all SMs", "NCCL, all SMs, as bfloat16"],
 }
 
 
@@ -561,8 +556,10 @@ def types_section(result: Result) -> str:
     us = {(row["type"], row["bytes"], row["variant"]): row["us"] for row in result["types"] if "us" in row}
     rows = [["us", *TYPED]]
     for dtype, size in dict.fromkeys(key[:2] for key in us):
-        times = [us.get((dtype, size, variant)) for variant in TYPED.values()]
-        cells = ["" if time is None else f"{time:.1f}" for time in times]
+        cells = []
+        for variants in TYPED.values():
+            time, *more = [f"{us[key]:.1f}" for one in variants if (key := (dtype, size, one)) in us] or [""]
+            cells.append(" ".join([time, *(f"({other})" for other in more)]))
         rows.append([f"{dtype}, {collective_targets.words_of(size)}", *cells])
     return f"{communication_origin(result)}:\n\n{markdown(rows)}"
 

@@ -17,6 +17,8 @@ PAGES = (FOLDER / "README.md", FOLDER.parents[1] / "docs" / "appendix" / "servin
 BEGIN, END = "<!-- table, written by studies/serving -->", "<!-- end of table -->"
 MARKED = re.compile(f"({BEGIN}\n).*?({END})", re.DOTALL)
 
+# Wider tables do not fit a screen.
+LOADS_OF_A_TABLE = 5
 # Measured once, and not part of these programs any more: the commit of the results has it.
 TITLES = {name: one.title for name, one in ENTRANTS.items()} | {"layers": "layers of prefill between decodes"}
 
@@ -63,8 +65,11 @@ def table(result: Mapping[str, Any]) -> str:
         if name != "chunked":
             cells.append([title, *(share_of(best_of(rows, load, name), best[load]) for load in best)])
     cells.insert(1, ["---"] * len(cells[0]))
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    return f"{result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}.\n\n{lines}"
+    parts = [f"{result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}."]
+    for first in range(1, len(cells[0]), LOADS_OF_A_TABLE):
+        chosen = [[row[0], *row[first : first + LOADS_OF_A_TABLE]] for row in cells]
+        parts.append("\n".join(f"| {' | '.join(row)} |" for row in chosen))
+    return "\n\n".join(parts)
 
 
 def with_table(page: str, text: str) -> str:

@@ -329,7 +329,7 @@ def test_every_call_is_timed_raw_and_with_this_package_and_simulated_times_are_c
     [path] = tmp_path.iterdir()
     result = json.loads(path.read_text())
     assert program.stdout.startswith("simulated")
-    assert "to raw" not in program.stdout
+    assert "times of the raw call" not in program.stdout
     assert result["simulated"] is True
     assert not any(call["targets"] for call in result["calls"] + result["imports"])
     calls = {call["name"]: call["contestants"] for call in result["calls"]}

@@ -1,5 +1,5 @@
-"""Each page in the navigation answers first: it opens with its answer in a few lines, and its tables fit a screen. What
-is evidence only stands in the appendix, outside of the navigation.
+"""Each page answers first: it opens with its answer in a few lines, and its tables fit a screen. What is evidence only
+stands in the appendix, outside of the navigation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .modules import module_of_docs
 page_blocks = module_of_docs("blocks")
 DOCS = REPOSITORY / "docs"
 LINES_OF_AN_OPENING = 5
+CHARACTERS_OF_A_LINE = 160
 COLUMNS = 6
 COLUMNS_OF_CODE = 82
 
@@ -32,6 +33,9 @@ def listed(page: str) -> list[str]:
 
 NAVIGATION = ["index", *listed("index")]
 READ = [page for page in NAVIGATION if not page.startswith("reference/")]
+APPENDIX = sorted(f"appendix/{path.stem}" for path in (DOCS / "appendix").glob("*.md"))
+# A row for each function of the driver, as its header declares it: written by make_tables.py.
+TABLES = {"appendix/driver-functions"}
 
 
 def text_of(page: str) -> str:
@@ -53,15 +57,16 @@ def test_the_navigation_is_short() -> None:
     assert len(NAVIGATION) <= 30
 
 
-@pytest.mark.parametrize("page", READ)
+@pytest.mark.parametrize("page", [*READ, *APPENDIX])
 def test_a_page_opens_with_its_answer(page: str) -> None:
     title, opening = text_of(page).strip().split("\n\n")[:2]
     assert re.fullmatch(r"# .+", title), f"{page} does not begin with its title"
     assert re.match(r"[\w`*\[]", opening), f"{page} opens with something else than prose: {opening[:40]}"
-    assert len(opening.splitlines()) <= LINES_OF_AN_OPENING
+    assert not opening.endswith(":"), f"{page} announces its answer: {opening[-40:]}"
+    assert len(opening) <= LINES_OF_AN_OPENING * CHARACTERS_OF_A_LINE
 
 
-@pytest.mark.parametrize("page", [*READ, "../README"])
+@pytest.mark.parametrize("page", [*READ, "../README", *sorted(set(APPENDIX) - TABLES)])
 def test_tables_fit_a_screen(page: str) -> None:
     rules = re.findall(r"^\|[ :|-]+\|$", text_of(page), re.MULTILINE)
     assert [rule for rule in rules if rule.count("|") - 1 > COLUMNS] == []
@@ -75,14 +80,14 @@ def test_code_is_narrow_enough_for_a_column(page: str) -> None:
     assert [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS_OF_CODE] == []
 
 
-@pytest.mark.parametrize("page", [*NAVIGATION, "../README"])
+@pytest.mark.parametrize("page", [*NAVIGATION, "../README", *APPENDIX])
 def test_an_output_shows_the_values_that_the_reader_came_for(page: str) -> None:
     # Lines may be left out, by a line with nothing but "...". In a line, it is part of what was printed.
     blocks = page_blocks.blocks_of((DOCS / f"{page}.md").read_text())
     outputs = [
         block for block in blocks if block.language in ("text", "console") and block.comment != page_blocks.RECORDED
     ]
-    shortened = re.compile(r"(?<!\()\.\.\.(?!\))")
+    shortened = re.compile(r"(?<![(.])\.\.\.(?![).])")
     assert [
         f"{block.line + number}: {line}"
         for block in outputs

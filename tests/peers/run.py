@@ -123,19 +123,27 @@ def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
 
 
 def page(suites: Mapping[str, Suite]) -> str:
+    latest = [(suite["name"], suite["counts"][suite["drivers"][-1]]) for suite in suites.values()]
+    *most, last = (f"{one['passed']:,} of {one['passed'] + one['failed']:,} tests of {name}" for name, one in latest)
+    passed = f"{', '.join(most)} and {last}"
     lines = [
         "# Test suites of other projects",
         "",
-        "These suites run on the [software driver](../software-driver.md), in an environment of their own:",
+        f"On the [software driver](../software-driver.md), {passed} pass.",
+        "Most other tests read what a kernel computed, or call the CUDA runtime library. The tables have all drivers.",
+        "",
+        "Each suite runs in its own environment:",
         "",
         "```",
         *(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    ")),
         "```",
         "",
-        "The tests are not changed. What they expect around them and a release lacks, `tests/peers/outcomes.py` gives:",
-        "the name `cuda.core._memory.IPCBufferDescriptor`, which that version of cuda.core has in `_memory._ipc`, and",
-        "without which `test_memory.py` cannot be imported; the helpers that the tests of cuda.bindings import from",
-        "`cuda.bindings._test_helpers`, from the checkout; and an option of numba-cuda's command line.",
+        "The tests are not changed. `tests/peers/outcomes.py` provides what they expect and a release lacks:",
+        "",
+        "- the name `cuda.core._memory.IPCBufferDescriptor`, which `test_memory.py` imports: that version of cuda.core",
+        "  has it in `_memory._ipc`",
+        "- the helpers that the tests of cuda.bindings import from `cuda.bindings._test_helpers`, from the checkout",
+        "- an option of numba-cuda's command line",
         "",
         "A job of the CI runs them, and fails if fewer tests pass, or if a test fails whose cause is not listed here.",
         "This page is written from `tests/peers/*.json`, which name the tests, by `python tests/peers/run.py --page`.",
