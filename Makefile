@@ -38,6 +38,11 @@ STRICT := --config-settings=cmake.define.CUDA_GCTX_WERROR=ON
 # The tools of the environments come first, so that a machine without CMake and Ninja can build.
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOL):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What checks the sources and what builds the pages have environments of their own too, so that "make --jobs=2 lint test docs" can work in all of them
+# at once. Commands that install into the package's environment take turns.
+LINTERS := build/linters
+PAGES := build/pages
+INSTALL := flock $(VENV) $(BIN)/python -m pip install -q
 
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
@@ -115,8 +120,8 @@ develop: $(TOOLS)/builders $(VENV)/test-requirements.txt
 	@echo $(COMPILING)
 	rm -rf $(WHEEL) && mkdir -p $(WHEEL)
 	$(TOOL)/python tools/editable.py $(WHEEL) $(PACKAGE_BUILD)
-	$(BIN)/python -m pip install -q --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
-	$(BIN)/python -m pip install -q $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] -r $(VENV)/test-requirements.txt
+	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] -r $(VENV)/test-requirements.txt
 	ln -sf $(CURDIR)/$(TOOL)/cmake $(CURDIR)/$(TOOL)/ninja $(BIN)
 	rm -f $(VENV)/package
 
@@ -162,30 +167,30 @@ fuzz: $(TOOLS)/builders
 	build/sanitize-address/sim/sim_order_test --seed $(FUZZ_SEED) --seconds $$(($(FUZZ_SECONDS) / 10))
 
 lint: lint-cpp lint-cython lint-python
+lint-cpp lint-cython lint-python format: private export PATH := $(CURDIR)/$(LINTERS)/bin:$(PATH)
 
-lint-cpp: $(VENV)/linters
+lint-cpp: $(LINTERS)/installed
 	clang-format --dry-run -Werror $(CXX_FILES)
 
-lint-cython: $(VENV)/linters
+lint-cython: $(LINTERS)/installed
 	cython-lint cuda_gctx
 
-lint-python: $(VENV)/linters
+lint-python: $(LINTERS)/installed
 	ruff format --check
 	ruff check
 	mypy
 
-format: $(VENV)/linters
+format: $(LINTERS)/installed
 	clang-format -i $(CXX_FILES)
 	ruff check --fix-only
 	ruff format
 
 # The reference comes from the built package.
-docs: $(VENV)/package
-	$(BIN)/python tools/requirements.py of docs > $(VENV)/docs-requirements.txt
-	$(BIN)/python -m pip install -q -r $(VENV)/docs-requirements.txt
+docs: $(VENV)/package $(PAGES)/installed
+	$(PAGES)/bin/python -m pip install -q --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
 	rm -rf build/docs
-	$(BIN)/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
-	$(BIN)/python tools/links.py build/docs
+	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
+	$(PAGES)/bin/python tools/links.py build/docs
 
 wheels: $(VENV)/wheel-tools
 	$(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %)
@@ -224,8 +229,8 @@ $(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python
 	@echo $(COMPILING)
 	rm -rf $(WHEEL)
 	$(TOOL)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) --wheel-dir $(WHEEL) .
-	$(BIN)/python -m pip install -q --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
-	$(BIN)/python -m pip install -q $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli]
+	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli]
 	touch $@
 
 # What the tests need besides: the demo does not install it.
@@ -233,25 +238,33 @@ $(VENV)/test-requirements.txt: pyproject.toml tools/requirements.py | $(BIN)/pyt
 	$(BIN)/python tools/requirements.py of test comm > $@
 
 $(VENV)/testers: $(VENV)/test-requirements.txt
-	$(BIN)/python -m pip install -q -r $<
+	$(INSTALL) -r $<
 	touch $@
 
 $(VENV)/wheel-tools: pyproject.toml | $(BIN)/python
 	$(BIN)/python tools/requirements.py of wheels > $(VENV)/wheels-requirements.txt
-	$(BIN)/python -m pip install -q -r $(VENV)/wheels-requirements.txt
+	$(INSTALL) -r $(VENV)/wheels-requirements.txt
 	touch $@
 
 # The CPU build of torch, for the tests of ranks. Its local version keeps pip from a build for CUDA, which is gigabytes;
 # where no such build can be had for this Python, those tests are skipped and say so. Most of its modules, and of those
 # that it requires, are never imported: the first import compiles the others.
 TORCH_CPU ?= torch==2.13.0+cpu
-$(VENV)/torch: | $(BIN)/python
-	if $(BIN)/python -m pip install -q --no-compile '$(TORCH_CPU)'; \
+$(VENV)/torch: | $(VENV)/testers
+	if $(INSTALL) --no-compile '$(TORCH_CPU)'; \
 	  then PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed'; \
 	  else echo "$(TORCH_CPU) cannot be had: tests of ranks will be skipped"; fi
 	touch $@
 
-$(VENV)/linters: pyproject.toml | $(BIN)/python
-	$(BIN)/python tools/requirements.py of lint > $(VENV)/lint-requirements.txt
-	$(BIN)/python -m pip install -q -r $(VENV)/lint-requirements.txt
+# Most modules of both environments are never imported.
+$(LINTERS)/installed: pyproject.toml
+	$(PYTHON) -m venv $(LINTERS)
+	$(LINTERS)/bin/python tools/requirements.py of lint > $(LINTERS)/requirements.txt
+	$(LINTERS)/bin/python -m pip install -q --no-compile -r $(LINTERS)/requirements.txt
+	touch $@
+
+$(PAGES)/installed: pyproject.toml
+	$(PYTHON) -m venv $(PAGES)
+	$(PAGES)/bin/python tools/requirements.py of docs cli > $(PAGES)/requirements.txt
+	$(PAGES)/bin/python -m pip install -q --no-compile -r $(PAGES)/requirements.txt
 	touch $@
