@@ -10,7 +10,7 @@ and all results are written. With --out, the file is complete after each pair of
 only what is missing in it. A pair takes 15 s to be tuned and 30 s to be measured: twelve of them take ten minutes.
 
 - product-elementwise: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
-- prefill-decode: large GEMMs, and GEMMs of 16 rows, which read weights; a mix of one and four.
+- large-small: large GEMMs, and GEMMs of 16 rows, which read weights; a mix of one and four.
 - attention-copy: causal attention, and a copy of 512 MiB within the device.
 - product-tiny: the GEMM, and 200 kernels of a few microseconds.
 
@@ -39,7 +39,7 @@ from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.results import write_result
 from cuda_gctx.measure.statistics import student
 from cuda_gctx.tune import Plan, Report, Throughput, overlap
-from studies import SIZE, gemm_and_sigmoid, prefill_and_decode
+from studies import SIZE, gemm_and_sigmoid, large_and_small
 
 Work = Mapping[str, Callable[[Any], object]]
 
@@ -79,7 +79,7 @@ def product_and_tiny(torch: Any) -> tuple[Work, Any]:
 
 PAIRS: dict[str, Callable[[Any], tuple[Work, Any]]] = {
     "product-elementwise": gemm_and_sigmoid,
-    "prefill-decode": prefill_and_decode,
+    "large-small": large_and_small,
     "attention-copy": attention_and_copy,
     "product-tiny": product_and_tiny,
 }

@@ -87,12 +87,17 @@ def of_partitions(partitions: Result) -> dict[str, str]:
     }
 
 
-def of_studies(results: Sequence[Result]) -> dict[str, str]:
-    mixes, steps = (reports(results, study) for study in ("prefill-decode", "gemm-sigmoid"))
+def origin_of_all(results: Sequence[Result]) -> str:
+    """The cards, in short, the driver and the dates of some results."""
     dates = dict.fromkeys(f"{result['date']}" for result in results)
     cards = " and ".join(dict.fromkeys(result["card"].split()[1] for result in results))
+    return f"{cards}, driver {results[0]['driver']}, {' and '.join(dates)}"
+
+
+def of_studies(results: Sequence[Result]) -> dict[str, str]:
+    mixes, steps = (reports(results, study) for study in ("large-small", "gemm-sigmoid"))
     return {
-        "studies origin": f"{cards}, driver {results[0]['driver']}, {' and '.join(dates)}",
+        "studies origin": origin_of_all(results),
         "gain of small next to large": span([report.gain for report in mixes]),
         "gain of a saturating gemm": f"{max(report.gain for report in steps):.2f}",
         "processes with that gain": str(sum(report.gain > 1 for report in steps)),
@@ -107,7 +112,11 @@ def of_collectives(allreduce: Result, overlaps: Sequence[Result]) -> dict[str, s
         steps = {row["plan"]: row["us"] for row in result["overlap"]}
         joined = [time for plan, time in steps.items() if re.fullmatch(r".*TWO_EXCHANGE, SM count hint \d+", plan)]
         gains.append(steps["in sequence, NCCL"] / min(joined))
-    return {"gain of collectives": span(gains), "gain of an nccl all-reduce": f"{gains[0]:.2f}"}
+    return {
+        "collectives origin": origin_of_all([allreduce, *overlaps]),
+        "gain of collectives": span(gains),
+        "gain of an nccl all-reduce": f"{gains[0]:.2f}",
+    }
 
 
 def of_moved_graphs(instantiation: Result) -> dict[str, str]:

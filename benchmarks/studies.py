@@ -7,7 +7,7 @@ Each study is measured in two processes, one after the other: openings, clocks a
 With --parts, what each process measures is kept in a folder, and a later run measures only what is missing there.
 
 - gemm-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
-- prefill-decode: large GEMMs, as in a prefill, and GEMMs of 16 rows, which read weights, as in a decode.
+- large-small: large GEMMs, and memory-bound ones of 16 rows, which read weights.
 - critical-load: a short kernel whose slowest calls matter, and a background load of GEMMs without end.
 - mixes: mixes of many launches on plain streams, by the tuner and by a program with two threads.
 - gemms: what an SM count hint does to single GEMMs in partitions of several sizes.
@@ -49,7 +49,7 @@ def gemm_and_sigmoid(torch: Any) -> tuple[dict[str, Callable[[Any], object]], An
     }, "makespan"
 
 
-def prefill_and_decode(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
+def large_and_small(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
     tokens = torch.randn(4096, SIZE, device="cuda", dtype=torch.bfloat16)
     rows = torch.randn(16, SIZE, device="cuda", dtype=torch.bfloat16)
     weights = torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
@@ -57,14 +57,14 @@ def prefill_and_decode(torch: Any) -> tuple[dict[str, Callable[[Any], object]], 
     layers = [torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     many, few = torch.empty_like(tokens), torch.empty_like(rows)
 
-    def decode(stream: Any) -> None:
+    def small(stream: Any) -> None:
         for layer in layers:
             torch.mm(rows, layer, out=few)
 
     return {
-        "prefill": lambda stream: torch.mm(tokens, weights, out=many),
-        "decode": decode,
-    }, tune.Throughput(prefill=1, decode=4)
+        "large": lambda stream: torch.mm(tokens, weights, out=many),
+        "small": small,
+    }, tune.Throughput(large=1, small=4)
 
 
 def critical_and_load(torch: Any) -> tuple[dict[str, Callable[[Any], object]], Any]:
@@ -92,9 +92,9 @@ STUDIES = {
         critical_and_load,
         2.0,
     ),
-    "prefill-decode": Study(
+    "large-small": Study(
         "4096 x 8192 x 8192 bf16 GEMM, and four times 16 x 8192 x 8192, four such calls for each GEMM",
-        prefill_and_decode,
+        large_and_small,
     ),
     "gemm-sigmoid": Study("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
 }

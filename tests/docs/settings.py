@@ -11,7 +11,7 @@ import importlib
 Setting = str | tuple[str, str]
 
 SETTINGS: dict[str, list[Setting]] = {
-    "../README": ["With 256 MiB, both together were", "from runs on 2 and 4 GPUs"],
+    "../README": ["With 256 MiB, both together were", "(2 and 4 GPUs)"],
     "tutorial": ["keeps at least 70% of its rate"],
     "which-should-i-use": ["groups of 2 SMs and more"],
     "concepts": [

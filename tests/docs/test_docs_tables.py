@@ -141,7 +141,7 @@ def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) ->
             for one, report in zip(chosen, critical, strict=True)
         ],
         [one.seconds.value * 1e6 for one in chosen],
-        [report.alone["decode"].value * 1e6 for report in mix],
+        [report.alone["small"].value * 1e6 for report in mix],
         [report.bound * 1e6 for report in critical],
         [next(r.seconds.value * 1e3 for r in one.results if r.plan.kind == "sequence") for one in critical],
         [one.seconds.value * 1e3 for one in first],
@@ -150,7 +150,7 @@ def quoted_of(plain: list[Report], mix: list[Report], critical: list[Report]) ->
 
 def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     studies = [studies_of(card) for card in ("h200", "h100-80gb-hbm3")]
-    names = ("gemm-sigmoid", "prefill-decode", "critical-load")
+    names = ("gemm-sigmoid", "large-small", "critical-load")
     assert all(report.complete for one in studies for name in names for report in one[name])
     plain, mix, critical = ([report for one in studies for report in one[name]] for name in names)
     assert [str(report.choice) for report in plain] == [
@@ -158,8 +158,8 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
         *("gemm first", "in sequence"),
     ]
     assert [str(report.choice) for report in mix] == [
-        *["prefill=104, decode=all"] * 2,
-        *["prefill=96, decode=all, SM count hint"] * 2,
+        *["large=104, small=all"] * 2,
+        *["large=96, small=all, SM count hint"] * 2,
     ]
     assert [report.sure for report in mix] == [False, False, False, True]
     assert [str(report.choice) for report in critical] == [
@@ -169,7 +169,7 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
     *unknown, bounded = (report.regret for report in critical)
     assert unknown == [None] * 3
     pairs = zip(*(quoted_of(*(one[name] for name in names)) for one in studies), strict=True)
-    hidden, halves, disjoint, streams, shares, tails, decodes, alone, sequences, first = pairs
+    hidden, halves, disjoint, streams, shares, tails, smalls, alone, sequences, first = pairs
     interval = "{0.gain:.2f} x ({0.gain_low:.2f} to {0.gain_high:.2f})"
     quoted = [
         "would be a speedup of {:.2f} x and {:.2f} x on the H200, {:.2f} x and {:.2f} x on the H100".format(
@@ -187,7 +187,7 @@ def test_what_the_pages_quote_of_the_studies_is_in_the_results() -> None:
         "{:.2f} and {:.2f} ms in sequence, and {:.1f} and {:.1f} ms with a priority".format(*sequences[1], *first[1]),
         "keeps {:.0%} and {:.0%} of its rate on the H200, {:.0%} and {:.0%} on the H100".format(*shares[0], *shares[1]),
         f"the fourth one bounds it by {bounded:.1%}",
-        *(f"takes {us:.0f} us on the H200, {{:.0f}} and {{:.0f}} us".format(*decodes[1]) for us in decodes[0]),
+        *(f"take {us:.0f} us on the H200, {{:.0f}} and {{:.0f}} us".format(*smalls[1]) for us in smalls[0]),
     ]
     assert [words for words in quoted if words not in studies_page()] == []
 
@@ -212,8 +212,8 @@ def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(
     }
     asked = SimpleNamespace(parts=tmp_path, processes=2, only=None)
     assert [studies.missing(asked, number) for number in range(2)] == [
-        ["critical-load", "prefill-decode", "mixes"],
-        ["critical-load", "prefill-decode", "gemms"],
+        ["critical-load", "large-small", "mixes"],
+        ["critical-load", "large-small", "gemms"],
     ]
 
 
