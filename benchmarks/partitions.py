@@ -37,6 +37,7 @@ from cuda_gctx import (
     system,
 )
 from cuda_gctx.bench.call_costs import one_line
+from cuda_gctx.bench.raw_calls import RawCalls
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median
@@ -195,6 +196,19 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
         with PartitionPool(device) as pool:
             row(what, 2, [(partial(plan.switch, pool), lend(plan.switch(pool).values())) for plan in plans], False)
     return rows
+
+
+def measure_raw_switch(device: Device) -> dict[str, float]:
+    """What the records and waits of contexts in a switch of two partitions take in C, with no work pending.
+
+    A switch of a pool makes a few cheaper calls besides.
+    """
+    with RawCalls(device) as raw:
+        samples = []
+        for _ in range(SWITCHES):
+            raw.settle()
+            samples.append(raw.time("context_record_wait", 3))
+    return summary(samples, 1000)
 
 
 def measure_waits(device: Device) -> list[dict[str, Any]]:
@@ -468,6 +482,7 @@ def main() -> int:
         "creation": measure_creation(device),
         "preparing": measure_preparing(device),
         "switching": measure_switching(device),
+        "raw_switch_us": measure_raw_switch(device),
         "waits": measure_waits(device),
         "openings": measure_openings(device),
         "create_and_close": {

@@ -159,6 +159,9 @@ def switches_section(result: Result) -> str:
         what = row["switch"] if plans else f"pool of two, {row['switch']}{', verified' * row['verified']}"
         times = (duration(us[key] * 1e3) for key in ("median", "p99"))
         rows.append([what, f"{goal} us", *times, verdict])
+    if "raw_switch_us" in result:
+        raw = (duration(result["raw_switch_us"][key] * 1e3) for key in ("median", "p99"))
+        rows.append(["in C: three records and waits of contexts, no work pending", "", *raw, ""])
     return f"{machine(result)}\n\n{markdown(rows)}"
 
 
