@@ -112,7 +112,7 @@ MUTANTS = {
         f"{HANDLES}/owned_context.cpp", "    dropped.swap(pinned_);", "    (void)pinned_;", MACHINE
     ),
     "there is no limit of pinned contexts": Mutant(
-        f"{HANDLES}/owned_context.cpp", "if (seen >= limit()) {", "if (seen >= limit() && limit() == 0) {",
+        f"{HANDLES}/owned_context.cpp", "if (seen >= limit) {", "if (seen >= limit && limit == 0) {",
         "tests/partitions/test_pinned.py",
     ),
     "a pinned context is destroyed": Mutant(

@@ -220,12 +220,11 @@ void renew(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
   }
 }
 
-// Ends what the thread made current in one step for all who hold the GIL, but for what takes long.
+// Ends what the thread made current, in one step for all who hold the GIL.
 inline void end_thread() {
-  ThreadEntries& here = ThreadEntries::here();
-  std::vector<ContextHandle> contexts = here.end_at_once();
+  std::vector<ContextHandle> contexts = ThreadEntries::here().end();
   std::tuple<calls::Taken<std::vector<ContextHandle>>> holds(contexts);
-  calls::work_without_gil([&](auto&&...) { here.end(); }, holds);
+  calls::work_without_gil([](auto&&...) {}, holds);
 }
 
 // Calls a function that makes a handle, and puts it into a slot. 1, or 0 if there is none, or -1.

@@ -24,7 +24,7 @@ HANDLES, RESOURCES = "_cpp/handles", "_cpp/resources"
 
 # The beginning of the claim, and how it is broken: file, old text, new text.
 BREAKS = {
-    "`ResourceOverlapError`": (f"{HANDLES}/live.cpp", "if (claim.exclusive_ || only_free) {", "if (only_free) {"),
+    "`ResourceOverlapError`": (f"{HANDLES}/live.cpp", "if (exclusive_ || only_free) {", "if (only_free) {"),
     "They give the same bits, on every rank.": (
         "comm/_kernels/guard.cuh",
         "sums.of[one] = add(sums.of[one], more.of[one]);",

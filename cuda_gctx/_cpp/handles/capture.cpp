@@ -13,11 +13,4 @@ bool is_capturing(const Driver& driver, CUstream handle) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-std::uint64_t capture_of(const Driver& driver, CUstream handle) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  GCTX_CALL(driver, cuStreamGetCaptureInfo_v3, handle, &status, &id, nullptr, nullptr, nullptr, nullptr);
-  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
-}
-
 }  // namespace gctx

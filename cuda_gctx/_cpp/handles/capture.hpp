@@ -3,16 +3,11 @@
 
 #include <cuda.h>
 
-#include <cstdint>
-
 #include "driver/driver.hpp"
 
 namespace gctx {
 
 bool is_capturing(const Driver& driver, CUstream handle);
-
-// The driver's number of the capture that a stream is part of; 0 if it is in none.
-std::uint64_t capture_of(const Driver& driver, CUstream handle);
 
 // While it is there, what this thread asks about streams ends no global capture of another thread.
 class RelaxedThread {

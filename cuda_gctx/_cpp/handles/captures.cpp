@@ -23,9 +23,11 @@ bool any_has_capture(const std::vector<ContextHandle>& contexts) {
   });
 }
 
-void fail_capturing(const ContextBox& context, const char* what) {
-  fail(ErrorKind::capturing, "a stream of " + context.label() + " is capturing a graph, and " + what +
-                                 " the whole context would invalidate the capture: end it first, or name a stream");
+void demand_no_capture(ContextBox& context, const char* what) {
+  if (context.streams().may_capture() && has_capture(context)) [[unlikely]] {
+    fail(ErrorKind::capturing, "a stream of " + context.label() + " is capturing a graph, and " + what +
+                                   " the whole context would invalidate the capture: end it first, or name a stream");
+  }
 }
 
 std::string capturing_stream(Runtime& runtime, int device) {

@@ -10,12 +10,7 @@ namespace gctx {
 
 bool has_capture(ContextBox& context);  // of its own streams; false if it is gone
 bool any_has_capture(const std::vector<ContextHandle>& contexts);
-[[noreturn]] void fail_capturing(const ContextBox& context, const char* what);
-inline void demand_no_capture(ContextBox& context, const char* what) {
-  if (context.streams().may_capture() && has_capture(context)) [[unlikely]] {
-    fail_capturing(context, what);
-  }
-}
+void demand_no_capture(ContextBox& context, const char* what);
 
 // What is capturing on a device, in words; empty if nothing is as far as can be known: the streams made by this package
 // and those that wait for the legacy default stream. The driver does not report the non-blocking streams of others.

@@ -29,7 +29,7 @@ void close_driver(Runtime& runtime) {
   split_contexts(runtime).drop();
   retired_contexts(runtime).close();
   probes_of(runtime).drop();
-  contexts_of(runtime).drop_primaries();
+  drop_primaries(runtime);
   Runtime::close(runtime);
 }
 

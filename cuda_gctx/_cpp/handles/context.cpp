@@ -51,21 +51,21 @@ bool ContextBox::pin() {
   if (!use.is_alive()) {
     fail_closed();
   }
+  return keep(RetiredContexts::limit());
+}
+
+bool ContextBox::keep(std::uint64_t limit) {
   streams().expose();
   if (is_pinned()) {
     return false;
   }
-  if (kind_ != ContextKind::green) {
-    pinned_.store(true);
-    return false;
-  }
   const std::lock_guard lock(name_mutex_);
-  if (is_pinned()) {
-    return false;
+  const bool is_first = !is_pinned() && kind_ == ContextKind::green;
+  if (is_first) {
+    retired_contexts(runtime_).demand_and_count(device_, limit);
   }
-  retired_contexts(runtime_).demand_and_count(device_);
   pinned_.store(true);
-  return true;
+  return is_first;
 }
 
 void ContextBox::ask_to_be_there() const {
@@ -78,14 +78,6 @@ void ContextBox::ask_to_be_there() const {
              : label() + " has been destroyed by its owner, and everything created on it is gone");
   }
   runtime_.driver().check(answer, "cuCtxGetId");
-}
-
-void ContextBox::keep() noexcept {
-  const std::lock_guard lock(name_mutex_);
-  streams().expose();
-  if (!pinned_.exchange(true) && kind_ == ContextKind::green) {
-    retired_contexts(runtime_).count(device_);
-  }
 }
 
 std::string ContextBox::name() const {
@@ -110,12 +102,9 @@ void ContextBox::close() {
   if (is_closed()) {
     return;
   }
-  runtime_.demand_usable();
-  if (is_current()) {
-    fail_current(true);
-  }
+  demand_not_current();
   const ContextState::Closing closing = state_.close();
-  if (closing == ContextState::Closing::refused) {
+  if (closing == ContextState::Closing::refused) {  // it has become current meanwhile
     fail_current(false);
   }
   if (closing == ContextState::Closing::done_and_gone) {
@@ -183,50 +172,70 @@ CallUse::~CallUse() {
   }
 }
 
-// ---- the contexts of a driver
+// ---- primary contexts
 
-ContextHandle Contexts::primary(int ordinal) {
-  Device& state = devices_[static_cast<std::size_t>(ordinal)];
-  ContextHandle gone;  // destroyed after the lock is given back
-  const std::lock_guard lock(state.mutex);
-  if (state.primary && !state.primary->is_there()) {  // the device has been reset
-    gone = std::move(state.primary);
-    registry_of<ContextBox>(runtime_).drop(*gone);
-  }
-  if (!state.primary) {
-    auto box = std::make_shared<ContextBox>(runtime_, ordinal, ContextKind::primary);
-    CUcontext handle = nullptr;
-    GCTX_CALL(runtime_.driver(), cuDevicePrimaryCtxRetain, &handle, runtime_.device(ordinal));
-    box->take(handle);  // from here on the box releases it
-    registry_of<ContextBox>(runtime_).put(*box);
-    state.primary = std::move(box);
-  }
-  return state.primary;
+namespace {
+
+struct Primary {
+  std::mutex mutex;
+  ContextHandle context;
+  std::optional<PriorityRange> priorities;
+};
+
+struct Primaries {
+  static constexpr Runtime::Place place = Runtime::Place::primaries;
+  explicit Primaries(const Runtime& runtime) : of_device(static_cast<std::size_t>(runtime.device_count())) {}
+  std::vector<Primary> of_device;
+};
+
+Primary& primary_of(Runtime& runtime, int ordinal) {
+  return runtime.part<Primaries>().of_device[static_cast<std::size_t>(ordinal)];
 }
 
-PriorityRange Contexts::priorities(int ordinal) {
-  Device& state = devices_[static_cast<std::size_t>(ordinal)];
+}  // namespace
+
+ContextHandle primary_context(Runtime& runtime, int ordinal) {
+  Primary& state = primary_of(runtime, ordinal);
+  ContextHandle gone;  // destroyed after the lock is given back
+  const std::lock_guard lock(state.mutex);
+  if (state.context && !state.context->is_there()) {  // the device has been reset
+    gone = std::move(state.context);
+    registry_of<ContextBox>(runtime).drop(*gone);
+  }
+  if (!state.context) {
+    auto box = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::primary);
+    CUcontext handle = nullptr;
+    GCTX_CALL(runtime.driver(), cuDevicePrimaryCtxRetain, &handle, runtime.device(ordinal));
+    box->take(handle);  // from here on the box releases it
+    registry_of<ContextBox>(runtime).put(*box);
+    state.context = std::move(box);
+  }
+  return state.context;
+}
+
+PriorityRange priorities(Runtime& runtime, int ordinal) {
+  Primary& state = primary_of(runtime, ordinal);
   {
     const std::lock_guard lock(state.mutex);
     if (state.priorities) {
       return *state.priorities;
     }
   }
-  CurrentScope scope(*primary(ordinal));
+  CurrentScope scope(*primary_context(runtime, ordinal));
   PriorityRange range;
-  GCTX_CALL(runtime_.driver(), cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
+  GCTX_CALL(runtime.driver(), cuCtxGetStreamPriorityRange, &range.least, &range.greatest);
   scope.leave();
   const std::lock_guard lock(state.mutex);
   state.priorities = range;
   return range;
 }
 
-void Contexts::drop_primaries() {
-  for (Device& state : devices_) {
+void drop_primaries(Runtime& runtime) {
+  for (Primary& state : runtime.part<Primaries>().of_device) {
     ContextHandle primary;
     {
       const std::lock_guard lock(state.mutex);
-      primary.swap(state.primary);
+      primary.swap(state.context);
     }
     if (primary) {
       primary->owned().destroy_streams();  // others may hold it
@@ -234,23 +243,7 @@ void Contexts::drop_primaries() {
   }
 }
 
-ContextHandle primary_context(Runtime& runtime, int ordinal) { return contexts_of(runtime).primary(ordinal); }
-
-PriorityRange priorities(Runtime& runtime, int ordinal) { return contexts_of(runtime).priorities(ordinal); }
-
 // ---- contexts of others
-
-namespace {
-
-CUgreenCtx green_context_of_current(const Driver& driver) {
-  CUgreenCtx green = nullptr;
-  if (driver.cuStreamGetGreenCtx != nullptr) {
-    GCTX_CALL(driver, cuStreamGetGreenCtx, CU_STREAM_LEGACY, &green);
-  }
-  return green;
-}
-
-}  // namespace
 
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   const Driver& driver = runtime.driver();
@@ -263,7 +256,9 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   try {
     CurrentScope scope(driver, handle);
     GCTX_CALL(driver, cuCtxGetDevice, &device);
-    green = green_context_of_current(driver);
+    if (driver.cuStreamGetGreenCtx != nullptr) {
+      GCTX_CALL(driver, cuStreamGetGreenCtx, CU_STREAM_LEGACY, &green);
+    }
     scope.leave();
   } catch (Error& error) {
     name_dead_handle(error, "CUcontext", handle);

@@ -107,7 +107,8 @@ class ContextBox : public Registered<ContextBox> {
   // closed or the program drops them. True the first time for a green context of ours; throws, and it is not pinned,
   // where that would be one too many.
   bool pin();
-  void keep() noexcept;  // the same, beyond the limit too, for a capture that goes on
+  // The same of one that is not gone: without a limit for a capture that goes on.
+  bool keep(std::uint64_t limit = ~std::uint64_t{0});
   bool is_pinned() const noexcept { return pinned_.load(std::memory_order_relaxed); }
 
   // Called by whoever ended the last use after close().
@@ -170,30 +171,9 @@ struct PriorityRange {
   int greatest = 0;
 };
 
-// The primary contexts of a driver.
-class Contexts {
- public:
-  static constexpr Runtime::Place place = Runtime::Place::primaries;
-  explicit Contexts(Runtime& runtime) : runtime_(runtime), devices_(static_cast<std::size_t>(runtime.device_count())) {}
-
-  ContextHandle primary(int ordinal);
-  PriorityRange priorities(int ordinal);
-  void drop_primaries();
-
- private:
-  struct Device {
-    std::mutex mutex;
-    ContextHandle primary;
-    std::optional<PriorityRange> priorities;
-  };
-
-  Runtime& runtime_;
-  std::vector<Device> devices_;
-};
-
-inline Contexts& contexts_of(Runtime& runtime) { return runtime.part<Contexts>(); }
 ContextHandle primary_context(Runtime& runtime, int ordinal);
 PriorityRange priorities(Runtime& runtime, int ordinal);
+void drop_primaries(Runtime& runtime);
 
 // The context of a raw handle: ours if we made it, else a view that never destroys it.
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle);

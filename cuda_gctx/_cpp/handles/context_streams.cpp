@@ -27,9 +27,6 @@ void ContextStreams::remove(StreamLink& stream) noexcept {
 }
 
 bool ContextStreams::has_capture(const Driver& driver) {
-  if (!may_capture()) [[likely]] {
-    return false;
-  }
   const auto captures = [&](CUstream stream) { return is_capturing(driver, stream); };
   // Under the lock, because a stream takes itself off the list before it is destroyed.
   const std::lock_guard lock(mutex_);
@@ -39,11 +36,6 @@ bool ContextStreams::has_capture(const Driver& driver) {
     }
   }
   return std::any_of(own_.begin(), own_.end(), [&](const OwnStream& one) { return captures(one.handle); });
-}
-
-void ContextStreams::fail_too_many(std::size_t number) {
-  fail_value("a context lends " + std::to_string(most_lent) + " streams of each priority, and not number " +
-             std::to_string(number + 1) + ": create more with create_stream()");
 }
 
 CUstream ContextStreams::any() noexcept {

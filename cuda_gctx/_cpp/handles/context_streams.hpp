@@ -43,30 +43,24 @@ class StreamLink {
 
 class ContextStreams {
  public:
-  // So many of its own a context lends.
-  static constexpr std::size_t most_lent = 1024;
-
   void add(StreamLink& stream) noexcept;
   void remove(StreamLink& stream) noexcept;
 
   // False as long as no stream can be part of a capture.
   bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
   void expose() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
-  bool has_capture(const Driver& driver);
+  bool has_capture(const Driver& driver);  // asks for each that can be part of one
 
   // Who has only the handle of one can use it as long as the context is there.
   template <typename Make>
-  CUstream lend(int priority, std::size_t number, Make&& make) {
-    if (number >= most_lent) {
-      fail_too_many(number);
-    }
+  CUstream lend(StreamKind kind, std::size_t number, Make&& make) {
     const std::lock_guard lock(mutex_);
     for (const OwnStream& one : own_) {
-      if (one.lent_as == number && one.kind.priority == priority) {
+      if (one.lent_as == number && one.kind == kind) {
         return one.handle;
       }
     }
-    std::list<OwnStream> made{{nullptr, {true, priority}, number}};  // its place first, so that nothing is lost
+    std::list<OwnStream> made{{nullptr, kind, number}};  // its place first, so that nothing is lost
     made.front().handle = make();
     own_.splice(own_.begin(), made);
     return own_.front().handle;
@@ -89,8 +83,6 @@ class ContextStreams {
     std::optional<std::size_t> lent_as;  // else it is a spare one
   };
   static constexpr int most_asked = 4;  // of the spare ones, for one that is made
-
-  [[noreturn]] static void fail_too_many(std::size_t number);
 
   std::mutex mutex_;
   std::list<OwnStream> own_;  // of the spare ones, the one to be asked next first

@@ -11,17 +11,12 @@
 #include "handles/stack.hpp"
 
 namespace gctx {
-Entry* ThreadEntries::innermost_open_block() const noexcept {
-  Entry* entry = top;
-  while (entry != nullptr && (entry->block_ == nullptr || entry->state_.load() != State::open)) {
-    entry = entry->below_;
-  }
-  return entry;
-}
-
 // Two tasks of one thread would each work in the other's context.
 void ThreadEntries::demand_task(const void* task) const {
-  const Entry* const inner = innermost_open_block();
+  const Entry* inner = top;
+  while (inner != nullptr && (inner->block_ == nullptr || inner->state_.load() != State::open)) {
+    inner = inner->below_;
+  }
   if (inner != nullptr && inner->task_ != task) [[unlikely]] {
     fail_state(inner->name() +
                " is still open on this thread, and belongs to another task (another contextvars.Context): a block must "
@@ -182,17 +177,15 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
   leave_what_was_left();
   context->demand_there();
   demand_task(task);
-  demand_room();
   Runtime& runtime = context->runtime();
   const Driver& driver = runtime.driver();
   ContextHandle previous = current_context(runtime);
   Entry* const inner = next_of(top, runtime);
-  int sets = 0;
+  std::size_t sets = 0;
   for_each_set(runtime, [&](const ContextHandle&) { ++sets; });
   const bool is_in_place = sets <= 1 && inner != nullptr && previous && inner->shown() == previous->handle();
-  auto entry = is_in_place ? nullptr : std::make_unique<Entry>();
-  std::vector<ContextHandle> before;
-  before.reserve(static_cast<std::size_t>(sets) + 1);
+  auto entry = is_in_place ? nullptr : std::make_unique<Entry>(nullptr, context);
+  demand_room(sets);
   if (!context->state().make_current()) {
     context->fail_closed();
   }
@@ -201,19 +194,11 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
     context->state().make_not_current();
     driver.fail(result, "cuCtxSetCurrent");
   }
-  const auto let_go = [&] {
-    for (const ContextHandle& replaced : before) {
-      replaced->state().make_not_current();
-    }
-  };
   if (is_in_place) {
     context->note_thread(system_id);
-    ContextHandle& owner = inner->block_ != nullptr ? inner->set_ : inner->context_;
-    if (owner) {
-      before.push_back(std::move(owner));
+    if (const auto before = std::exchange(inner->block_ != nullptr ? inner->set_ : inner->context_, context)) {
+      before->state().make_not_current();
     }
-    owner = context;
-    let_go();
     return previous;
   }
   std::size_t place = 0;
@@ -224,20 +209,18 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
       places.pop_back();  // that of the new entry
       left = settle(runtime);
       place = place_of_next(runtime);
-      replace_sets(context, before);
+      replace_sets(context);
       places.push_back(context->handle());
     }
     stack.put_together();
     release(left);
-    let_go();
   }
-  entry->be_of(nullptr, context);
   add(*entry.release(), nullptr, place, nullptr);
   return previous;
 }
 
 // Puts `context` in each place of what is set.
-void ThreadEntries::replace_sets(const ContextHandle& context, std::vector<ContextHandle>& before) noexcept {
+void ThreadEntries::replace_sets(const ContextHandle& context) noexcept {
   const Entry* block = top;
   while (block != nullptr && (block->is_set() || &block->runtime() != &context->runtime())) {
     block = block->below_;
@@ -247,10 +230,10 @@ void ThreadEntries::replace_sets(const ContextHandle& context, std::vector<Conte
     const bool is_of_block = block != nullptr && &owner == &block->set_;
     const std::size_t least = own >= places.size() ? 0 : is_of_block ? own : own + 1;
     const auto found = std::find(places.begin() + static_cast<std::ptrdiff_t>(least), places.end(), owner->handle());
-    if (found != places.end()) {
+    if (found != places.end() && parted.size() < parted.capacity()) {
       *found = context->handle();
       context->state().make_current();
-      before.push_back(std::exchange(owner, context));
+      parted.push_back(std::exchange(owner, context));
     }
   });
 }
@@ -258,10 +241,9 @@ void ThreadEntries::replace_sets(const ContextHandle& context, std::vector<Conte
 // ---- what is removed
 
 void ThreadEntries::demand_not_here(const ContextBox& context) {
+  context.demand_usable();
   leave_what_was_left();
-  ContextStack stack(context.runtime().driver(), places);
-  const bool is_whole = stack.look();
-  if (!is_whole) {
+  if (!ContextStack(context.runtime().driver(), places).look()) {
     return;
   }
   release(settle(context.runtime()));
@@ -275,14 +257,12 @@ void ThreadEntries::demand_not_here(const ContextBox& context) {
 
 void close_context(const ContextHandle& context) {
   if (!context->is_closed()) {
-    context->demand_usable();
     ThreadEntries::here().demand_not_here(*context);
     context->close();
   }
 }
 
 void demand_not_current(const ContextHandle& context) {
-  context->demand_usable();
   ThreadEntries::here().demand_not_here(*context);
   context->demand_not_current();
 }

@@ -107,21 +107,19 @@ struct ThreadEntries {
   // That a context which has no entry does not lie on the driver's stack. What other code has replaced is forgotten.
   void demand_not_here(const ContextBox& context);
   void forget(const Runtime& runtime);  // removes all contexts of that driver
-  // Removes all, for a thread whose language ends before it does. At once: but for what that takes long, in one step
-  // for whoever shares a lock with the thread; the contexts are let go by the caller.
-  std::vector<ContextHandle> end_at_once() noexcept;
-  void end() noexcept;
+  // Removes all, for a thread whose language ends before it does: in one step for whoever shares a lock with it. Calls
+  // nothing that takes long: the contexts are let go by the caller.
+  std::vector<ContextHandle> end() noexcept;
 
   // What follows is of the list itself: see entries.cpp.
 
-  Entry* innermost_open_block() const noexcept;
   void demand_task(const void* task) const;
-  void demand_room() {  // so that leaving needs no memory
+  void demand_room(std::size_t sets = 0) {  // so that leaving needs no memory
     places.reserve(usual_depth);
-    parted.reserve(usual_depth);
+    parted.reserve(usual_depth + sets);
   }
   void add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept;
-  void release(Entry* first) noexcept;
+  void release(Entry* first, const Entry* last = nullptr) noexcept;  // without the last one
 
   // Of entries of one driver.
   static Entry* next_of(Entry* entry, const Runtime& runtime) noexcept;
@@ -136,14 +134,13 @@ struct ThreadEntries {
 
   void leave_to(Entry* remaining, bool is_end = false);
   static Entry* without_left_blocks(Entry* first) noexcept;
-  bool end_innermost(ContextHandle& context) noexcept;
-  void replace_sets(const ContextHandle& context, std::vector<ContextHandle>& before) noexcept;
+  void replace_sets(const ContextHandle& context) noexcept;
 
   const long system_id;
   Entry* top = nullptr;
   std::vector<CUcontext> places;       // the driver's stack from the bottom, when it is looked at
   Entry* gone = nullptr;               // blocks that have left the list, for take_left()
-  std::vector<ContextHandle> parted;   // of entries that stay for another context, for release()
+  std::vector<ContextHandle> parted;   // what entries that stay have let go of, for release()
   CUresult failed_pop = CUDA_SUCCESS;  // of leave_at_once()
 };
 

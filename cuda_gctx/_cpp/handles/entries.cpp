@@ -59,8 +59,8 @@ bool Entry::is_of_this_thread() const noexcept {
 }
 
 // After the driver's stack has been put right: what is let go here may be destroyed.
-void ThreadEntries::release(Entry* first) noexcept {
-  while (first != nullptr) {
+void ThreadEntries::release(Entry* first, const Entry* last) noexcept {
+  while (first != last) {
     Entry& entry = *std::exchange(first, first->below_);
     if (const ContextHandle set = std::move(entry.set_)) {
       set->state().make_not_current();
@@ -206,7 +206,7 @@ void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
       cut(*block);
       // It is pushed again, unless other code may have destroyed it since, or nobody would keep it.
       const bool is_missing = places.size() > depth && !has_owner(before, block->below_);
-      if (is_missing && (is_green_of_ours(*runtime, before) || !stack->is_there(before))) {
+      if (is_missing && (is_end || is_green_of_ours(*runtime, before) || !stack->is_there(before))) {
         places.pop_back();
         is_lost = true;
       }
@@ -215,7 +215,8 @@ void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
       std::erase_if(places, [&](CUcontext handle) { return has_owner(handle, top) && !has_owner(handle, remaining); });
     }
     stack->put_together();
-    if (block != nullptr && !is_lost && !is_end && stack->current() != before) {
+    CUcontext now = nullptr;
+    if (block != nullptr && !is_lost && !is_end && !(stack->current(now) && now == before)) {
       stack->set(before);
     }
   }
@@ -224,12 +225,7 @@ void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
     entry->state_.store(entry->is_set() ? entry->state_.load() : State::over);
   }
   if (is_end || runtime == nullptr) {
-    Entry** end = &top;
-    while (*end != remaining) {
-      end = &(*end)->below_;
-    }
-    *end = nullptr;
-    release(std::exchange(top, remaining));
+    release(std::exchange(top, remaining), remaining);
   } else if (is_known) {
     release(settle(*runtime));
   }
@@ -261,50 +257,23 @@ void ThreadEntries::forget(const Runtime& runtime) {
   }
 }
 
-bool ThreadEntries::end_innermost(ContextHandle& context) noexcept {
-  Entry* const entry = top;
-  if (!entry->is_set()) {
-    if (!leave_at_once(*entry, entry->task_)) {
-      return false;
-    }
-    entry->state_.store(State::over);
-    entry->below_ = std::exchange(gone, entry);
-    return true;
-  }
-  const Runtime& runtime = entry->context_->runtime();
-  CUcontext now = nullptr;
-  if (entry->below_ != nullptr || entry->set_ || !runtime.is_usable() ||
-      runtime.driver().cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != entry->context_->handle() ||
-      runtime.driver().cuCtxPopCurrent(&now) != CUDA_SUCCESS) {
-    return false;
-  }
-  context = entry->context_;
-  top = nullptr;
-  release(entry);
-  return true;
-}
-
-std::vector<ContextHandle> ThreadEntries::end_at_once() noexcept {
+std::vector<ContextHandle> ThreadEntries::end() noexcept {
   std::vector<ContextHandle> contexts;
-  try {
-    for (ContextHandle context; !is_forked() && top != nullptr && end_innermost(context);) {
-      if (context) {
-        contexts.push_back(std::move(context));
-      }
-    }
-  } catch (const std::bad_alloc&) {  // end() goes on
+  if (is_forked() || top == nullptr) {
+    return contexts;
   }
-  return contexts;
-}
-
-void ThreadEntries::end() noexcept {
   try {
-    if (!is_forked() && top != nullptr) {
-      leave_to(nullptr, true);
+    for (const Entry* entry = top; entry != nullptr; entry = entry->below_) {
+      contexts.insert(contexts.end(), {entry->context_, entry->set_});
     }
+  } catch (const std::bad_alloc&) {  // they go before the others
+  }
+  try {
+    leave_to(nullptr, true);
   } catch (const std::exception& error) {
     note_failure(error.what());
   }
+  return contexts;
 }
 
 }  // namespace gctx

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "handles/captures.hpp"
 #include "handles/runtime.hpp"
@@ -23,6 +24,16 @@ CUevent make_raw_event(const ContextBox& context, unsigned flags) {
     throw;
   }
   return handle;
+}
+
+// Keeps a context from being destroyed during a call with an event. One of the same context does that already.
+std::optional<CallUse> use_with(const EventBox& event, ContextBox& context) {
+  event.demand_live();
+  if (event.context().get() != &context) {
+    return std::optional<CallUse>(std::in_place, context);
+  }
+  context.demand_live();
+  return std::nullopt;
 }
 
 }  // namespace
@@ -74,29 +85,6 @@ void let_all_wait(const ContextBox& context, CUevent event) {
   }
 }
 
-namespace {
-
-// Keeps a context from being destroyed during a call with an event. One of the same context does that already.
-class CallUseWith {
- public:
-  CallUseWith(const EventHandle& event, ContextBox& context) {
-    if (event->context().get() != &context) {
-      event->demand_live();
-      use_.emplace(context);
-      return;
-    }
-    context.demand_there();
-    if (context.is_closed()) [[unlikely]] {
-      context.fail_closed();
-    }
-  }
-
- private:
-  std::optional<CallUse> use_;
-};
-
-}  // namespace
-
 void synchronize_context(const ContextHandle& context) {
   const CallUse use(*context);
   demand_no_capture(*context, "waiting for");
@@ -120,13 +108,13 @@ void synchronize_context(const ContextHandle& context) {
 }
 
 void record_context_event(const ContextHandle& context, const EventHandle& event) {
-  const CallUseWith use(event, *context);
+  const auto use = use_with(*event, *context);
   demand_no_capture(*context, "recording an event of");
   record_all(*context, event->handle());
 }
 
 void wait_context_event(const ContextHandle& context, const EventHandle& event) {
-  const CallUseWith use(event, *context);
+  const auto use = use_with(*event, *context);
   demand_no_capture(*context, "a wait of");
   let_all_wait(*context, event->handle());
 }

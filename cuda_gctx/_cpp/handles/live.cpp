@@ -29,41 +29,21 @@ std::string label_of(const std::string& name, const SmResource& sms, bool closed
 
 Claim::Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names,
              bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
-    : runtime_(runtime),
-      device_(device),
+    : device_(live_contexts(runtime).devices_[static_cast<std::size_t>(device)]),
       sms_(std::move(sms)),
       names_(std::move(names)),
       exclusive_(exclusive),
       group_(group) {
-  live_contexts(runtime).enter(*this, only_free, advice);
-}
-
-void Claim::note_closed() noexcept {
-  const std::lock_guard lock(live_contexts(runtime_).devices_[static_cast<std::size_t>(device_)].mutex);
-  closed_ = true;
-}
-
-void Claim::release() noexcept {
-  if (is_forked()) {
-    return;
-  }
-  LiveContexts::Device& device = live_contexts(runtime_).devices_[static_cast<std::size_t>(device_)];
-  const std::lock_guard lock(device.mutex);
-  std::erase(device.live, this);
-}
-
-void LiveContexts::enter(Claim& claim, bool only_free, const std::string& advice) {
-  Device& state = devices_[static_cast<std::size_t>(claim.device_)];
-  const std::lock_guard lock(state.mutex);
+  const std::lock_guard lock(device_.mutex);
   bool certain = false;
-  std::vector<char> shares(claim.sms_.size());
+  std::vector<char> shares(sms_.size());
   std::vector<std::string> others;
   const std::string* owner = nullptr;
-  for (const Claim* live : state.live) {
-    for (std::size_t at = 0; at < live->sms_.size() && (live->group_ == 0 || live->group_ != claim.group_); ++at) {
+  for (const Claim* live : device_.live) {
+    for (std::size_t at = 0; at < live->sms_.size() && (live->group_ == 0 || live->group_ != group_); ++at) {
       bool is_other = false;
-      for (std::size_t i = 0; i < claim.sms_.size(); ++i) {
-        const auto shared = overlaps(*claim.sms_[i], *live->sms_[at]);
+      for (std::size_t i = 0; i < sms_.size(); ++i) {
+        const auto shared = overlaps(*sms_[i], *live->sms_[at]);
         if (shared.value_or(true)) {
           certain = certain || shared.has_value();
           shares[i] = 1;
@@ -78,23 +58,35 @@ void LiveContexts::enter(Claim& claim, bool only_free, const std::string& advice
   }
   if (!others.empty()) {
     std::vector<std::string> mine;
-    for (std::size_t i = 0; i < claim.sms_.size(); ++i) {
+    for (std::size_t i = 0; i < sms_.size(); ++i) {
       if (shares[i] != 0) {
-        mine.push_back(label_of(claim.names_[i], *claim.sms_[i], false));
+        mine.push_back(label_of(names_[i], *sms_[i], false));
       }
     }
-    claim.overlap_report_ = joined(mine) +
-                            (!certain           ? " may share"
-                             : mine.size() == 1 ? " shares"
-                                                : " share") +
-                            " SMs with " + joined(others) +
-                            (owner != nullptr ? "; " + label_of_context(*owner) + " has its SMs exclusively" : "") +
-                            ": " + advice;
-    if (claim.exclusive_ || only_free) {
-      fail(ErrorKind::overlap, claim.overlap_report_);
+    overlap_report_ = joined(mine) +
+                      (!certain           ? " may share"
+                       : mine.size() == 1 ? " shares"
+                                          : " share") +
+                      " SMs with " + joined(others) +
+                      (owner != nullptr ? "; " + label_of_context(*owner) + " has its SMs exclusively" : "") + ": " +
+                      advice;
+    if (exclusive_ || only_free) {
+      fail(ErrorKind::overlap, overlap_report_);
     }
   }
-  state.live.push_back(&claim);
+  device_.live.push_back(this);
+}
+
+void Claim::note_closed() noexcept {
+  const std::lock_guard lock(device_.mutex);
+  closed_ = true;
+}
+
+void Claim::release() noexcept {
+  if (!is_forked()) {
+    const std::lock_guard lock(device_.mutex);
+    std::erase(device_.live, this);
+  }
 }
 
 std::vector<int> LiveContexts::are_free(int ordinal, const std::vector<SmResourcePtr>& sms) {

@@ -25,36 +25,7 @@ inline std::string label_of_context(const std::string& name) {
   return name.empty() ? "an unnamed context" : "context '" + name + "'";
 }
 
-// Some SMs of a device, for as long as it exists or until it is released.
-class Claim {
- public:
-  // `names` go with `sms`. Comparing them with all other claims and making this one are one step; they are not compared
-  // with each other. Claims of one group (0: of none) may share SMs: they are used one at a time. Throws if others have
-  // the SMs and it is to be exclusive, or `only_free` is set. `advice` ends the report of those.
-  Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names, bool exclusive,
-        bool only_free, std::uint64_t group, const std::string& advice);
-  ~Claim() { release(); }
-  Claim(const Claim&) = delete;
-  Claim& operator=(const Claim&) = delete;
-
-  // The live contexts that share SMs with these, or may, in one sentence; empty if there are none.
-  const std::string& overlap_report() const noexcept { return overlap_report_; }
-
-  void note_closed() noexcept;  // by its user, and kept alive by a stream or event
-  void release() noexcept;      // from any thread, and twice does nothing
-
- private:
-  friend class LiveContexts;
-
-  Runtime& runtime_;
-  const int device_;
-  const std::vector<SmResourcePtr> sms_;
-  const std::vector<std::string> names_;
-  const bool exclusive_;
-  const std::uint64_t group_;
-  bool closed_ = false;
-  std::string overlap_report_;
-};
+class Claim;
 
 class LiveContexts {
  public:
@@ -77,11 +48,39 @@ class LiveContexts {
     std::atomic<std::uint64_t> destroyed{0};
   };
 
-  void enter(Claim& claim, bool only_free, const std::string& advice);
-
   std::vector<Device> devices_;
 };
 
 inline LiveContexts& live_contexts(Runtime& runtime) { return runtime.part<LiveContexts>(); }
+
+// Some SMs of a device, for as long as it exists or until it is released.
+class Claim {
+ public:
+  // `names` go with `sms`. Comparing them with all other claims and making this one are one step; they are not compared
+  // with each other. Claims of one group (0: of none) may share SMs: they are used one at a time. Throws if others have
+  // the SMs and it is to be exclusive, or `only_free` is set. `advice` ends the report of those.
+  Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names, bool exclusive,
+        bool only_free, std::uint64_t group, const std::string& advice);
+  ~Claim() { release(); }
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  // The live contexts that share SMs with these, or may, in one sentence; empty if there are none.
+  const std::string& overlap_report() const noexcept { return overlap_report_; }
+
+  void note_closed() noexcept;  // by its user, and kept alive by a stream or event
+  void release() noexcept;      // from any thread, and twice does nothing
+
+ private:
+  friend class LiveContexts;
+
+  LiveContexts::Device& device_;
+  const std::vector<SmResourcePtr> sms_;
+  const std::vector<std::string> names_;
+  const bool exclusive_;
+  const std::uint64_t group_;
+  bool closed_ = false;
+  std::string overlap_report_;
+};
 
 }  // namespace gctx

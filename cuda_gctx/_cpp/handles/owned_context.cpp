@@ -215,21 +215,16 @@ void RetiredContexts::close() noexcept {
   }
 }
 
-void RetiredContexts::demand_and_count(int device) {
+void RetiredContexts::demand_and_count(int device, std::uint64_t limit) {
   const std::lock_guard lock(mutex_);
   std::uint64_t& seen = seen_[static_cast<std::size_t>(device)];
-  if (seen >= limit()) {
+  if (seen >= limit) {
     fail_state("frameworks have seen " + std::to_string(seen) + " green contexts of device " + std::to_string(device) +
                ", which is the limit, and none of them is ever destroyed (about " + std::to_string(4 * seen) +
                " MiB with driver 13.0): use fewer layouts, raise store.pinned_limit, or, where frameworks have "
                "finished with those that are closed, call store.drop(pinned=True)");
   }
   ++seen;
-}
-
-void RetiredContexts::count(int device) noexcept {
-  const std::lock_guard lock(mutex_);
-  ++seen_[static_cast<std::size_t>(device)];
 }
 
 OwnedContexts RetiredContexts::take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue) {

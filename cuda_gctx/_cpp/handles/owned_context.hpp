@@ -114,9 +114,8 @@ class RetiredContexts {
   static constexpr std::uint64_t default_limit = 512;
   static std::uint64_t limit() noexcept { return limit_.load(); }
   static void set_limit(std::uint64_t limit) noexcept { limit_.store(limit); }
-  // One more green context is seen. Throws, and it is not, where that would be more than the limit.
-  void demand_and_count(int device);
-  void count(int device) noexcept;
+  // One more green context is seen. Throws, and it is not, where that would be more than `limit`.
+  void demand_and_count(int device, std::uint64_t limit);
   // A pinned one that is made of these resources, and on which nothing captures; empty if there is none.
   OwnedContexts take(int device, const SmResource& sms, const std::optional<CUdevResource>& workqueue);
   void add_to(ContextCounts& counts, int device) const;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -95,10 +95,33 @@ void end_in(const ContextBox& context, What what, End DriverTable::* end, const 
   if (what == What{} || !context.runtime().is_usable() || !context.is_there()) {
     return;
   }
-  if (const CurrentScope scope(context, std::nothrow); scope.is_entered()) {
+  try {
     const Driver& driver = context.runtime().driver();
+    const CurrentScope scope(context);
     driver.note((driver.*end)(what), name);
+  } catch (const std::exception& error) {
+    note_failure(error.what());
   }
+}
+
+bool has_clusters(const ContextBox& context) {
+  return device_attribute(context.runtime(), context.device(), CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0;
+}
+
+// A number of the driver about a kernel in a context.
+template <typename Ask>
+unsigned ask_of(const ContextHandle& context, const LaunchShape& shape, Ask&& ask) {
+  const CUfunction function =
+      shape.function != nullptr ? shape.function : probes_of(context->runtime()).of(context->device())->function();
+  CurrentScope scope(*context);
+  int answer = 0;
+  ask(context->runtime().driver(), &answer, function);
+  scope.leave();
+  return static_cast<unsigned>(answer);
+}
+
+std::shared_ptr<Probe> probe_of(const StreamHandle& stream) {
+  return probes_of(stream->context()->runtime()).of(stream->context()->device());
 }
 
 }  // namespace
@@ -116,29 +139,6 @@ void ProbeMemory::free() noexcept {
   end_in(*context, std::exchange(address, 0), &DriverTable::cuMemFree, "cuMemFree");
 }
 
-// Asks until it is true or the time is over; a driver's own wait knows no end.
-class Probe::Deadline {
- public:
-  explicit Deadline(std::uint64_t timeout_ns)
-      : timeout_ns_(timeout_ns), end_(std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns)) {}
-
-  void wait_for(const std::vector<StreamHandle>& streams) const {
-    for (const StreamHandle& stream : streams) {
-      while (!stream_is_done(stream)) {
-        if (std::chrono::steady_clock::now() > end_) {
-          fail_state("the probe kernel did not finish within " + std::to_string(timeout_ns_ / 1'000'000) +
-                     " ms: other work occupies the SMs of " + stream->context()->label() + ", or its queue");
-        }
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-      }
-    }
-  }
-
- private:
-  std::uint64_t timeout_ns_;
-  std::chrono::steady_clock::time_point end_;
-};
-
 Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
   Runtime& runtime = primary_->runtime();
   const Driver& driver = runtime.driver();
@@ -151,7 +151,7 @@ Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
     const int shared = device_attribute(runtime, device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
     GCTX_CALL(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared, kernel_,
               runtime.device(device));
-    if (device_attribute(runtime, device, CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0) {
+    if (has_clusters(*primary_)) {
       GCTX_CALL(driver, cuKernelSetAttribute, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, kernel_,
                 runtime.device(device));
     }
@@ -228,7 +228,19 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
     total += blocks[i] * sizeof(ProbeBlock);
   }
   ProbeMemory& memory = unused_memory(total);
-  const Deadline deadline(timeout_ns);
+  // Asks until all are done or the time is over: a driver's own wait knows no end.
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(timeout_ns);
+  const auto wait_for = [&](const std::vector<StreamHandle>& started) {
+    for (const StreamHandle& stream : started) {
+      while (!stream_is_done(stream)) {
+        if (std::chrono::steady_clock::now() > end) {
+          fail_state("the probe kernel did not finish within " + std::to_string(timeout_ns / 1'000'000) +
+                     " ms: other work occupies the SMs of " + stream->context()->label() + ", or its queue");
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(20));
+      }
+    }
+  };
   try {
     for (std::size_t i = 0; i < streams.size(); ++i) {
       parts[i] += memory.address;
@@ -242,26 +254,26 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
       // concurrency.
       launch(streams[i], 1, probe_threads, 0);
     }
-    deadline.wait_for(streams);
+    wait_for(streams);
     for (std::size_t i = 0; i < streams.size(); ++i) {
       launch(streams[i], blocks[i], probe_threads, spin_ns, parts[i], blocks[i], cluster);
       // A second kernel behind the first, as in real work: streams that share a hardware queue then show it, because
       // what comes next in the queue has to wait for this one.
       launch(streams[i], 1, probe_threads, 0);
     }
-    deadline.wait_for(streams);
+    wait_for(streams);
     for (std::size_t i = 0; i < streams.size(); ++i) {
       CurrentScope scope(*streams[i]->context());
       GCTX_CALL(driver, cuMemcpyDtoHAsync, seen[i].data(), parts[i], blocks[i] * sizeof(ProbeBlock),
                 streams[i]->handle());
       scope.leave();
     }
-    deadline.wait_for(streams);
+    wait_for(streams);
     memory.writers.clear();
     return seen;
   } catch (...) {
     try {
-      deadline.wait_for(memory.writers);  // after a failed call, what was launched before it
+      wait_for(memory.writers);  // after a failed call, what was launched before it
       memory.writers.clear();
     } catch (const Error&) {  // given up
     }
@@ -298,14 +310,6 @@ void Probes::drop() {
     dropped.swap(state.probe);
   }
 }
-
-namespace {
-
-std::shared_ptr<Probe> probe_of(const StreamHandle& stream) {
-  return probes_of(stream->context()->runtime()).of(stream->context()->device());
-}
-
-}  // namespace
 
 std::vector<std::vector<ProbeBlock>> run_probe(const std::vector<StreamHandle>& streams,
                                                const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
@@ -344,26 +348,6 @@ std::vector<ProbeBlock> Stamps::read() const {
   return written;
 }
 
-namespace {
-
-// A number of the driver about a kernel in a context.
-template <typename Ask>
-unsigned ask_of(const ContextHandle& context, const LaunchShape& shape, Ask&& ask) {
-  const CUfunction function =
-      shape.function != nullptr ? shape.function : probes_of(context->runtime()).of(context->device())->function();
-  CurrentScope scope(*context);
-  int answer = 0;
-  ask(context->runtime().driver(), &answer, function);
-  scope.leave();
-  return static_cast<unsigned>(answer);
-}
-
-bool has_clusters(const ContextHandle& context) {
-  return device_attribute(context->runtime(), context->device(), CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0;
-}
-
-}  // namespace
-
 unsigned blocks_per_sm(const ContextHandle& context, const LaunchShape& shape) {
   const CallUse use(*context);
   return ask_of(context, shape, [&](const Driver& driver, int* blocks, CUfunction function) {
@@ -375,7 +359,7 @@ unsigned blocks_per_sm(const ContextHandle& context, const LaunchShape& shape) {
 unsigned max_cluster_size(const StreamHandle& stream, const LaunchShape& shape) {
   const ContextHandle& context = stream->context();
   context->demand_there();
-  if (!has_clusters(context)) {
+  if (!has_clusters(*context)) {
     return 1;
   }
   return ask_of(context, shape, [&](const Driver& driver, int* size, CUfunction function) {

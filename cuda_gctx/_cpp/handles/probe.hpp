@@ -65,7 +65,6 @@ class Probe {
               unsigned capacity = 0, unsigned cluster = 1) const;
 
  private:
-  class Deadline;
   void unload() noexcept;
   ProbeMemory& unused_memory(std::size_t bytes);
 

@@ -39,7 +39,10 @@ class Registry {
       std::shared_ptr<Box> found;  // outlives the lock: its destructor may come back here
       {
         const std::lock_guard lock(mutex_);
-        found = alive(raw);
+        // A box that is listed has its memory: it takes itself off the list, under the lock, before it goes.
+        for (Box* box = bucket(raw); box != nullptr && !found; box = next(*box)) {
+          found = box->handle() == raw ? box->weak_from_this().lock() : nullptr;
+        }
         if (!found) {
           if (made) {
             enter(*made);
@@ -54,10 +57,9 @@ class Registry {
     }
   }
 
-  // Instead of one that somebody has entered for the same object meanwhile.
+  // Found before one that somebody has entered for the same object meanwhile.
   void put(Box& box) noexcept {
     const std::lock_guard lock(mutex_);
-    leave(link_of(box.handle(), [](const Box&) { return true; }));
     enter(box);
   }
 
@@ -77,9 +79,16 @@ class Registry {
 
   // Called by a dying box, or for one that lives on without its object. Twice does nothing.
   void drop(Box& box) noexcept {
-    if (!is_forked()) {
-      const std::lock_guard lock(mutex_);
-      leave(link_of(box.handle(), [&](const Box& other) { return &other == &box; }));
+    if (is_forked()) {
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    Box** link = &bucket(box.handle());
+    while (*link != nullptr && *link != &box) {
+      link = &next(**link);
+    }
+    if (*link != nullptr) {
+      *link = std::exchange(next(box), nullptr);
     }
   }
 
@@ -89,29 +98,6 @@ class Registry {
   Box*& bucket(Raw raw) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(raw);
     return buckets_[(address >> 4 ^ address >> 16) % buckets_.size()];
-  }
-
-  // What leads to a box of that handle, or to the end of its chain.
-  template <typename Is>
-  Box** link_of(Raw raw, Is&& is_meant) noexcept {
-    Box** link = &bucket(raw);
-    while (*link != nullptr && !((*link)->handle() == raw && is_meant(**link))) {
-      link = &next(**link);
-    }
-    return link;
-  }
-
-  // A box that is listed has its memory: it takes itself off the list, under the lock, before it goes.
-  std::shared_ptr<Box> alive(Raw raw) noexcept {
-    std::shared_ptr<Box> found;
-    link_of(raw, [&](Box& box) { return (found = box.weak_from_this().lock()) != nullptr; });
-    return found;
-  }
-
-  void leave(Box** link) noexcept {
-    if (Box* const box = *link) {
-      *link = std::exchange(next(*box), nullptr);
-    }
   }
 
   void enter(Box& box) noexcept { next(box) = std::exchange(bucket(box.handle()), &box); }

@@ -188,13 +188,4 @@ SmResourcePtr Runtime::known_device_sm(int ordinal) {
   return lock.owns_lock() ? state.sm : nullptr;
 }
 
-void* Runtime::make_part(std::size_t place, std::shared_ptr<void> (*make)(Runtime&)) {
-  const std::lock_guard lock(parts_mutex_);
-  if (!owned_parts_[place]) {
-    owned_parts_[place] = make(*this);
-    parts_[place].store(owned_parts_[place].get(), std::memory_order_release);
-  }
-  return owned_parts_[place].get();
-}
-
 }  // namespace gctx

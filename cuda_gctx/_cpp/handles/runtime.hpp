@@ -85,8 +85,12 @@ class Runtime {
     const auto place = static_cast<std::size_t>(Part::place);
     void* found = parts_[place].load(std::memory_order_acquire);
     if (found == nullptr) [[unlikely]] {
-      found =
-          make_part(place, [](Runtime& runtime) -> std::shared_ptr<void> { return std::make_shared<Part>(runtime); });
+      const std::lock_guard lock(parts_mutex_);
+      if (!owned_parts_[place]) {
+        owned_parts_[place] = std::make_shared<Part>(*this);
+      }
+      found = owned_parts_[place].get();
+      parts_[place].store(found, std::memory_order_release);
     }
     return *static_cast<Part*>(found);
   }
@@ -103,7 +107,6 @@ class Runtime {
 
   [[noreturn]] void fail_unusable() const;
   void keep(std::function<void()> end);
-  void* make_part(std::size_t place, std::shared_ptr<void> (*make)(Runtime&));
 
   Driver driver_;
   std::vector<DeviceState> devices_;

@@ -3,7 +3,6 @@
 
 #include <cuda.h>
 
-#include <new>
 #include <utility>
 
 #include "driver/driver.hpp"
@@ -20,18 +19,10 @@ class CurrentScope {
   }
   template <typename Context>
   explicit CurrentScope(const Context& context) : CurrentScope(context.runtime().driver(), context.handle()) {}
-  // For destructors: does not throw, and `is_entered` says whether the context is current.
-  template <typename Context>
-  CurrentScope(const Context& context, std::nothrow_t) noexcept : driver_(context.runtime().driver()) {
-    const CUresult result = driver_.cuCtxPushCurrent(context.handle());
-    driver_.note(result, "cuCtxPushCurrent");
-    is_entered_ = result == CUDA_SUCCESS;
-  }
   ~CurrentScope() { driver_.note(pop(), "cuCtxPopCurrent"); }
   CurrentScope(const CurrentScope&) = delete;
   CurrentScope& operator=(const CurrentScope&) = delete;
 
-  bool is_entered() const noexcept { return is_entered_; }
   void leave() { driver_.check(pop(), "cuCtxPopCurrent"); }
 
  private:

@@ -20,19 +20,8 @@ void ContextStack::note(CUresult failure, const char* call) noexcept {
   }
 }
 
-CUcontext ContextStack::current() noexcept {
-  CUcontext now = nullptr;
-  twice("cuCtxGetCurrent", [&] { return driver_.cuCtxGetCurrent(&now); });
-  return now;
-}
-
-// Of an empty stack nothing is popped: tools that watch a program report that as an error of it.
-bool ContextStack::pop(CUcontext& popped) noexcept {
-  popped = nullptr;
-  if (!twice("cuCtxGetCurrent", [&] { return driver_.cuCtxGetCurrent(&popped); })) {
-    return false;
-  }
-  return popped == nullptr || twice("cuCtxPopCurrent", [&] { return driver_.cuCtxPopCurrent(&popped); });
+bool ContextStack::current(CUcontext& now) noexcept {
+  return twice("cuCtxGetCurrent", [&] { return driver_.cuCtxGetCurrent(&now); });
 }
 
 bool ContextStack::push(CUcontext context) noexcept {
@@ -48,18 +37,19 @@ bool ContextStack::is_there(CUcontext context) noexcept {
   return twice("cuCtxGetId", [&] { return driver_.cuCtxGetId(context, &id); });
 }
 
+// Of an empty stack nothing is popped: tools that watch a program report that as an error of it.
 bool ContextStack::take_apart() noexcept {
   bool is_whole = false;
   places_.clear();
   try {
-    for (CUcontext popped = nullptr; !is_whole;) {
-      places_.reserve(places_.size() == places_.capacity() ? 2 * places_.size() + 1 : 0);
-      if (!pop(popped)) {
-        break;
-      }
-      is_whole = popped == nullptr;
+    for (CUcontext now = nullptr; !is_whole && current(now);) {
+      is_whole = now == nullptr;
       if (!is_whole) {
-        places_.push_back(popped);
+        places_.push_back(now);  // what needs memory comes before the pop
+        if (!twice("cuCtxPopCurrent", [&] { return driver_.cuCtxPopCurrent(&now); })) {
+          places_.pop_back();
+          break;
+        }
       }
     }
   } catch (const std::bad_alloc&) {

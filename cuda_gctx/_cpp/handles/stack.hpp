@@ -22,7 +22,7 @@ class ContextStack {
   void put_together() noexcept;
   bool look() noexcept;  // both
 
-  CUcontext current() noexcept;
+  bool current(CUcontext& now) noexcept;  // null if nothing is
   bool push(CUcontext context) noexcept;
   void set(CUcontext context) noexcept;
   bool is_there(CUcontext context) noexcept;
@@ -34,7 +34,6 @@ class ContextStack {
  private:
   template <typename Call>
   bool twice(const char* name, Call&& call) noexcept;
-  bool pop(CUcontext& popped) noexcept;  // null if there is nothing to be popped
 
   const Driver& driver_;
   std::vector<CUcontext>& places_;

@@ -19,12 +19,8 @@ class ContextState {
 
   // A use begins: false, and nothing has changed, unless the context is open. `enter_alive` also serves what was made
   // before it was closed, and `enter_again` one who has a use already.
-  bool enter() noexcept {
-    return change([](std::uint64_t word) { return phase_of(word) == Phase::open ? word + one_use : word; });
-  }
-  bool enter_alive() noexcept {
-    return change([](std::uint64_t word) { return phase_of(word) != Phase::gone ? word + one_use : word; });
-  }
+  bool enter() noexcept { return add(one_use, Phase::open); }
+  bool enter_alive() noexcept { return add(one_use, Phase::closed); }
   void enter_again() noexcept { word_.fetch_add(one_use); }
 
   // A use ends: true for whoever ends the last use of a closed context, and has to destroy it.
@@ -40,9 +36,7 @@ class ContextState {
   }
 
   // It becomes current somewhere: false unless it is open.
-  bool make_current() noexcept {
-    return change([](std::uint64_t word) { return phase_of(word) == Phase::open ? word + one_current : word; });
-  }
+  bool make_current() noexcept { return add(one_current, Phase::open); }
   void make_not_current() noexcept { word_.fetch_sub(one_current); }
   bool is_current_anywhere() const noexcept { return (word_.load() & current_mask) != 0; }
 
@@ -75,19 +69,15 @@ class ContextState {
     return (word & ((std::uint64_t{1} << phase_shift) - 1)) | static_cast<std::uint64_t>(phase) << phase_shift;
   }
 
-  // Whether the change went through; one that gives the same word is refused.
-  template <typename Change>
-  bool change(Change&& next) noexcept {
+  // False, and nothing has changed, after the last phase in which that is allowed.
+  bool add(std::uint64_t one, Phase last) noexcept {
     std::uint64_t word = word_.load(std::memory_order_relaxed);
-    for (;;) {
-      const std::uint64_t wanted = next(word);
-      if (wanted == word) {
-        return false;
-      }
-      if (word_.compare_exchange_weak(word, wanted)) {
+    while (phase_of(word) <= last) {
+      if (word_.compare_exchange_weak(word, word + one)) {
         return true;
       }
     }
+    return false;
   }
 
   std::atomic<std::uint64_t> word_{0};

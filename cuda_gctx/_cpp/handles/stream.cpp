@@ -12,6 +12,8 @@
 namespace gctx {
 namespace {
 
+constexpr std::size_t most_lent = 1024;  // of each priority
+
 const Driver& driver_of(const StreamHandle& stream) { return stream->context()->runtime().driver(); }
 
 // The default streams mean the context that is current at each call; a box of one means its own context.
@@ -102,18 +104,18 @@ CUcontext context_of_foreign(Runtime& runtime, CUstream handle) {
   return context;
 }
 
-}  // namespace
-
-CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority) {
+// Which somebody has to destroy.
+CUstream make_raw_stream(const ContextBox& context, StreamKind kind) {
   context.demand_there();
   const Driver& driver = context.runtime().driver();
+  const unsigned flags = kind.nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   CUstream handle = nullptr;
   if (context.is_green() && driver.has(Feature::green_stream_create)) {
-    GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context.green_handle(), flags, priority);
+    GCTX_CALL(driver, cuGreenCtxStreamCreate, &handle, context.green_handle(), flags, kind.priority);
   } else {
     // Driver 12.4 knows no other way; a stream made while a green context is current belongs to it.
     CurrentScope scope(context);
-    GCTX_CALL(driver, cuStreamCreateWithPriority, &handle, flags, priority);
+    GCTX_CALL(driver, cuStreamCreateWithPriority, &handle, flags, kind.priority);
     try {
       scope.leave();
     } catch (...) {
@@ -123,6 +125,29 @@ CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority
   }
   return handle;
 }
+
+StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
+  const Driver& driver = runtime.driver();
+  // One of our own is known by its handle alone, and nothing is asked.
+  std::optional<std::uint64_t> id;
+  const auto is_same = [&](StreamBox& box) {
+    if (box.is_made_here()) {
+      return box.context()->is_there();
+    }
+    id = id ? id : ask_id(driver, handle);
+    return *id != 0 && box.id() == *id;
+  };
+  if (auto known = registry_of<StreamBox>(runtime).find(handle, is_same)) {
+    return known;
+  }
+  auto context = adopt_context(runtime, context_of_foreign(runtime, handle));
+  auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
+  made->take(handle);
+  made->id();
+  return registry_of<StreamBox>(runtime).find(handle, is_same, std::move(made));
+}
+
+}  // namespace
 
 void StreamBox::take(CUstream handle) noexcept {
   handle_ = handle;
@@ -167,14 +192,11 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   if (context->is_green() && !nonblocking) {
     fail_value("a stream of a green context must be non-blocking: keep nonblocking=True");
   }
-  const unsigned flags = nonblocking ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT;
   const StreamKind kind{nonblocking, checked_priority(context, priority)};
   auto box = std::make_shared<StreamBox>(std::move(use), true, kind);
-  if (context->kind() != ContextKind::green) {
-    context->demand_there();
-  }
+  context->demand_there();
   const CUstream spare = context->streams().take_spare(context->runtime().driver(), kind);
-  box->take(spare != nullptr ? spare : make_raw_stream(*context, flags, kind.priority));
+  box->take(spare != nullptr ? spare : make_raw_stream(*context, kind));
   if (spare != nullptr) {
     box->pin();
   }
@@ -184,38 +206,16 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
 
 StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number) {
   ContextUse use(context);
-  const int level = checked_priority(context, priority);
-  const CUstream handle =
-      context->streams().lend(level, number, [&] { return make_raw_stream(*context, CU_STREAM_NON_BLOCKING, level); });
-  auto box = std::make_shared<StreamBox>(std::move(use), false, StreamKind{true, level});
+  const StreamKind kind{true, checked_priority(context, priority)};
+  if (number >= most_lent) {
+    fail_value("a context lends " + std::to_string(most_lent) + " streams of each priority, and not number " +
+               std::to_string(number + 1) + ": create more with create_stream()");
+  }
+  const CUstream handle = context->streams().lend(kind, number, [&] { return make_raw_stream(*context, kind); });
+  auto box = std::make_shared<StreamBox>(std::move(use), false, kind);
   box->take(handle);
   return registry_of<StreamBox>(context->runtime()).find(handle, std::mem_fn(&StreamBox::is_made_here), std::move(box));
 }
-
-namespace {
-
-StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
-  const Driver& driver = runtime.driver();
-  // One of our own is known by its handle alone, and nothing is asked.
-  std::optional<std::uint64_t> id;
-  const auto is_same = [&](StreamBox& box) {
-    if (box.is_made_here()) {
-      return box.context()->is_there();
-    }
-    id = id ? id : ask_id(driver, handle);
-    return *id != 0 && box.id() == *id;
-  };
-  if (auto known = registry_of<StreamBox>(runtime).find(handle, is_same)) {
-    return known;
-  }
-  auto context = adopt_context(runtime, context_of_foreign(runtime, handle));
-  auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
-  made->take(handle);
-  made->id();
-  return registry_of<StreamBox>(runtime).find(handle, is_same, std::move(made));
-}
-
-}  // namespace
 
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
   const Driver& driver = runtime.driver();
@@ -283,7 +283,13 @@ bool pin_stream(const StreamHandle& stream) {
   return is_first;
 }
 
-std::uint64_t capture_of_stream(const StreamHandle& stream) { return capture_of(driver_of(stream), stream->handle()); }
+std::uint64_t capture_of_stream(const StreamHandle& stream) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  GCTX_CALL(driver_of(stream), cuStreamGetCaptureInfo_v3, stream->handle(), &status, &id, nullptr, nullptr, nullptr,
+            nullptr);
+  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
+}
 
 bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
   if (a == b) {

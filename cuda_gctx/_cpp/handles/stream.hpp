@@ -68,9 +68,6 @@ class StreamBox : public Registered<StreamBox>, public InContext, public StreamL
   std::atomic<std::uint64_t> id_{0};
 };
 
-// A stream of the driver on a context, which somebody has to destroy.
-CUstream make_raw_stream(const ContextBox& context, unsigned flags, int priority);
-
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking);
 StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
 // Pins a stream and its context: true as ContextBox::pin().
@@ -79,7 +76,7 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);
 bool stream_is_capturing(const StreamHandle& stream);
-std::uint64_t capture_of_stream(const StreamHandle& stream);
+std::uint64_t capture_of_stream(const StreamHandle& stream);  // the driver's number; 0 if it is in none
 bool is_same_stream(const StreamHandle& a, const StreamHandle& b);
 bool stream_is_done(const StreamHandle& stream);
 void synchronize_stream(const StreamHandle& stream);
