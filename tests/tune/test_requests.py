@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, tune
-from cuda_gctx.tune import TailLatency, Throughput, spin
+from cuda_gctx import Device, Event, Stream, tune
+from cuda_gctx.measure.loop import Batch, timed_batch
+from cuda_gctx.tune import TailLatency, Throughput, _work, spin
+from cuda_gctx.tune._work import Part, examine
 
 from ..common import refusal
 from .pairs import (
@@ -29,6 +32,26 @@ def test_a_function_that_enqueues_nothing_is_refused(dev: Device) -> None:
         for function in (nothing, lambda stream: spin(other, WHOLE, MS)):
             error = refusal(ValueError, lambda f=function: tune.overlap(a=work(1, MS), b=f, device=dev))  # type: ignore[misc]
             assert str(error).startswith("part 'b' enqueued no work on the stream")
+
+
+def test_a_short_part_is_not_refused_when_the_host_stalls(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    # An empty batch whose gate has opened takes as long as the host; 5 us of work are shorter than such a stall.
+    def stalls(streams: Sequence[Stream], enqueue: Callable[[], Sequence[Event]], gate_s: float) -> Batch:
+        batch = timed_batch(streams, enqueue, gate_s)
+        if enqueue is tuple and next(stalled):
+            return replace(batch, seconds=(100e-6,), gate_opened=True)
+        return batch
+
+    monkeypatch.setattr(_work, "timed_batch", stalls)
+    with dev.create_stream() as stream:
+        for disturbed in (2, 3, 100):
+            stalled = iter([True] * disturbed + [False] * 100)
+            facts = examine(Part("short", work(8, 5_000)), stream, lambda: None)
+            assert facts.device_s == pytest.approx(5e-6, rel=0.5)
+        for disturbed in (0, 2):
+            stalled = iter([True] * disturbed + [False] * 100)
+            error = refusal(ValueError, lambda: examine(Part("empty", nothing), stream, lambda: None))
+            assert "part 'empty' enqueued no work" in str(error)
 
 
 @pytest.mark.parametrize(
