@@ -234,6 +234,9 @@ def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequen
 OF_MEDIANS, OF_ABSOLUTE = 1.571, 1.4826
 # Of all rivals of a plan, none may win by luck but for this probability.
 CHANCE = 0.01
+# Two openings of a plan differ by at most a factor of two: cards have shown 7%. Two plans that were opened twice each
+# would not exclude a factor of thirty.
+MOST_LUCK = 1.0
 # Openings differ if their variance is so many times what the noise of their samples explains. Less is within the
 # interval of the samples.
 LEAST_OF_NOISE = 1.7
@@ -278,7 +281,7 @@ class Luck:
             return 0.0
         variances = [max(self.typical, self.own[which] if which is not None else 0.0) for which in (number, other)]
         chance = CHANCE / max(1, len(self.own) - 1)
-        return exp(student(chance, self.freedom) * sqrt(sum(variances) / self.openings)) - 1
+        return min(MOST_LUCK, exp(student(chance, self.freedom) * sqrt(sum(variances) / self.openings)) - 1)
 
     @classmethod
     def of(cls, things: Sequence[Sequence[Mapping[int, float]]], *, of_noise: bool = True) -> Luck:

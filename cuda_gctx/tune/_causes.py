@@ -379,6 +379,8 @@ def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[s
         elif noise := beyond_noise(ratio):
             between += noise
             between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
+        elif rival not in ranking.compared and ranking.is_slower(chosen, rival):
+            between += ", but measured in too few rounds"
         yield between
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():

@@ -27,6 +27,7 @@ from cuda_gctx.measure.statistics import (
     Luck,
     Ratio,
     calls_for,
+    certainty_of,
     certainty_of_each,
     median,
     ratio_of,
@@ -193,12 +194,14 @@ class Ranking(Generic[R]):
         return replace(joined, seconds=value_of(self.objective, counted)) if self.objective == "makespan" else joined
 
     def _plain(self, slow: R, fast: R) -> Ratio:
-        """The ratio over the final rounds in which both were measured, or over all of them if there is none."""
-        for theirs, ours in ((self.measured(slow), self.measured(fast)), (slow.samples, fast.samples)):
-            if pairs := in_common(theirs, ours):
-                return compared(self.objective, pairs)
+        if pairs := self._pairs(slow, fast):
+            return compared(self.objective, pairs)
         value = self.value(slow) / self.value(fast)
         return Ratio(value, value, value, 0, False)
+
+    def _pairs(self, one: R, other: R) -> list[tuple[Sample, Sample]]:
+        """The samples of the final rounds in which both were measured, or of all rounds if there is none."""
+        return in_common(self.measured(one), self.measured(other)) or in_common(one.samples, other.samples)
 
     def _by_openings(self, slow: R, fast: R) -> list[float]:
         """The ratio for each opening of the two."""
@@ -211,9 +214,15 @@ class Ranking(Generic[R]):
 
     @cached_property
     def compared(self) -> list[R]:
-        """The plans among which the choice is made: those of the final rounds, if there are enough of these."""
-        found = [r for r in self.acceptable() if self.final is None or self.measured(r) is not r.samples]
-        return found if self.sequence in found else self.acceptable()
+        """The plans among which the choice is made: those of the final rounds, if there are enough of these.
+
+        The time may end within a round. A plan that lacks it is still compared: what is not known of it keeps the
+        choice from being decided, and what is known counts.
+        """
+        final, sequence = self.final, self.sequence
+        if final is None or self.measured(sequence) is sequence.samples:
+            return self.acceptable()
+        return [record for record in self.acceptable() if max(record.samples) >= final]
 
     @cached_property
     def _opened(self) -> list[R]:
@@ -263,20 +272,41 @@ class Ranking(Generic[R]):
     def _gains_in_rounds(self, record: R) -> bool:
         return self._is_slower(self.in_rounds(self.sequence, record), self.sequence, record)
 
+    def gains_in_most_rounds(self, record: R) -> bool:
+        """Whether a plan has a lower latency than the sequence in most rounds, and over all of them as far as is seen.
+
+        When the host stalls for 10 ms, all calls of a round are late, and a few such rounds leave the quantile of all
+        calls unknown. They say nothing about the plan. Rounds in which the quantile of a plan cannot be seen do not
+        count.
+        """
+        objective = self.objective
+        if not isinstance(objective, TailLatency) or record is self.sequence or self.is_refuted(record):
+            return False
+        pairs = self._pairs(self.sequence, record)
+        needed = calls_for(objective.quantile, certainty_of(len(pairs)))
+        counted = _seconds([pair for pair in pairs if min(len(sample.latencies) for sample in pair) >= needed])
+        if len(counted) < LEAST_PAIRS or self.relative(record) * (1 + NOISE) > 1:
+            return False
+        return ratio_of(counted).widened(self.between(self.sequence, record)).is_slower
+
     def choose(self, *, trying: bool = False) -> Choice[R]:
         """The simplest plan that no other beats by more than noise, and whether it is certain that none does.
+
+        If stalls leave it unknown whether any plan beats the sequence, it is the fastest that does in most rounds.
 
         trying: whether the choice can still be measured in blocks. If not, and another plan gained nothing there, no
         plan is chosen that was not measured in them.
         """
         compared = self.compared
-        better = [record for record in compared if self.gains(record)]
+        known = [record for record in compared if self.gains(record)]
+        better = known or [record for record in compared if self.gains_in_most_rounds(record)]
         if not trying and any(map(self.is_refuted, compared)):
             better = [record for record in better if self.sustained(record) is not None]
         share = self.others_share if self._is_tail else lambda record: 0.0
         better.sort(key=lambda r: (r.complexity[0], -share(r), r.complexity, self.relative(r)))
         unbeaten = (r for r in better if not any(self.is_slower(r, other) for other in better if other is not r))
-        chosen = next(unbeaten, None) or min(better, key=self.relative, default=self.sequence)
+        simplest = next(unbeaten, None) if known else None
+        chosen = simplest or min(better, key=self.relative, default=self.sequence)
         why = tuple(self._doubts(chosen))
         decided = len(compared) > 1 and not why and not self.undecided(chosen)
         held = chosen.is_sequence or self.sustained(chosen) is not None
@@ -304,10 +334,11 @@ class Ranking(Generic[R]):
         """Whether it is known how much longer the calls of one plan take than those of the other at the most.
 
         The largest samples bound no quantile of few calls, the smallest do: of the other plan, fewer calls are enough.
+        In few rounds, it does not show whether the calls of a round are alike.
         """
-        pairs = in_common(self.measured(one), self.measured(other))
+        pairs = self._pairs(one, other)
         ours, theirs = ([pair[side].latencies for pair in pairs] for side in (0, 1))
-        if not isinstance(self.objective, TailLatency) or not all(ours + theirs) or len(pairs) < LEAST_PAIRS:
+        if not isinstance(self.objective, TailLatency) or len(pairs) < LEAST_OF_OPENING or not all(ours + theirs):
             return False
         certainty = certainty_of_each(len(pairs))
         own, its = (Estimate.of(side, self.objective.quantile, certainty) for side in (ours, theirs))
@@ -332,7 +363,12 @@ class Ranking(Generic[R]):
                     f"a p{self.objective.quantile * 100:g} needs {needed} calls of each plan, and there was time for "
                     f"{calls}: increase budget_s or choose a lower quantile"
                 )
-            if not self.ratio(self.sequence, chosen).is_known:
+            if chosen is not self.sequence and not self.gains(chosen):
+                yield (
+                    "in some rounds all calls were late, which leaves the latency over all rounds uncertain; in most "
+                    "rounds that of the choice is lower than in sequence"
+                )
+            elif not self.ratio(self.sequence, chosen).is_known:
                 yield "in sequence there are too few calls: the speedup may be larger than its interval"
             return
         found = [one for one in self._by_the_other(chosen) if one[0] > 1 + max(NOISE, self.between(chosen, one[2]))]

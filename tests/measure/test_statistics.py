@@ -69,6 +69,8 @@ def test_luck_is_what_openings_differ_by_and_not_noise() -> None:
     assert 0.03 < lucky.between() < 0.3
     assert Luck.of([openings([1.0, 1.2], 0.003, numbers)]).between() == 0  # nothing to compare with
     assert Luck().between() == 0
+    few = Luck.of([openings([1.0, 1.0], 0.1, numbers), openings([1.0, 1.3], 0.1, numbers)])
+    assert few.between() == 1.0  # a gain of more than two times is not luck
 
 
 def test_typical_luck_is_the_variance_of_the_openings() -> None:

@@ -7,12 +7,24 @@ import random
 import re
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cuda_gctx import Layout
-from cuda_gctx.measure.statistics import NOISE, Estimate, Ratio, calls_for, certainty_of, median, ratio_of_totals
+from cuda_gctx.measure.statistics import (
+    NOISE,
+    Estimate,
+    Ratio,
+    calls_for,
+    certainty_of,
+    median,
+    quantile,
+    ratio_of_totals,
+)
 from cuda_gctx.tune import Plan, TailLatency, Throughput
+from cuda_gctx.tune._causes import _others
 from cuda_gctx.tune._measure import Runner
 from cuda_gctx.tune._measurement import Measurement, Record, Sample
 from cuda_gctx.tune._objectives import Objective
@@ -238,6 +250,59 @@ def test_a_stall_in_a_batch_of_the_sequence_hides_no_gain() -> None:
     assert not found.decided
 
 
+@pytest.mark.parametrize("stall", [1.8e-3, 16e-3], ids=["steady", "stalls"])
+def test_a_plan_that_lacks_the_last_round_is_still_better_than_the_sequence(stall: float) -> None:
+    # The time ended within the seventh final round, in which the sequence came first.
+    numbers = random.Random(14)
+
+    def measured(plan: Plan, levels: Sequence[float]) -> Record:
+        batches = [[level * numbers.lognormvariate(0, 0.2) for _ in range(50)] for level in levels]
+        return Record(plan, {n: Sample(max(batch), latencies=tuple(sorted(batch))) for n, batch in enumerate(batches)})
+
+    sequence = measured(SEQUENCE, [1.8e-3] * 8 + [stall] + [1.8e-3])
+    plans = [sequence, measured(STREAMS, [3e-3] * 10), measured(PLACED, [80e-6] * 9)]
+    ranking = Ranking(Measurement(PARTS, TailLatency("a", quantile=0.9), plans=plans, final=3))
+    found = ranking.choose()
+    assert found.record.plan == PLACED
+    assert ranking.is_slower(ranking.sequence, found.record)
+    assert ranking.ratio(ranking.sequence, found.record).low > 10
+    assert found.regret == 0
+
+
+def test_a_plan_that_lacks_the_last_round_keeps_the_choice_from_being_decided() -> None:
+    numbers = random.Random(15)
+    plans = [record(SEQUENCE, noisy(1.0, numbers, 10)), record(STREAMS, noisy(1.05, numbers, 10))]
+    plans.append(record(PLACED, noisy(0.9, numbers, 9)))
+    ranking = Ranking(Measurement(PARTS, "makespan", plans=plans, final=3))
+    found = ranking.choose()
+    assert found.record.is_sequence  # six pairs are too few for an interval
+    assert ranking.undecided(found.record) == [plans[2]]
+    assert (found.regret, found.decided) == (None, False)
+
+
+@pytest.mark.parametrize(("calls", "late", "wins"), [(500, 1, True), (500, 4, False), (30, 1, False)])
+def test_rounds_in_which_the_host_stalls_do_not_hide_a_latency_that_is_a_tenth(
+    calls: int, late: int, wins: bool
+) -> None:
+    # As on an H100: in a round of each plan, or of one, all calls are late, and no quantile of all calls is known.
+    numbers = random.Random(16)
+
+    def measured(plan: Plan, level: float, late: Sequence[int]) -> Record:
+        levels = [12e-3 if number in late else level for number in range(13)]
+        batches = [[level * numbers.lognormvariate(0, 0.3) for _ in range(calls)] for level in levels]
+        samples = {n: Sample(quantile(batch, 0.9), latencies=tuple(sorted(batch))) for n, batch in enumerate(batches)}
+        return Record(plan, samples)
+
+    plans = [measured(SEQUENCE, 1.3e-3, [1]), measured(STREAMS, 12e-3, []), measured(PLACED, 40e-6, range(6, 6 + late))]
+    ranking = ranked(*plans, objective=TailLatency("a", quantile=0.9))
+    assert not ranking.gains(plans[2])
+    found = ranking.choose()
+    assert found.record is plans[2 if wins else 0]
+    assert not found.decided
+    assert found.regret is None
+    assert any("in most rounds that of the choice is lower" in why for why in found.why) == wins
+
+
 def test_calls_that_drift_together_are_fewer_than_they_seem() -> None:
     numbers = random.Random(8)
     steady = [[numbers.lognormvariate(0, 0.1) for _ in range(200)] for _ in range(ROUNDS)]
@@ -278,6 +343,19 @@ def test_a_ratio_in_words_lies_within_its_interval() -> None:
         relation(Ratio(0.8, 0.75, 0.9, 30, True), " than the choice") == "1.25x faster than the choice (1.11 to 1.33)"
     )
     assert times(Ratio(0.8, 0.75, 0.9, 30, True)) == "0.80x (0.75 to 0.90)"
+
+
+def test_a_plan_that_was_left_out_although_it_was_faster_has_its_reason() -> None:
+    numbers = random.Random(17)
+    plans = [record(plan, noisy(1.0, numbers, 23)) for plan in (SEQUENCE, STREAMS)]
+    plans.append(record(PLACED, noisy(0.9, numbers, 8)))
+    ranking = Ranking(Measurement(PARTS, "makespan", plans=plans, final=8))
+    assert ranking.choose().record.is_sequence
+    report: Any = SimpleNamespace(objective="makespan")
+    equal, faster = _others(ranking, report, ranking.sequence)
+    assert equal.endswith("), no difference beyond noise, and the choice is simpler")
+    assert faster.startswith("a=8, b=None: 1.11x faster than the choice (1.1")
+    assert faster.endswith("), but measured in too few rounds")
 
 
 def test_a_difference_within_the_margin_is_none() -> None:

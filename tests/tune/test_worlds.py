@@ -109,6 +109,24 @@ def test_of_a_sequence_that_stalls_the_least_that_it_takes_is_enough_for_a_choic
     assert doubt in report.reasons
 
 
+class Short(Stepwise):
+    """A world in which parts are short alone."""
+
+    def nature(self, kind: str, sms: dict[str, int]) -> Nature:
+        return self.natures["overlay"] if kind == "alone" else super().nature(kind, sms)
+
+
+def test_a_latency_that_is_a_tenth_is_found_in_two_seconds(dev: Device) -> None:
+    objective = TailLatency("a", quantile=0.9, closed_loop=True)
+    natures = {"streams": Nature(1.0), "priority": Nature(1.0), "overlay": Nature(0.06), "partitions": Nature(0.06)}
+    kinds = set()
+    for seed in range(16):
+        world = Short(TRUTHS["nothing_to_gain"], lognormal(0.0), random.Random(seed), step_s=0.9e-3, deviation=0.2)
+        world.natures, world.objective = natures, objective
+        kinds.add(measured(world, dev, objective=objective, budget_s=2, sizes=[16]).choice.kind)
+    assert kinds <= {"overlay", "partitions"}
+
+
 def test_clear_differences_are_found_and_called_sure(dev: Device) -> None:
     found = outcomes(dev, "one_partition_is_best", "0.3%", 2) + outcomes(dev, "one_overlay_is_best", "0.3%", 2)
     assert all(one.sure and one.won and one.covered and one.regret == 0 for one in found)
