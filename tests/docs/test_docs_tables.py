@@ -262,7 +262,7 @@ def test_what_the_pages_quote_of_launches_is_in_the_results() -> None:
     busy = [value for value in ms["two threads on a CPU each"] if value > 10]
     quoted = [
         f"gain little over one**, {threads:.1f} ms against {one:.1f} on one stream and {two:.1f} on two",
-        f"one thread on one stream, which waits for nobody, takes {min(alone):.1f} to {max(alone):.1f} ms",
+        f"one thread on one stream, which has nothing to wait for, takes {min(alone):.1f} to {max(alone):.1f} ms",
         f"is worse than any of this: {min(busy):.0f} to {max(busy):.0f} ms",
         f"of 30 launches take {graphs:.1f} ms",
     ]
