@@ -246,7 +246,8 @@ def _bound(report: Report) -> str:
     sequence = _by_kind(report, "sequence")
     assert sequence is not None
     most = sequence.seconds.value / report.bound
-    limit = f"hiding the rest would be a speedup of {most:.2f}x" if most > 1 + NOISE else "there is nothing to hide"
+    gain = f"hiding the rest would be a speedup of {most:.2f}x"
+    limit = gain if most > 1 + NOISE else f"overlap can save less than {NOISE:.0%}"
     longest = max(report.alone, key=lambda name: report.alone[name].value * weight_of(report.objective, name))
     return (
         f"{critical_part(report.objective) or longest} alone takes {words(report.bound)}, and sequential takes "

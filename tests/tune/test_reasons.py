@@ -32,6 +32,17 @@ def test_reasons_say_what_could_be_won_and_what_fewer_sms_cost(dev: Device) -> N
     assert any(r.startswith("product alone is ") and "SMs than on the whole device" in r for r in report.reasons)
 
 
+def test_reasons_say_where_overlap_can_save_nothing(dev: Device) -> None:
+    report = tune.overlap(
+        long=lambda stream: spin(stream, 132, 2_000_000),
+        short=lambda stream: spin(stream, 1, 1_000),
+        device=dev,
+        sizes=[8],
+    )
+    assert report.reasons[0].startswith("long alone takes ")
+    assert report.reasons[0].endswith(": overlap can save less than 1%")
+
+
 def test_work_that_is_launch_bound_is_called_so(dev: Device) -> None:
     def slowly(stream: Stream) -> None:
         host_takes(20_000)  # more than the kernel takes

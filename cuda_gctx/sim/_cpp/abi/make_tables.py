@@ -288,8 +288,8 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], in
         "- Inside host functions and callbacks all answer `CUDA_ERROR_NOT_PERMITTED`, but those that are marked.",
         "- **Sentences**: the numbers of sentences of the header that are tried one by one, listed below.",
         "",
-        "| function | since | arguments | captures | context | in callbacks | sentences |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| function (since) | arguments | captures | context | in callbacks | sentences |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for symbol, row in sorted(rows.items()):
         words = {"context": "current", "owned": "owned", "or_current": "null: current", "early": "before `cuInit`"}
@@ -302,7 +302,7 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], in
             callback,
             ", ".join(str(number) for number in row.get("says", [])),
         )
-        lines.append(f"| `{symbol}` | {since(row['since'])} | {' | '.join(cells)} |")
+        lines.append(f"| `{symbol}` ({since(row['since'])}) | {' | '.join(cells)} |")
     lines += [
         "",
         "## Sentences",
