@@ -102,6 +102,7 @@ MORE: dict[str, Callable[[Any], object]] = {
     "the resources of a context are dropped last": lambda w: w.dev.create_context(ContextOptions([w.group])).resources,
     "blocks that end out of order": lambda w: out_of_order(w),
     "what was set in a block goes with it": lambda w: set_in_a_block(w),
+    "what was set on a thread goes with it": lambda w: set_on_a_thread(w),
     "a graph is dropped": lambda w: captured(w.stream).instantiate(),
     "streams with priorities": lambda w: w.ctx.create_stream(StreamOptions(priority=-1)),
     "loan": lambda w: (
@@ -143,9 +144,19 @@ def out_of_order(w: Any) -> None:
     inner.__exit__(None, None, None)
 
 
+def set_to_a_new_one(w: Any) -> None:
+    w.dev.set_current(w.dev.create_context(ContextOptions([w.group])))
+
+
+def set_on_a_thread(w: Any) -> None:
+    thread = threading.Thread(target=set_to_a_new_one, args=(w,))
+    thread.start()
+    thread.join()
+
+
 def set_in_a_block(w: Any) -> None:
     with w.ctx.current():
-        w.dev.set_current(w.dev.create_context(ContextOptions([w.group])))
+        set_to_a_new_one(w)
 
 
 def world(library: str) -> Any:
