@@ -16,7 +16,11 @@ cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
         optional[unsigned int] locality_domain
         cbool supplemental
 
-    optional[vector[GroupRequest]] caught_suggestion()
+    cdef cppclass SplitFailure:
+        optional[vector[GroupRequest]] suggestion
+        string advice
+
+    const SplitFailure* caught_split() noexcept
 
 
 cdef extern from "cuda.h" nogil:
@@ -51,6 +55,7 @@ cdef extern from "driver/error.hpp" namespace "gctx" nogil:
     unique_ptr[Error] caught_error()
 
 
+cdef object optional_count(const optional[unsigned int]& value)
 cdef int raise_error() except *
 cdef int warn_of_failures() except -1
 cdef void report_failures() noexcept

@@ -21,10 +21,14 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
     ) -> None: ...
 
 class SplitError(CUDAError, ValueError):
-    """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None."""
+    """A split does not fit the resource.
 
-    @property
-    def suggestion(self) -> SMResourceOptions | None: ...
+    suggestion: the nearest request that fits, as SMResourceOptions; None if there is none. advice: what else the
+    message says behind the request: why there is none, or what would make this one fit.
+    """
+
+    suggestion: SMResourceOptions | None
+    advice: str
 
 class ResourceOverlapError(ValueError):
     """An exclusive context was requested over SMs that a live context uses or may use."""

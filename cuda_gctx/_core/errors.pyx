@@ -14,9 +14,6 @@ class CUDAError(RuntimeError):
         self.name = name
         self.call = call
 
-    def __reduce__(self):
-        return _rebuild, (type(self), self.args, self.__dict__)
-
 
 class DriverNotFound(CUDAError):
     """No CUDA driver library could be opened."""
@@ -32,30 +29,21 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
 
 
 class SplitError(CUDAError, ValueError):
-    """A split does not fit the resource. ``suggestion`` contains the nearest options that fit, or is None.
+    """A split does not fit the resource.
 
+    suggestion: the nearest request that fits, as SMResourceOptions; None if there is none. advice: what else the
+    message says behind the request: why there is none, or what would make this one fit.
     It has the code and the name with which drivers refuse a split, whichever of the two refused it.
     """
+
+    suggestion = None
+    advice = ""
 
     def __init__(self, message, *, code=915, name="CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", call=""):
         super().__init__(message, code=code, name=name, call=call)
 
     def __str__(self):
         return f"{self.args[0]} ({self.name})"
-
-    # One tuple of (count, coscheduled, preferred, backfill, locality domain, supplemental) for each group.
-    _groups = None
-
-    @property
-    def suggestion(self):
-        """The nearest request that fits, as SMResourceOptions; None if there is none."""
-        if self._groups is None:
-            return None
-        from cuda_gctx._core.resources import SMResourceOptions
-
-        counts, *others = zip(*self._groups)
-        # A field that is the same for all groups is given once.
-        return SMResourceOptions(counts, *(field[0] if len(set(field)) == 1 else field for field in others))
 
 
 class ResourceOverlapError(ValueError):
@@ -90,12 +78,6 @@ class CUDAWarning(UserWarning):
 for _error in [value for value in globals().values() if isinstance(value, type) and issubclass(value, Exception)]:
     _error.__module__ = "cuda_gctx"
 del _error
-
-
-def _rebuild(cls, args, state):
-    error = cls(*args)
-    error.__dict__.update(state)
-    return error
 
 
 cdef extern from "driver/process.hpp" namespace "gctx" nogil:
@@ -135,14 +117,20 @@ cdef dict CLASS_OF_KIND = {
 cdef int raise_error() except *:
     cdef unique_ptr[Error] caught = caught_error()
     cdef Error* error = caught.get()
-    cdef optional[vector[GroupRequest]] suggestion
+    cdef const SplitFailure* refused
     if error.kind == ErrorKind.out_of_memory:
         raise MemoryError()
     raised = CLASS_OF_KIND.get(<int>error.kind, RuntimeError)(error.message.decode("utf-8", "replace"))
-    if error.kind == ErrorKind.split:
-        suggestion = caught_suggestion()
-        if suggestion.has_value():
-            raised._groups = [group_tuple(group) for group in suggestion.value()]
+    refused = caught_split()
+    if refused != NULL:
+        raised.advice = refused.advice.decode()
+        if refused.suggestion.has_value():
+            from cuda_gctx._core.resources import SMResourceOptions
+
+            counts, *others = zip(*[group_tuple(group) for group in refused.suggestion.value()])
+            # A field that is the same for all groups is given once.
+            once = [field[0] if len(set(field)) == 1 else field for field in others]
+            raised.suggestion = SMResourceOptions(counts, *once)
     elif isinstance(raised, CUDAError):
         raised.code, raised.name, raised.call = error.code, error.code_name.decode(), error.call.decode()
     if error.kind == ErrorKind.not_supported:

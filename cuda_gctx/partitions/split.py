@@ -42,15 +42,15 @@ def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResou
 
 
 def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMResource) -> str:
-    # The message of the split names its groups, and behind the colon the groups that fit: these have names here.
-    advice = error.args[0].partition(": ")[2]
-    if isinstance(error.suggestion, SMResourceOptions):
+    advice = [error.advice] if error.advice else []
+    if error.suggestion is not None:
         counts = error.suggestion.count
         fitting = counts if isinstance(counts, tuple) else (counts,)
         # A partition without a name has its number instead.
         requests = (str(sms) if name.isdigit() else f"{name}={sms}" for name, sms in zip(names, fitting, strict=False))
-        advice = f"the nearest layout that fits is {', '.join(requests)}{advice.partition(']')[2]}"
-    return f"{layout} does not fit into {whole.sm_count} SMs (alignment {whole.coscheduled_alignment}): {advice}"
+        advice.insert(0, f"the nearest layout that fits is {', '.join(requests)}")
+    size = f"{whole.sm_count} SMs (alignment {whole.coscheduled_alignment})"
+    return f"{layout} does not fit into {size}: {'; '.join(advice)}"
 
 
 def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:

@@ -100,6 +100,31 @@ def test_the_suggestion_of_a_refused_split_travels_too(sim: Machines) -> None:
     same = pickle.loads(pickle.dumps(error))
     assert same.suggestion == error.suggestion
     assert same.suggestion is not None
+    assert same.advice == error.advice
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "advice"),
+    [
+        ([120, 24], {}, ""),
+        ([66, 66], {}, "with backfill=True it would fit, with no promise of thread-block clusters above 2"),
+        ([8] * 17, {}, "no request of 17 groups fits, 16 of the smallest size do"),
+        (
+            [32],
+            {"coscheduled_sm_count": 16},
+            "it drops co-scheduling and locality; coscheduled_sm_count=16 needs the structured split of CUDA driver "
+            "13.1 or newer, this driver is 13.0",
+        ),
+    ],
+)
+def test_a_refused_split_has_its_advice_as_a_field(
+    sim: Machines, counts: list[int], options: dict[str, Any], advice: str
+) -> None:
+    sim("h100", driver="13.0")
+    error = refusal(SplitError, lambda: split(Device(0).resources.sm, counts, **options))
+    assert error.advice == advice
+    assert error.args[0].endswith(advice)
+    assert SplitError("too much").advice == ""
 
 
 @pytest.mark.parametrize("kind", [CUDAError, FeatureNotSupported, DriverNotFound, SplitError])

@@ -359,7 +359,7 @@ std::string what_would_help(const Refused& refused, const std::vector<GroupReque
   for (const GroupRequest& request : requests) {
     const bool promised = need_of(request, refused.grain).is_promised();
     if (promised && request.coscheduled != alignment && !refused.driver.has(Feature::structured_split)) {
-      return "; coscheduled_sm_count=" + std::to_string(request.coscheduled) +
+      return "coscheduled_sm_count=" + std::to_string(request.coscheduled) +
              " needs the structured split of CUDA driver 13.1 or newer, this driver is " +
              version_text(refused.driver.version());
     }
@@ -371,9 +371,13 @@ std::string what_would_help(const Refused& refused, const std::vector<GroupReque
   const bool asked =
       std::all_of(requests.begin(), requests.end(), [](const auto& request) { return request.backfill; });
   if (!asked && alignment > pair_size && exact <= refused.sm_count) {
-    return "; with backfill=True it would fit, with no promise of thread-block clusters above 2";
+    return "with backfill=True it would fit, with no promise of thread-block clusters above 2";
   }
   return {};
+}
+
+std::string joined(const std::string& first, const std::string& second) {
+  return first + (first.empty() || second.empty() ? "" : "; ") + second;
 }
 
 }  // namespace
@@ -400,16 +404,18 @@ void refuse(const Refused& refused, const std::vector<GroupRequest>& requests) {
     found = Nearest(refused, plain).find();
   }
   failure.suggestion = std::move(found.request);
+  std::string nearest;
   if (failure.suggestion) {
-    failure.message += ": the nearest request that fits is " + list_text(*failure.suggestion) +
-                       (same_options ? "" : " without co-scheduling and locality");
+    nearest = "the nearest request that fits is " + list_text(*failure.suggestion);
+    failure.advice = same_options ? "" : "it drops co-scheduling and locality";
   } else if (!found.is_certain) {
-    failure.message += ": no request near it fits";
+    failure.advice = "no request near it fits";
   } else {
-    failure.message += ": no request of " + std::to_string(requests.size()) + " groups fits, " +
-                       std::to_string(groups_that_fit(refused, requests)) + " of the smallest size do";
+    failure.advice = "no request of " + std::to_string(requests.size()) + " groups fits, " +
+                     std::to_string(groups_that_fit(refused, requests)) + " of the smallest size do";
   }
-  failure.message += open > 1 ? std::string() : what_would_help(refused, requests);
+  failure.advice = joined(failure.advice, open > 1 ? "" : what_would_help(refused, requests));
+  failure.message += ": " + joined(nearest, failure.advice);
   throw failure;
 }
 

@@ -2,13 +2,13 @@
 
 namespace gctx {
 
-std::optional<std::vector<GroupRequest>> caught_suggestion() {
+const SplitFailure* caught_split() noexcept {
   try {
     throw;
   } catch (const SplitFailure& failure) {
-    return failure.suggestion;
+    return &failure;
   } catch (...) {
-    return std::nullopt;
+    return nullptr;
   }
 }
 

@@ -22,9 +22,10 @@ class SplitFailure : public Error {
  public:
   explicit SplitFailure(std::string text) : Error(ErrorKind::split, std::move(text)) {}
   std::optional<std::vector<GroupRequest>> suggestion;
+  std::string advice;  // what else the message says behind the request: why there is none, or what would help
 };
 
-// The suggestion of the SplitFailure in flight, inside a catch block; nothing if it has none, or is another error.
-std::optional<std::vector<GroupRequest>> caught_suggestion();
+// The SplitFailure in flight, inside a catch block and as long as that lasts; null if it is another error.
+const SplitFailure* caught_split() noexcept;
 
 }  // namespace gctx
