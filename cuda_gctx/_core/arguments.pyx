@@ -94,9 +94,12 @@ cpdef object as_bool(str name, object value):
     raise TypeError(f"{name} must be a bool, not {type_name(value)}")
 
 
-cdef object as_handle(object value):
-    """`value` as the address of a driver object."""
-    return as_int("handle", value, 0, LARGEST_HANDLE)
+cdef object as_handle(object value, str what=None):
+    """`value` as the address of a driver object. `what` that is, where it cannot be 0."""
+    number = as_int("handle", value, 0, LARGEST_HANDLE)
+    if number == 0 and what is not None:
+        raise ValueError(f"0 is not a valid handle of a {what}")
+    return number
 
 
 cdef dict fields_of_class = {}
@@ -140,8 +143,9 @@ cdef class Options:
         return hash(tuple(self.values().values()))
 
     def __repr__(self):
-        fields = ", ".join([f"{name}={value!r}" for name, value in self.values().items()])
-        return f"{type(self).__name__}({fields})"
+        (name, value), *others = self.values().items()
+        shown = [(name, value), *[(name, value) for name, value in others if value != self._defaults[name]]]
+        return f"{type(self).__name__}({', '.join([f'{name}={value!r}' for name, value in shown])})"
 
     def replace(self, **changes):
         """A copy with other values for some fields.
@@ -219,31 +223,6 @@ cdef int fill(tuple made, Py_ssize_t at, object value) except -1:
     return 0
 
 
-cdef tuple spelling_by_name(dict named):
-    cdef Py_ssize_t count = len(named)
-    cdef Py_ssize_t position = 0
-    cdef Py_ssize_t at = 0
-    cdef PyObject* name
-    cdef PyObject* value
-    cdef tuple made = PyTuple_New(3 * count)
-    while PyDict_Next(named, &position, &name, &value):
-        fill(made, at, <object>name)
-        fill(made, count + at, <object>value)
-        fill(made, 2 * count + at, <object>type(<object>value))
-        at += 1
-    return made
-
-
-cdef tuple spelling_by_position(tuple values):
-    cdef Py_ssize_t count = len(values)
-    cdef Py_ssize_t at
-    cdef tuple made = PyTuple_New(2 * count)
-    for at in range(count):
-        fill(made, at, values[at])
-        fill(made, count + at, <object>type(values[at]))
-    return made
-
-
 def spelling(tuple requests, dict named):
     """What a set of requests is remembered by, given as the arguments of a call: by name, by position, or as one dict,
     tuple or list. What else is given alone is returned as it is; None if nothing can be remembered.
@@ -251,52 +230,69 @@ def spelling(tuple requests, dict named):
     The order of the names and the types of the requests belong to it: 1, 1.0 and True are equal, but not the same
     request.
     """
+    cdef tuple made
+    cdef Py_ssize_t position = 0
+    cdef Py_ssize_t at = 0
+    cdef PyObject* name
+    cdef PyObject* value
+    asked = requests
     if named:
-        return None if requests else spelling_by_name(named)
-    if len(requests) == 1:
+        asked = None if requests else named
+    elif len(requests) == 1 and type(requests[0]) is not int:
         asked = requests[0]
-        if type(asked) is dict:
-            return spelling_by_name(<dict>asked)
-        if type(asked) is tuple:
-            return spelling_by_position(<tuple>asked)
-        if type(asked) is list:
-            return spelling_by_position(tuple(<list>asked))
-        if type(asked) is not int:
-            return None if isinstance(asked, tuple) else asked
-    return spelling_by_position(requests)
+    if type(asked) is dict:
+        made = PyTuple_New(3 * len(<dict>asked))
+        while PyDict_Next(asked, &position, &name, &value):
+            fill(made, at, <object>name)
+            fill(made, at + 1, <object>value)
+            fill(made, at + 2, <object>type(<object>value))
+            at += 3
+        return made
+    if type(asked) is not tuple and type(asked) is not list:
+        return None if isinstance(asked, tuple) else asked
+    made = PyTuple_New(2 * len(asked))
+    for one in tuple(asked):
+        fill(made, at, one)
+        fill(made, at + 1, type(one))
+        at += 2
+    return made
 
 
 cdef extern from *:
     """
-    static void gctx_set_new(PyObject *kind, PyObject *(*function)(PyTypeObject *, PyObject *, PyObject *)) {
-      ((PyTypeObject *)kind)->tp_new = function;
-      ((PyTypeObject *)kind)->tp_vectorcall = NULL;
-      PyType_Modified((PyTypeObject *)kind);
+    /* What a cdef class cannot declare: attributes of its own, and by what it is made. */
+    static int gctx_declare(PyObject *kind, PyObject *own, PyObject *(*make)(PyTypeObject *, PyObject *, PyObject *)) {
+      PyTypeObject *const type = (PyTypeObject *)kind;
+      if (make != NULL) {
+        type->tp_new = make;
+        type->tp_vectorcall = NULL;
+      }
+      const int failed = PyDict_Update(type->tp_dict, own);
+      PyType_Modified(type);
+      return failed;
     }
     """
-    void gctx_set_new(object kind, object (*function)(type, PyObject*, PyObject*))
-
-
-cdef dict advice_of_class = {}
+    int gctx_declare(object kind, object own, object (*make)(type, PyObject*, PyObject*)) except -1
 
 
 cdef object refuse_new(type kind, PyObject* args, PyObject* keywords):
-    for base in kind.__mro__:
-        if base in advice_of_class:
-            raise RuntimeError(advice_of_class[base])
-    raise RuntimeError(f"{kind.__name__} cannot be constructed directly")
+    raise TypeError(kind._made_by)
+
+
+def _refuse_copy(self):
+    raise TypeError(
+        f"{type(self).__name__} objects cannot be pickled or copied: make one in the other process; {self._made_by}"
+    )
+
+
+cdef int make_here(type kind, str advice) except -1:
+    """Refuse pickle and copy of what belongs to its process; the advice says what makes one."""
+    return gctx_declare(kind, {"__reduce__": _refuse_copy, "_made_by": advice}, NULL)
 
 
 cdef int make_only_here(type kind, str advice) except -1:
-    """Refuse the class and its __new__ outside of its own module, so that no empty object exists."""
-    advice_of_class[kind] = advice
-    gctx_set_new(kind, refuse_new)
-    return 0
-
-
-cdef object refuse_copy(object thing, str advice):
-    """Raise TypeError for pickle and copy: a body for __reduce__."""
-    raise TypeError(f"{type(thing).__name__} objects cannot be pickled or copied: {advice}")
+    """The same, and refuse the class and its __new__ outside of its own module, so that no empty object exists."""
+    return gctx_declare(kind, {"__reduce__": _refuse_copy, "_made_by": advice}, refuse_new)
 
 
 def environment_variable(bytes name not None):

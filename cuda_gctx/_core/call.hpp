@@ -44,6 +44,7 @@ using PlaceOfHandle = LockedSlot<Box>;
 struct ChildSlot {
   virtual bool is_empty() const noexcept = 0;
   virtual ContextHandle context() = 0;  // null, and the Python exception is set, where there is none
+  virtual bool drop() = 0;              // lets the handle go; whether that was a use of its box
 };
 
 // The place of a handle in an object of Python, which lets it go when the object goes.
@@ -53,6 +54,7 @@ class ObjectSlot final : public PlaceOfHandle<Box>, public ChildSlot {
   ~ObjectSlot() noexcept(false);
   bool is_empty() const noexcept override { return !this->borrow(); }
   ContextHandle context() override;
+  bool drop() override;
 };
 template <typename Box>
 using ObjectBorrowed = typename ObjectSlot<Box>::Borrowed;
@@ -111,24 +113,18 @@ class Held {
   const std::shared_ptr<Box>* const box_;
 };
 template <typename Given>
-class Taken {
+class Taken {  // a reference: what the caller keeps
  public:
-  explicit Taken(Given& given) noexcept : given_(std::move(given)) {}
+  explicit Taken(std::remove_reference_t<Given>& given) noexcept : given_(static_cast<Given&&>(given)) {}
   Given& get() noexcept { return given_; }
-  void let_go() noexcept { given_ = Given(); }
+  void let_go() noexcept {
+    if constexpr (!std::is_reference_v<Given>) {
+      given_ = Given();
+    }
+  }
 
  private:
   Given given_;
-};
-template <typename Given>
-class Kept {
- public:
-  explicit Kept(Given& given) noexcept : given_(given) {}
-  Given& get() noexcept { return given_; }
-  void let_go() noexcept {}
-
- private:
-  Given& given_;
 };
 
 template <typename Box>
@@ -137,7 +133,7 @@ template <typename Box>
   requires(!std::is_const_v<Box>)
 Taken<std::vector<std::shared_ptr<Box>>> holder_of(std::vector<std::shared_ptr<Box>>& handles);
 template <typename Given>
-Kept<std::remove_reference_t<Given>> holder_of(Given&& given);
+Taken<std::remove_reference_t<Given>&> holder_of(Given&& given);
 
 // Calls without the GIL; true unless it failed, and then the Python exception is set.
 template <typename Work, typename Holds>
@@ -191,12 +187,12 @@ bool drop(std::shared_ptr<Box> handle) {
   return std::get<0>(holds).get() && calls::work_without_gil([](auto&&...) {}, holds);
 }
 template <typename Box>
-bool drop(ObjectSlot<Box>& slot) {
-  return drop(slot.take());
+bool ObjectSlot<Box>::drop() {
+  return gctx::drop(this->take());
 }
 template <typename Box>
 ObjectSlot<Box>::~ObjectSlot() noexcept(false) {
-  if (drop(*this)) {
+  if (drop()) {
     calls::report_failures();
   }
 }
@@ -236,12 +232,8 @@ int make(ObjectSlot<Box>& slot, Arguments&&... arguments) {
     return -1;
   }
   if (slot.was_filled()) {  // by another call of __init__
-    std::tuple<calls::Taken<std::shared_ptr<Box>>> unwanted(made);
-    calls::work_without_gil(
-        [](auto&&...) {
-          fail_state(std::string("this ") + Box::word + " has been initialised already: make another object");
-        },
-        unwanted);
+    drop(std::move(made));
+    PyErr_Format(PyExc_RuntimeError, "this %s has been initialised already: make another object", Box::word);
     return -1;
   }
   if (!made) {

@@ -22,7 +22,6 @@ cdef class Context:
     cdef object __weakref__
 
 
-cdef int let_go(Context context) except -1
 cdef Context unmade_context()
 cdef Context made_context(Context context)
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters)

@@ -12,7 +12,7 @@ from libcpp.string cimport string
 from libcpp.vector cimport vector
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_here, make_only_here
 from cuda_gctx._core.current cimport drop_kept_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
@@ -36,12 +36,10 @@ cdef class ContextOptions(Options):
     _taken_by = ("create_context",)
 
     def __cinit__(self, resources=None, exclusive=False, name=None):
-        if resources is None:
-            raise ValueError("resources must be provided: a green context needs at least one SMResource")
-        if not isinstance(resources, Sequence):
+        if resources is not None and not isinstance(resources, Sequence):
             raise TypeError(f"resources must be a sequence, not {type(resources).__name__}: put it in brackets")
         if not resources:
-            raise ValueError("resources is empty: a green context needs at least one SMResource")
+            raise ValueError("resources must be provided, not empty: a green context needs at least one SMResource")
         for resource in resources:
             if not isinstance(resource, (SMResource, WorkqueueResource)):
                 raise TypeError(
@@ -55,8 +53,8 @@ cdef class ContextOptions(Options):
         self.exclusive = as_bool("exclusive", exclusive)
         self.name = name
 
-    def __reduce__(self):
-        refuse_copy(self, "split the device in the other process, and make the options there")
+
+make_here(ContextOptions, "their resources come from a split")
 
 
 cdef Context unmade_context():
@@ -80,7 +78,7 @@ def context_of(InContext child not None):
 cdef int let_go(Context context) except -1:
     """Close the object; the context itself may stay open."""
     drop_kept_block(&context._kept_block)
-    cpp.drop(context._slot)
+    context._slot.drop()
     with cython.critical_section(context):
         context._resources = None
         context._owner = None
@@ -128,9 +126,7 @@ cdef class Context:
         """
         cdef cpp.Runtime* runtime = active_runtime()
         cdef Context context = Context.__new__(Context)
-        cdef uintptr_t address = as_handle(handle)
-        if address == 0:
-            raise ValueError("0 is not a valid handle of a context")
+        cdef uintptr_t address = as_handle(handle, "context")
         cpp.adopt_context(context._slot, runtime[0], <cpp.CUcontext>address)
         context._owner = owner
         return made_context(context)
@@ -272,9 +268,6 @@ cdef class Context:
         let_go(self)
         warn_of_failures()
 
-    def __reduce__(self):
-        refuse_copy(self, "send the request, and make a context in the other process")
-
     def __eq__(self, other):
         if not isinstance(other, Context):
             return NotImplemented
@@ -285,9 +278,7 @@ cdef class Context:
         cdef cpp.Borrowed[cpp.ContextBox] other_box = that._slot.borrow()
         if box.get() == NULL or other_box.get() == NULL:
             return False
-        return box.get() == other_box.get() or (
-            &box.get().runtime() == &other_box.get().runtime() and self._number == that._number
-        )
+        return self._number == that._number and &box.get().runtime() == &other_box.get().runtime()
 
     def __hash__(self):
         return hash(self._number)
@@ -320,9 +311,6 @@ cdef class Context:
 make_only_here(Context, "a Context comes from Device.create_context(), Device.context or Context.from_handle()")
 
 
-# ---- loans: contexts whose SMs are claimed for as long as somebody uses them
-
-
 cdef class Claim:
     """The SMs that one user has of a device, for contexts made by create_unclaimed_context()."""
 
@@ -336,9 +324,6 @@ cdef class Claim:
     def release(self):
         """Ends the claim. Ending it twice does nothing."""
         self._claim.get().release()
-
-    def __reduce__(self):
-        refuse_copy(self, "claim the SMs there")
 
 
 make_only_here(Claim, "a Claim comes from claim()")

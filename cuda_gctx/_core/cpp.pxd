@@ -232,9 +232,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     const unsigned int probe_threads
 
     cdef cppclass LaunchShape:
-        CUfunction function
-        unsigned int threads
-        unsigned int shared_bytes
+        LaunchShape(CUfunction, unsigned int, unsigned int) noexcept
 
     cdef cppclass NewUse "gctx::Switching::NewUse":
         NewUse() noexcept
@@ -255,6 +253,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     cdef cppclass ChildSlot:
         cbool is_empty() noexcept
         ContextHandle context() except *
+        cbool drop() noexcept
 
     # Where an object keeps its handle: a call works on a copy of it, and closing takes it away.
     cdef cppclass Slot "gctx::ObjectSlot"[Box](ChildSlot):
@@ -266,7 +265,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
     Borrowed[Box] live[Box](Slot[Box]&) except *
     Borrowed[Box] present[Box](Slot[Box]&) except *
-    cbool drop[Box](Slot[Box]&) noexcept
     cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
     void renew(ContextHandle&, Slot[ContextBox]&) noexcept
     void end_thread() noexcept

@@ -3,10 +3,6 @@ from cpython.object cimport PyObject
 cimport cuda_gctx._core.cpp as cpp
 
 
-cdef extern from *:
-    PyObject* PyThreadState_GetDict()
-
-
 cdef class CurrentBlock:
     cdef void* _call  # what Python calls: it enters or leaves the block
     cdef object _context
@@ -25,5 +21,5 @@ cdef class CurrentBlock:
 cdef CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context)
 cdef void drop_kept_block(PyObject** kept) noexcept
 cdef void* task_here() except NULL
-cdef int watch_thread() except -1
+cdef dict given_here()
 cdef void release_left() noexcept

@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport make_only_here
 from cuda_gctx._core.errors cimport report_failures
 
 
@@ -28,25 +28,21 @@ cdef extern from *:
       return state->context;
     }
 
-    /* What is known of the thread: its state, once the end of that is watched, and the list of its entries. */
-    static __attribute__((tls_model("initial-exec"))) __thread struct {
-      PyThreadState* state;
-      void* entries;
-    } gctx_here;
-    static PyThreadState* gctx_watched_state(void) { return gctx_here.state; }
-    static void* gctx_entries(void) { return gctx_here.entries; }
-    static void gctx_watch(PyThreadState* state, void* entries) {
-      gctx_here.state = state;
-      gctx_here.entries = entries;
-    }
+    /* What is known of the thread: its state, once the end of that is watched; the list of its entries; and what
+       given_here() returns, which is part of its _ThreadEnd. */
+    #define GCTX_OF_THREAD static __attribute__((tls_model("initial-exec"))) __thread
+    GCTX_OF_THREAD PyThreadState* gctx_watched;
+    GCTX_OF_THREAD gctx::ThreadEntries* gctx_entries;
+    GCTX_OF_THREAD PyObject* gctx_given;
     """
     ctypedef struct PyThreadState:
         pass
 
+    PyThreadState* watched "gctx_watched"
+    cpp.ThreadEntries* entries "gctx_entries"
+    PyObject* given "gctx_given"
     PyThreadState* PyThreadState_GetUnchecked() noexcept
-    PyThreadState* gctx_watched_state() noexcept
-    void* gctx_entries() noexcept
-    void gctx_watch(PyThreadState*, void*) noexcept
+    PyObject* PyThreadState_GetDict() noexcept
     void* task_of "gctx_task_of"(PyThreadState*) except NULL
 
 
@@ -58,12 +54,15 @@ cdef void* task_here() except NULL:
 cdef class _ThreadEnd:
     """Removes the current contexts of a thread when Python destroys its state, which is before join() returns."""
 
-    cdef const cpp.ThreadEntries* _entries
+    cdef cpp.ThreadEntries* _entries
+    cdef dict _given
 
     def __dealloc__(self):
+        global watched, entries
         # The interpreter destroys the states of other threads when it ends, and in a forked child.
         if self._entries == cpp.this_thread():
-            gctx_watch(NULL, NULL)
+            watched = NULL
+            entries = NULL
             cpp.end_thread()
             release_left()
 
@@ -73,14 +72,24 @@ cdef int watch_thread() except -1:
 
     The system reports the end of a thread only after join().
     """
+    global watched, entries, given
     cdef PyThreadState* state = PyThreadState_GetUnchecked()
     cdef _ThreadEnd end
-    if gctx_watched_state() != state:
+    if watched != state:
         end = _ThreadEnd()
         end._entries = cpp.this_thread()
+        end._given = {}
         (<dict>PyThreadState_GetDict())["cuda_gctx"] = end
-        gctx_watch(state, <void*>end._entries)
+        watched = state
+        entries = end._entries
+        given = <PyObject*>end._given
     return 0
+
+
+cdef dict given_here():
+    """By the ids of their contexts, weak references to the objects that set_current() was given on this thread."""
+    watch_thread()
+    return <dict>given
 
 
 cdef void release_left() noexcept:
@@ -180,12 +189,12 @@ cdef class CurrentBlock:
         cdef PyThreadState* state = PyThreadState_GetUnchecked()
         # What can raise comes before the push.
         cdef void* task = task_of(state)
-        if gctx_watched_state() != state:
+        if watched != state:
             watch_thread()
         if box.get() == NULL or box.get().kind() != cpp.ContextKind.green:
             cpp.live(self._slot[0])
             cpp.demand_there(self._slot[0])
-        while not (<cpp.ThreadEntries*>gctx_entries()).enter(self._entry, task):
+        while not entries.enter(self._entry, task):
             if not self._entry.is_idle():
                 return self.enter_again()
             cpp.leave_what_was_left(cpp.this_thread())
@@ -204,8 +213,7 @@ cdef class CurrentBlock:
 
     cdef int leave(self) except -1:
         cdef void* task = task_here()
-        cdef cpp.ThreadEntries* here = <cpp.ThreadEntries*>gctx_entries()  # null where no block was entered
-        if self._more is None and here != NULL and here.leave_at_once(self._entry, task):
+        if self._more is None and entries != NULL and entries.leave_at_once(self._entry, task):
             self._task = None
             Py_DECREF(self)
             return 0
@@ -226,9 +234,6 @@ cdef class CurrentBlock:
         finally:
             release_left()
         return 0
-
-    def __reduce__(self):
-        refuse_copy(self, "call current() in the other process")
 
 
 make_only_here(CurrentBlock, "a block comes from Context.current()")

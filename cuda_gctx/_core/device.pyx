@@ -5,40 +5,18 @@ from types import MappingProxyType
 from weakref import ref
 
 cimport cython
-from cpython.dict cimport PyDict_GetItem
-from cpython.object cimport PyObject
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport as_int, as_options
 from cuda_gctx._core.context cimport Context, ContextOptions, made_context, new_green_context, unmade_context
-from cuda_gctx._core.current cimport PyThreadState_GetDict, release_left, task_here, watch_thread
+from cuda_gctx._core.current cimport given_here, release_left, task_here
 from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.event cimport EventOptions, new_event
 from cuda_gctx._core.resources cimport DeviceResources
-from cuda_gctx._core.stream cimport StreamOptions, new_stream
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.stream import Stream
 
 ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
-
-# Beyond so many, those that are gone are forgotten.
-cdef int MANY = 64
-
-# A mapping without fields: create_context() without options says what it takes.
-_NO_OPTIONS = MappingProxyType({})
-
-
-cdef dict given_contexts():
-    """The objects that set_current() was given on the calling thread, by the ids of their contexts."""
-    cdef PyObject* state = PyThreadState_GetDict()
-    if state == NULL:
-        return {}
-    cdef PyObject* given = PyDict_GetItem(<dict>state, "cuda_gctx.given")
-    if given == NULL:
-        (<dict>state)["cuda_gctx.given"] = {}
-        given = PyDict_GetItem(<dict>state, "cuda_gctx.given")
-    return <dict>given
 
 
 cdef Context same_object(dict given, Context found):
@@ -50,14 +28,6 @@ cdef Context same_object(dict given, Context found):
         if known is not None and known._slot.borrow().get() == found._slot.borrow().get():
             return known
     return found
-
-
-cdef int remember(dict given, Context context) except -1:
-    if len(given) >= MANY:
-        for number in [number for number, known in given.items() if known() is None]:
-            del given[number]
-    given[context._number] = ref(context)
-    return 0
 
 
 cdef class Device:
@@ -150,7 +120,6 @@ cdef class Device:
     @property
     def priority_range(self):
         """The lowest and the highest priority of streams, such as (0, -5). Smaller numbers have a higher priority."""
-        cdef cpp.PriorityRange range
         self._runtime.demand_usable()
         range = cpp.priorities(self._runtime[0], self.device_id)
         return (range.least, range.greatest)
@@ -188,16 +157,19 @@ cdef class Device:
             box = cpp.live(ctx._slot)
             if box.get().device() != self.device_id or &box.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {box.get().device()}, not {self.device_id}")
-        watch_thread()
-        given = given_contexts()
+        given = given_here()
         is_any = cpp.set_current(found._slot, cpp.this_thread(), context._slot, task_here())
         found = same_object(given, made_context(found)) if is_any else None
         release_left()
         if ctx is not None and ctx is not found:
-            remember(given, ctx)
+            if len(given) >= 64:  # those that are gone are forgotten
+                for number in [number for number, known in given.items() if known() is None]:
+                    del given[number]
+            given[ctx._number] = ref(ctx)
         return found
 
-    def create_context(self, options=_NO_OPTIONS):
+    # A mapping without fields: create_context() without options says what it takes.
+    def create_context(self, options=MappingProxyType({})):
         """Create a green context. Warns (ResourceOverlapWarning) if live contexts use, or may use, its SMs.
 
         options: ContextOptions, or a dict of their fields.
@@ -205,7 +177,7 @@ cdef class Device:
         Returns a Context. Raises ResourceOverlapError instead of warning with `exclusive`, ValueError for resources
         that cannot be in one context, CapturingError during a capture, and FeatureNotSupported on drivers before 12.4.
         """
-        if options is None or options is _NO_OPTIONS:
+        if options is None or options == {}:
             raise ValueError('resources must be provided: create_context({"resources": [...], "name": ...})')
         self._runtime.demand_usable()
         return new_green_context(self.device_id, as_options(ContextOptions, options), True)
@@ -219,14 +191,14 @@ cdef class Device:
         """
         if hasattr(options, "__cuda_stream__"):
             return Stream(options)
-        return new_stream(self.primary()._slot, as_options(StreamOptions, options))
+        return self.primary().create_stream(options)
 
     def create_event(self, options=None):
         """Create an event of the primary context.
 
         options: EventOptions, or a dict of their fields. Returns an Event.
         """
-        return new_event(self.primary()._slot, as_options(EventOptions, options))
+        return self.primary().create_event(options)
 
     # What this package does not do itself, cuda.core does.
 

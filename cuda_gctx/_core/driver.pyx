@@ -5,7 +5,7 @@ import atexit
 from libc.stdint cimport uintptr_t
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport make_only_here
 from cuda_gctx._core.current cimport release_left
 from cuda_gctx._core.errors cimport report_failures
 
@@ -22,9 +22,6 @@ cdef class OpenDriver:
     """A driver that was opened in addition to the one of CUDA_GCTX_DRIVER."""
 
     cdef cpp.Runtime* runtime
-
-    def __reduce__(self):
-        refuse_copy(self, "open the driver in the other process")
 
     def __repr__(self):
         return f"<OpenDriver {self.runtime.driver().path().decode()}>"
@@ -48,10 +45,8 @@ def resume_driver():
 
 def open_driver(choice):
     """Open a driver, named as in CUDA_GCTX_DRIVER, and make it the active one until it is closed."""
-    cdef bytes words = choice.encode()
-    cdef const char* text = words
     cdef OpenDriver token = OpenDriver.__new__(OpenDriver)
-    token.runtime = cpp.open_runtime(text)
+    token.runtime = cpp.open_runtime(choice.encode())
     return token
 
 
@@ -102,9 +97,7 @@ cdef Feature make_feature(const cpp.Driver& driver, int number):
     feature.needs = cpp.version_text(state.since).decode()
     if not feature.available:
         found = cpp.version_text(driver.version()).decode()
-        feature.reason = (
-            f"{feature.title}: needs CUDA driver {feature.needs} or newer, this driver is {found}"
-        )
+        feature.reason = f"{feature.title}: needs CUDA driver {feature.needs} or newer, this driver is {found}"
     return feature
 
 

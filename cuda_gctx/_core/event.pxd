@@ -9,6 +9,7 @@ cdef class EventOptions(Options):
 
 
 cdef class InContext:
+    cdef object _owner  # of what was adopted: kept as long as this
     cdef object __weakref__
 
     cdef cpp.ChildSlot* slot(self) noexcept

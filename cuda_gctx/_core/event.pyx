@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_bool, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, make_only_here
 from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.resources cimport device_of
 
@@ -73,6 +73,12 @@ cdef class InContext:
         """Whether it has been closed."""
         return self.slot().is_empty()
 
+    def close(self):
+        """Destroy it, unless it was adopted. Closing twice does nothing."""
+        self.slot().drop()
+        self._owner = None
+        warn_of_failures()
+
     def __enter__(self):
         self.slot().context()
         return self
@@ -132,25 +138,16 @@ cdef class Event(InContext):
         """Waits in a coroutine until all work before it has finished, by asking now and then: the loop goes on."""
         return until_done(self).__await__()
 
-    def close(self):
-        """Destroy the event. Closing twice does nothing."""
-        cpp.drop(self._slot)
-        warn_of_failures()
-
     def __sub__(self, other):
         """The milliseconds from `other` to this event."""
-        if not isinstance(self, Event) or not isinstance(other, Event):
+        if not isinstance(other, Event):
             return NotImplemented
-        cdef Event end = self
         cdef Event start = other
-        cpp.present(end._slot)
+        cpp.present(self._slot)
         cpp.present(start._slot)
-        if not (start._options.timing_enabled and end._options.timing_enabled):
+        if not (start._options.timing_enabled and self._options.timing_enabled):
             raise RuntimeError("both events must be created with EventOptions(timing_enabled=True) to be subtracted")
-        return cpp.elapsed_ms(start._slot, end._slot)
-
-    def __reduce__(self):
-        refuse_copy(self, "create one in the other process with create_event()")
+        return cpp.elapsed_ms(start._slot, self._slot)
 
     def __repr__(self):
         cdef cpp.Borrowed[cpp.EventBox] box = self._slot.borrow()

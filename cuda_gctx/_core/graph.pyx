@@ -5,10 +5,9 @@ from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.vector cimport vector
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport as_bool, as_handle, make_only_here, refuse_copy
+from cuda_gctx._core.arguments cimport as_bool, as_handle, make_here, make_only_here
 from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.event cimport InContext
 from cuda_gctx._core.stream cimport Stream
 
@@ -61,10 +60,10 @@ cdef class Graph(InContext):
     """Captured work. Its kernels run in the contexts in which they were captured; in_partition() moves them.
 
     Stream.capture() makes one. ``Graph(obj)`` adopts that of another library, in the context of its first kernel.
+    Its executable forms outlive it.
     """
 
     cdef cpp.Slot[cpp.GraphBox] _slot
-    cdef object _owner
 
     cdef cpp.ChildSlot* slot(self) noexcept:
         return &self._slot
@@ -83,10 +82,7 @@ cdef class Graph(InContext):
         handle: the CUgraph, as an int; ValueError for 0. owner: an object to keep alive as long as this one and what is
         made of it.
         """
-        number = as_handle(handle)
-        if number == 0:
-            raise ValueError("0 is not a valid handle of a graph")
-        return adopted(Graph.__new__(Graph), number, owner)
+        return adopted(Graph.__new__(Graph), as_handle(handle, "graph"), owner)
 
     @property
     def handle(self):
@@ -125,15 +121,6 @@ cdef class Graph(InContext):
         made._owner = self._owner
         return made
 
-    def close(self):
-        """Destroy the graph unless it was adopted, but not its executable forms. Closing twice does nothing."""
-        cpp.drop(self._slot)
-        self._owner = None
-        warn_of_failures()
-
-    def __reduce__(self):
-        refuse_copy(self, "capture it there")
-
     def __repr__(self):
         cdef cpp.Borrowed[cpp.GraphBox] box = self._slot.borrow()
         if box.get() == NULL:
@@ -141,11 +128,13 @@ cdef class Graph(InContext):
         return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
 
 
+make_here(Graph, "a Graph comes from Stream.capture(); Graph(obj) adopts that of another library")
+
+
 cdef class GraphExec(InContext):
-    """A graph that can be launched, on streams of the context in which its kernels run."""
+    """A graph to launch on streams of the context in which its kernels run. It must not run when it is closed."""
 
     cdef cpp.Slot[cpp.GraphExecBox] _slot
-    cdef object _owner  # of the graph: what keeps its memory
 
     cdef cpp.ChildSlot* slot(self) noexcept:
         return &self._slot
@@ -180,15 +169,6 @@ cdef class GraphExec(InContext):
         of the other one.
         """
         cpp.launch(self._slot, stream._slot)
-
-    def close(self):
-        """Destroy the executable graph, which must not be running. Closing twice does nothing."""
-        cpp.drop(self._slot)
-        self._owner = None
-        warn_of_failures()
-
-    def __reduce__(self):
-        refuse_copy(self, "capture it there")
 
     def __repr__(self):
         cdef cpp.Borrowed[cpp.GraphExecBox] box = self._slot.borrow()
@@ -228,7 +208,7 @@ cdef class Capture:
             self._is_open = True
         finally:
             if not self._is_open:
-                cpp.drop(self._capturing)
+                self._capturing.drop()
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -244,12 +224,9 @@ cdef class Capture:
                 raise
             return
         finally:
-            cpp.drop(self._capturing)
+            self._capturing.drop()
         if kind is None:
             self._graph = graph
-
-    def __reduce__(self):
-        refuse_copy(self, "capture there")
 
 
 make_only_here(Capture, "a Capture comes from Stream.capture()")

@@ -12,8 +12,7 @@ from cuda_gctx._core.device import Device
 
 # The kernel counts its rounds as well, and stops by that count some time after this.
 cdef uint64_t LONGEST_SPIN_NS = 1_000_000_000
-cdef uint64_t MOST_BLOCKS = 2**31 - 1
-cdef uint64_t MOST_STAMPS = 2**31 - 1
+cdef uint64_t MOST = 2**31 - 1  # blocks, and stamps
 
 
 def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned int cluster=1):
@@ -22,14 +21,12 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
     cluster: the number of consecutive blocks in a thread-block cluster.
     """
     cdef vector[cpp.StreamHandle] handles
-    cdef vector[unsigned int] counts
+    cdef vector[unsigned int] counts = blocks
     cdef vector[vector[cpp.ProbeBlock]] seen
     cdef Stream stream
     for stream in streams:
         cpp.present(stream._slot)
         handles.push_back(stream._slot.get())
-    for count in blocks:
-        counts.push_back(count)
     seen = cpp.run_probe(handles, counts, spin_ns, timeout_ns, cluster)
     # A block that did not run wrote nothing, and a block that ran has an end. The parts are taken by number, because a
     # variable would be a copy, which can raise where nothing catches it.
@@ -44,7 +41,7 @@ def spin(stream, blocks, spin_ns):
 
     stream: a Stream. ValueError for a number or a time out of range.
     """
-    cdef unsigned int count = as_int("blocks", blocks, 1, MOST_BLOCKS)
+    cdef unsigned int count = as_int("blocks", blocks, 1, MOST)
     cdef uint64_t duration = as_int("spin_ns", spin_ns, 0, LONGEST_SPIN_NS)
     if not isinstance(stream, Stream):
         raise TypeError(
@@ -67,7 +64,7 @@ cdef class Stamps:
         cdef Stream own
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
-        places = as_int("capacity", capacity, 1, MOST_STAMPS)
+        places = as_int("capacity", capacity, 1, MOST)
         own = device.create_stream()
         cpp.make_stamps(self._slot, own._slot, <size_t>places)
         self.capacity = places
@@ -89,14 +86,6 @@ cdef class Stamps:
         return [(stamp.sm, stamp.start_ns) if stamp.end_ns != 0 else None for stamp in seen]
 
 
-cdef cpp.LaunchShape launch_shape(uintptr_t function, unsigned int threads, unsigned int shared_bytes):
-    cdef cpp.LaunchShape shape
-    shape.function = <cpp.CUfunction>function
-    shape.threads = threads
-    shape.shared_bytes = shared_bytes
-    return shape
-
-
 def probe_blocks_per_sm(Context context not None):
     """The number of blocks of the probe that fill an SM."""
     return blocks_per_sm(context, 0, cpp.probe_threads, 0)
@@ -104,12 +93,12 @@ def probe_blocks_per_sm(Context context not None):
 
 def blocks_per_sm(Context context not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The number of blocks of a kernel (0: of the probe) that fit on an SM of the context at once."""
-    return cpp.blocks_per_sm(context._slot, launch_shape(function, threads, shared_bytes))
+    return cpp.blocks_per_sm(context._slot, cpp.LaunchShape(<cpp.CUfunction>function, threads, shared_bytes))
 
 
 def max_cluster_size(Stream stream not None, uintptr_t function, unsigned int threads, unsigned int shared_bytes):
     """The largest thread-block cluster of a kernel (0: of the probe) on a stream."""
-    return cpp.max_cluster_size(stream._slot, launch_shape(function, threads, shared_bytes))
+    return cpp.max_cluster_size(stream._slot, cpp.LaunchShape(<cpp.CUfunction>function, threads, shared_bytes))
 
 
 def max_clusters(
@@ -120,4 +109,6 @@ def max_clusters(
     unsigned int cluster_size,
 ):
     """The number of clusters of a kernel (0: of the probe) that a stream can run at once."""
-    return cpp.max_active_clusters(stream._slot, launch_shape(function, threads, shared_bytes), cluster_size)
+    return cpp.max_active_clusters(
+        stream._slot, cpp.LaunchShape(<cpp.CUfunction>function, threads, shared_bytes), cluster_size
+    )

@@ -18,9 +18,6 @@ cdef class SMResourceOptions(Options):
     cdef readonly object supplemental_sms
     cdef vector[GroupRequest] _requests
 
-    cdef int _check_open_groups(self) except -1
-    cdef int _fill_requests(self) except -1
-
 
 cdef class SMResource:
     cdef cpp.Runtime* _runtime

@@ -9,8 +9,8 @@ from libc.stdint cimport uintptr_t
 from libcpp.utility cimport move
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here, refuse_copy
-from cuda_gctx._core.errors cimport ANY_DOMAIN
+from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here
+from cuda_gctx._core.errors cimport ANY_DOMAIN, optional_count
 
 from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import as_bool
@@ -68,10 +68,6 @@ cdef object checked_field(name, value, count, check):
     return tuple([check(name, entry) for entry in value])
 
 
-cdef object entry_of(field, position):
-    return field[position] if isinstance(field, tuple) else field
-
-
 cdef class SMResourceOptions(Options):
     """The groups of a split. Only ``count`` sets their number; the other fields broadcast over it. Immutable.
 
@@ -110,63 +106,50 @@ cdef class SMResourceOptions(Options):
         if is_sequence(count):
             if not count:
                 raise ValueError("count is empty: request at least one group")
-            self.count = tuple([as_sm_count("count", entry, LARGEST_COUNT) for entry in count])
+            count = tuple([as_sm_count("count", entry, LARGEST_COUNT) for entry in count])
         else:
-            self.count = as_sm_count("count", count, LARGEST_COUNT)
-        self.coscheduled_sm_count = checked_field(
-            "coscheduled_sm_count", coscheduled_sm_count, self.count, _cluster_size
-        )
+            count = as_sm_count("count", count, LARGEST_COUNT)
+        self.count = count
+        self.coscheduled_sm_count = checked_field("coscheduled_sm_count", coscheduled_sm_count, count, _cluster_size)
         self.preferred_coscheduled_sm_count = checked_field(
-            "preferred_coscheduled_sm_count", preferred_coscheduled_sm_count, self.count, _cluster_size
+            "preferred_coscheduled_sm_count", preferred_coscheduled_sm_count, count, _cluster_size
         )
-        self.backfill = checked_field("backfill", backfill, self.count, as_bool)
-        self.locality_domain = checked_field("locality_domain", locality_domain, self.count, _domain_number)
-        self.supplemental_sms = checked_field("supplemental_sms", supplemental_sms, self.count, as_bool)
-        self._check_open_groups()
-        self._fill_requests()
-
-    cdef int _check_open_groups(self) except -1:
-        """One group can have all remaining SMs, or one group in each locality domain, which it stays in."""
-        if not isinstance(self.count, tuple) or self.count.count(None) < 2:
-            return 0
-        domains = [
-            None if entry_of(self.backfill, position) else entry_of(self.locality_domain, position)
-            for position, count in enumerate(self.count)
-            if count is None
-        ]
-        if None in domains or "any" in domains or len(set(domains)) < len(domains):
+        self.backfill = checked_field("backfill", backfill, count, as_bool)
+        self.locality_domain = checked_field("locality_domain", locality_domain, count, _domain_number)
+        self.supplemental_sms = checked_field("supplemental_sms", supplemental_sms, count, as_bool)
+        cdef GroupRequest request
+        cdef list open_domains = []  # one for each group with all remaining SMs; None: it leaves its domain
+        counts = count if isinstance(count, tuple) else (count,)
+        others = (
+            self.coscheduled_sm_count,
+            self.preferred_coscheduled_sm_count,
+            self.backfill,
+            self.locality_domain,
+            self.supplemental_sms,
+        )
+        for count, coscheduled, preferred, backfill, domain, supplemental in zip(
+            counts, *[field if isinstance(field, tuple) else (field,) * len(counts) for field in others]
+        ):
+            request = GroupRequest()
+            if count is None:
+                open_domains.append(None if backfill else domain)
+            else:
+                request.count = <unsigned int>count
+            request.coscheduled = coscheduled or 0
+            request.preferred = preferred or 0
+            request.backfill = backfill
+            request.supplemental = supplemental
+            if domain is not None:
+                request.locality_domain = ANY_DOMAIN if domain == "any" else <unsigned int>domain
+            elif supplemental:
+                raise ValueError("supplemental_sms requires locality_domain")
+            self._requests.push_back(request)
+        known = {domain for domain in open_domains if domain is not None and domain != "any"}
+        if len(open_domains) > max(1, len(known)):
             raise ValueError(
                 "count has more than one None (or 0, which means the same): only one group can have all remaining SMs, "
                 "or one in each locality_domain, without backfill"
             )
-        return 0
-
-    cdef int _fill_requests(self) except -1:
-        cdef GroupRequest request
-        counts = self.count if isinstance(self.count, tuple) else (self.count,)
-        for position, count in enumerate(counts):
-            request = GroupRequest()
-            if count is not None:
-                request.count = <unsigned int>count
-            request.coscheduled = entry_of(self.coscheduled_sm_count, position) or 0
-            request.preferred = entry_of(self.preferred_coscheduled_sm_count, position) or 0
-            request.backfill = <bint>entry_of(self.backfill, position)
-            domain = entry_of(self.locality_domain, position)
-            if domain is not None:
-                request.locality_domain = ANY_DOMAIN if domain == "any" else <unsigned int>domain
-            request.supplemental = <bint>entry_of(self.supplemental_sms, position)
-            if request.supplemental and domain is None:
-                raise ValueError("supplemental_sms requires locality_domain")
-            self._requests.push_back(request)
-        return 0
-
-    def __repr__(self):
-        shown = [
-            f"{name}={value!r}"
-            for name, value in self.values().items()
-            if name == "count" or (value is not None and value is not False)
-        ]
-        return f"SMResourceOptions({', '.join(shown)})"
 
 
 cdef SMResourceOptions sm_options(value):
@@ -185,9 +168,6 @@ cdef SMResourceOptions sm_options(value):
 cdef class SMResource:
     """A set of SMs: a device's, a context's, or one group of a split."""
 
-    def __reduce__(self):
-        refuse_copy(self, "query a Device in the other process")
-
     @staticmethod
     cdef SMResource taking(cpp.Runtime* runtime, cpp.SmResourcePtr& sm):
         cdef SMResource self = SMResource.__new__(SMResource)
@@ -203,9 +183,7 @@ cdef class SMResource:
     @property
     def requested(self):
         """The requested number of SMs, before rounding; None if no number was requested."""
-        if self._sm.get().requested.has_value():
-            return self._sm.get().requested.value()
-        return None
+        return optional_count(self._sm.get().requested)
 
     @property
     def min_partition_size(self):
@@ -372,6 +350,7 @@ class WorkqueueSharingScopeType(str, Enum):
     GREEN_CTX_BALANCED = "green_ctx_balanced"
 
     __str__ = str.__str__
+    __repr__ = str.__repr__
     __format__ = str.__format__
 
 
@@ -408,12 +387,6 @@ cdef class WorkqueueResourceOptions(Options):
         self.sharing_scope = sharing_scope
         self.concurrency_limit = checked_int("concurrency_limit", concurrency_limit, 1)
 
-    def __repr__(self):
-        return (
-            f"WorkqueueResourceOptions(sharing_scope={self.sharing_scope and str(self.sharing_scope)!r}, "
-            f"concurrency_limit={self.concurrency_limit!r})"
-        )
-
 
 cdef class WorkqueueResource:
     """The workqueue of a device or context (driver 13.1 and newer).
@@ -424,9 +397,6 @@ cdef class WorkqueueResource:
 
     cdef cpp.CUdevResource* given(self) noexcept:
         return &self._existing if self._shares else &self._config
-
-    def __reduce__(self):
-        refuse_copy(self, "query a Device in the other process")
 
     @property
     def sharing_scope(self):
@@ -478,9 +448,6 @@ make_only_here(WorkqueueResource, "a WorkqueueResource comes from Device.resourc
 
 cdef class DeviceResources:
     """The resources of a device, a context or a stream."""
-
-    def __reduce__(self):
-        refuse_copy(self, "query a Device in the other process")
 
     @staticmethod
     cdef DeviceResources of_device(cpp.Runtime* runtime, int device):

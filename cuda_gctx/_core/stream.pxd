@@ -18,10 +18,8 @@ cdef class Stream(InContext):
     cdef uintptr_t _number
     cdef object _context
     cdef DeviceResources _resources
-    cdef object _owner
 
 
 cdef Stream new_stream(cpp.Slot[cpp.ContextBox]& context, StreamOptions options)
 cdef Stream made_stream(Stream stream)
-cdef uintptr_t pin_stream(Stream stream) except? 0
 cdef int note_pinned(cpp.ContextBox* context) except -1

@@ -6,7 +6,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 
 cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, refuse_copy
+from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, make_here
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event_for
@@ -58,11 +58,6 @@ cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
     return made_stream(stream)
 
 
-cdef Stream stream_of(object obj):
-    """`obj` itself if it is a Stream, or its stream."""
-    return obj if isinstance(obj, Stream) else Stream(obj)
-
-
 cdef int note_pinned(cpp.ContextBox* context) except -1:
     """Warn when frameworks have seen more than half of the contexts that they may see."""
     cdef int device = context.device()
@@ -76,14 +71,6 @@ cdef int note_pinned(cpp.ContextBox* context) except -1:
             stacklevel=1,
         )
     return 0
-
-
-cdef uintptr_t pin_stream(Stream stream) except? 0:
-    """The handle for foreign code: from then on, the stream and its context are never destroyed."""
-    cpp.live(stream._slot)
-    if not cpp.present(stream._slot).get().is_pinned() and cpp.pin_stream_and_context(stream._slot):
-        note_pinned(cpp.present(stream._slot).get().context().get())
-    return <uintptr_t>cpp.present(stream._slot).get().handle()
 
 
 def show_to_device(Stream stream not None):
@@ -108,10 +95,7 @@ cdef class Stream(InContext):
 
     def __init__(self, obj=None):
         if obj is None:
-            raise TypeError(
-                "a Stream comes from create_stream() of a device, context or partition; Stream(obj) adopts one of "
-                "another library"
-            )
+            raise TypeError(self._made_by)
         if isinstance(obj, Stream):
             adopted(self, obj.handle, obj)
             return
@@ -135,11 +119,7 @@ cdef class Stream(InContext):
 
         Returns a Stream. Raises ValueError for a handle that is not a live stream, and for 0, which is ambiguous.
         """
-        number = as_handle(handle)
-        if number == 0:
-            raise ValueError(
-                "0 is not a valid handle of a stream: use 1 for the legacy default stream, 2 for the per-thread one"
-            )
+        number = as_handle(handle, "stream: use 1 for the legacy default stream, 2 for the per-thread one")
         return adopted(Stream.__new__(Stream), number, owner)
 
     @property
@@ -221,7 +201,7 @@ cdef class Stream(InContext):
         if isinstance(event_or_stream, Event):
             cpp.wait_event(self._slot, (<Event>event_or_stream)._slot)
         else:
-            stream = stream_of(event_or_stream)
+            stream = event_or_stream if isinstance(event_or_stream, Stream) else Stream(event_or_stream)
             cpp.wait_stream(self._slot, stream._slot)
 
     def capture(self, mode="thread_local"):
@@ -248,7 +228,7 @@ cdef class Stream(InContext):
         cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
         if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
             cpp.demand_closable(self._slot)
-        cpp.drop(self._slot)
+        self._slot.drop()
         with cython.critical_section(self):
             self._owner = None
             self._context = None
@@ -257,10 +237,10 @@ cdef class Stream(InContext):
 
     def __cuda_stream__(self):
         """The handle, for a framework. From then on, neither the stream nor its context is destroyed."""
-        return (0, pin_stream(self))
-
-    def __reduce__(self):
-        refuse_copy(self, "create one in the other process; Stream(stream) is a second object for the same stream")
+        cpp.live(self._slot)
+        if not cpp.present(self._slot).get().is_pinned() and cpp.pin_stream_and_context(self._slot):
+            note_pinned(cpp.present(self._slot).get().context().get())
+        return (0, <uintptr_t>cpp.present(self._slot).get().handle())
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -290,6 +270,12 @@ cdef class Stream(InContext):
         return f"<Stream {<uintptr_t>box.get().handle():#x} of context {context}{kind}>"
 
 
+make_here(
+    Stream,
+    "a Stream comes from create_stream() of a device, context or partition; Stream(obj) adopts one of another library",
+)
+
+
 def lent(Stream stream not None, owner):
     """The same stream as another object, which keeps `owner` alive."""
     cdef Stream found = Stream.__new__(Stream)
@@ -297,11 +283,6 @@ def lent(Stream stream not None, owner):
     found._slot.share(stream._slot)
     found._owner = owner
     return made_stream(found)
-
-
-def pin(Stream stream not None):
-    """Notes that a framework gets the handle of a stream: it and its context live until the driver is closed."""
-    pin_stream(stream)
 
 
 def capture_of(Stream stream not None):

@@ -2,7 +2,7 @@
 
 cimport cython
 
-from cuda_gctx._core.cpp cimport Slot, drop
+from cuda_gctx._core.cpp cimport Slot
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx.bench.raw_calls cimport (
     CRawCalls,
@@ -40,7 +40,7 @@ cdef class RawCalls:
 
     def close(self):
         """Destroys what the calls work on. Closing twice does nothing."""
-        drop(self._calls)
+        self._calls.drop()
 
     def __enter__(self):
         return self

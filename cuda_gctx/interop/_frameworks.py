@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx._core.context import Context, context_stream
-from cuda_gctx._core.stream import Stream, lent, pin
+from cuda_gctx._core.stream import Stream, lent
 from cuda_gctx.partitions import Partition
 
 __all__ = [
@@ -85,5 +85,5 @@ def own_stream(target: Target) -> Stream:
     # The default stream is shared, and always exists.
     if stream.handle in LEGACY_DEFAULT:
         return stream
-    pin(stream)
+    stream.__cuda_stream__()  # a framework sees it: it is never destroyed
     return lent(stream, stream)  # which keeps the partition or the context

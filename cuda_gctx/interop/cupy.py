@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from cuda_gctx._core.stream import Stream, pin
+from cuda_gctx._core.stream import Stream
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import Target, load, own_stream, refuse_default_of_green
@@ -148,7 +148,7 @@ def current(stream: Stream) -> Iterator[None]:
             return
         load("cupy", "cupy", MINIMUM)
         refuse_default_of_green(stream)
-        pin(stream)
+        stream.__cuda_stream__()  # a framework sees it: it is never destroyed
         with device(stream.device.device_id):
             external = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
     # An external stream of CuPy does not know its device.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from cuda_gctx._core.graph import Graph
-from cuda_gctx._core.stream import Stream, pin, show_to_device
+from cuda_gctx._core.stream import Stream, show_to_device
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
@@ -232,7 +232,7 @@ def current(stream: Stream) -> AbstractContextManager[Any]:
             return nullcontext()
         load_torch()
         refuse_default_of_green(stream)
-        pin(stream)
+        stream.__cuda_stream__()  # a framework sees it: it is never destroyed
         external = _default_stream(torch, stream) or torch.cuda.ExternalStream(
             stream.handle, device=stream.device.device_id
         )

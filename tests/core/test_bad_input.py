@@ -321,11 +321,11 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Call]] = {
     "Stream of None": (TypeError, "a Stream comes from", lambda m: Stream(None)),  # type: ignore[arg-type]
     "Stream of a number": (TypeError, "int", lambda m: Stream(m.stream.handle)),  # type: ignore[arg-type]
     "Stream of nothing": (TypeError, "a Stream comes from", lambda m: Stream()),  # type: ignore[call-arg]
-    "made by hand: Context": (RuntimeError, "comes from", lambda m: Context()),
-    "made by hand: Event": (RuntimeError, "comes from", lambda m: Event()),
-    "made by hand: SMResource": (RuntimeError, "comes from", lambda m: SMResource()),
-    "made by hand: DeviceResources": (RuntimeError, "come from", lambda m: DeviceResources()),
-    "made by hand: WorkqueueResource": (RuntimeError, "comes from", lambda m: WorkqueueResource()),
+    "made by hand: Context": (TypeError, "comes from", lambda m: Context()),
+    "made by hand: Event": (TypeError, "comes from", lambda m: Event()),
+    "made by hand: SMResource": (TypeError, "comes from", lambda m: SMResource()),
+    "made by hand: DeviceResources": (TypeError, "come from", lambda m: DeviceResources()),
+    "made by hand: WorkqueueResource": (TypeError, "comes from", lambda m: WorkqueueResource()),
 }
 for kind in (Context, Stream):
     for handle in (*NO_INTS, None, [1]):

@@ -24,7 +24,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
-from cuda_gctx._core.stream import lent, pin
+from cuda_gctx._core.stream import lent
 
 from ..common import DRIVERS, green, on_another_thread, small_contexts, split
 from ..raw import Raw
@@ -498,7 +498,7 @@ def test_a_stream_that_is_used_again_ends_no_capture_of_another_one(dev: Device)
     # A card ends a global capture when another stream is asked whether it is done, also by another thread.
     with dev.partition(8, 8) as parts:
         seen = parts[0].context.create_stream()
-        pin(seen)
+        seen.__cuda_stream__()
         handle = seen.handle
         seen.close()
         with parts[1].stream.capture("global") as capture:
