@@ -32,13 +32,13 @@ std::vector<WorkPtr> taken_out(std::vector<WorkPtr>& list, Is&& is_meant) {
 }
 
 // How many blocks (of a cluster: clusters) follow each other in one place without being looked at in between. The more
-// are left the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
+// are `left` the longer the run, so that a launch costs the same however many blocks it has; the last four waves are
 // dealt block by block.
-std::uint64_t run_length(const Grid& grid) {
+std::uint64_t run_length(const Grid& grid, std::uint64_t left) {
   if (grid.count.placed() < grid.seen || grid.tiles > 0) {
     return 1;
   }
-  return std::max<std::uint64_t>(1, grid.count.waiting() / (2 * grid.places));
+  return std::max<std::uint64_t>(1, left / (2 * grid.places));
 }
 
 // How many tiles a block takes at once. The last eight waves are dealt one by one.
@@ -264,8 +264,9 @@ void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
     Grid& grid = *work->grid;
-    const auto place = [&](std::span<const std::size_t> sms) {
-      const std::uint64_t length = run_length(grid);
+    // Runs that begin together are of one length: where nothing else is in the way they end together.
+    const auto place = [&, left = grid.count.waiting()](std::span<const std::size_t> sms) {
+      const std::uint64_t length = run_length(grid, left);
       device.sms.place(
           sms, {.work = work, .index = grid.count.placed(), .count = length, .needs = grid.needs, .cost = grid.cost},
           time_);

@@ -16,6 +16,8 @@ namespace {
 constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 // Less than this of a block's time is left over by rounding alone.
 constexpr double rounding_ns = 1e-3;
+bool is_over(double left) { return left <= 2 * rounding_ns; }
+
 // Of device memory under load. Assumed.
 constexpr double memory_latency_ns = 600;
 
@@ -27,6 +29,21 @@ double delivered(double demand, double limit) {
   }
   const double part = demand / limit;
   return demand / std::pow(1 + std::pow(part, 4), 0.25);
+}
+
+// Those that use memory.
+void slow_down(std::span<Resident> residents, double pace) {
+  for (Resident& resident : residents) {
+    if (resident.cost.bytes > 0) {
+      resident.rate *= pace;
+    }
+  }
+}
+
+// Further ahead than a day, counts of nanoseconds lose their exactness: it is looked at again then.
+std::uint64_t moment_in(double ns, std::uint64_t now) {
+  constexpr double far = 8.64e13;
+  return now + static_cast<std::uint64_t>(std::ceil(std::clamp(ns, 0.0, far)));
 }
 
 }  // namespace
@@ -129,168 +146,151 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
 }
 
 void Sms::place(std::span<const std::size_t> places, Resident run, std::uint64_t now) {
-  progress(now);
   run.run = ++runs_;
   run.places = places.size();
   run.started = now;
   run.go_on(*this, run.cost, run.count);
   for (const std::size_t i : places) {
     Sm& sm = sms_[i];
+    touch(sm, now);
     sm.take(run.needs);
     sm.residents.push_back(run);
     run.index += run.count;
     busy_.set(i);
   }
-  stale_ = true;
 }
 
 void Sms::add_flow(const WorkPtr& work, double bytes, std::uint64_t now) {
-  progress(now);
+  touch_flows(now);
   flows_.push_back({work, bytes});
   stale_ = true;
 }
 
 template <class Visit>
-void Sms::each_resident(Visit&& visit) {
+void Sms::each_busy(Visit&& visit) {
   for (std::size_t i = 0; i < sms_.size(); ++i) {
     if (busy_.test(i)) {
-      std::ranges::for_each(sms_[i].residents, [&](Resident& resident) { visit(i, resident); });
+      visit(i, sms_[i]);
     }
   }
 }
 
-void Sms::progress(std::uint64_t now) {
-  if (now == updated_) {
-    return;
+// Something is about to change there: what runs has gone on until now at its old rates, which hold no more.
+void Sms::touch(Sm& sm, std::uint64_t now) {
+  const auto passed = static_cast<double>(now - std::exchange(sm.updated, now));
+  for (Resident& resident : sm.residents) {
+    resident.left_ns -= passed * resident.rate;
   }
-  const auto passed = static_cast<double>(now - updated_);
-  updated_ = now;
-  each_resident([&](std::size_t, Resident& resident) { resident.left_ns -= passed * resident.rate; });
+  sm.stale = stale_ = true;
+}
+
+void Sms::touch_flows(std::uint64_t now) {
+  const auto passed = static_cast<double>(now - std::exchange(flows_updated_, now));
   for (Flow& flow : flows_) {
     flow.left_bytes -= passed * flow.rate;
   }
 }
 
-// Each SM shares its throughput among its blocks, then the memory what all ask of it. A block moves on at the pace of
-// what it gets least of.
-void Sms::set_rates() {
-  stale_ = false;
-  const Profile& card = profile();
-  double asked = static_cast<double>(flows_.size()) * card.memory_bytes_per_ns;
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) {
-      continue;
-    }
-    Sm& sm = sms_[i];
-    double used = 0;
-    for (const Resident& resident : sm.residents) {
-      used += resident.cost.throughput;
-    }
-    const double share = used > 1 ? 1 / used : 1;
-    sm.demand = 0;
-    for (Resident& resident : sm.residents) {
-      // What it needs of the throughput, compared with what it gets.
-      const double compute = resident.cost.throughput > 0 ? resident.cost.compute_ns / resident.alone_ns : 0;
-      resident.rate = compute > share ? share / compute : 1;
-      sm.demand += resident.cost.bytes / resident.alone_ns * resident.rate;
-    }
-    if (sm.demand > card.sm_bytes_per_ns) {
-      const double pace = card.sm_bytes_per_ns / sm.demand;
-      for (Resident& resident : sm.residents) {
-        if (resident.cost.bytes > 0) {
-          resident.rate *= pace;
-        }
-      }
-      sm.demand = card.sm_bytes_per_ns;
-    }
-    asked += sm.demand;
+// Among the blocks of an SM, as if memory had no limit but the SM's own. A block moves on at the pace of what it gets
+// least of.
+void Sms::share_throughput(Sm& sm) const {
+  double used = 0;
+  for (const Resident& resident : sm.residents) {
+    used += resident.cost.throughput;
   }
-  if (asked <= 0) {
-    return;
+  const double share = used > 1 ? 1 / used : 1;
+  sm.demand = 0;
+  for (Resident& resident : sm.residents) {
+    // What it needs of the throughput, compared with what it gets.
+    const double compute = resident.cost.throughput > 0 ? resident.cost.compute_ns / resident.alone_ns : 0;
+    resident.rate = compute > share ? share / compute : 1;
+    sm.demand += resident.cost.bytes / resident.alone_ns * resident.rate;
   }
-  const double pace = delivered(asked, card.memory_bytes_per_ns) / asked;
-  each_resident([&](std::size_t, Resident& resident) {
-    if (resident.cost.bytes > 0) {
-      resident.rate *= pace;
-    }
-  });
-  for (Flow& flow : flows_) {
-    flow.rate = card.memory_bytes_per_ns * pace;
+  if (sm.demand > profile().sm_bytes_per_ns) {
+    slow_down(sm.residents, profile().sm_bytes_per_ns / sm.demand);
+    sm.demand = profile().sm_bytes_per_ns;
   }
 }
 
-std::uint64_t Sms::next_end(std::uint64_t now) {
-  progress(now);
-  if (stale_) {
-    set_rates();
-  }
-  double soonest = std::numeric_limits<double>::infinity();
-  each_resident([&](std::size_t, const Resident& resident) {
-    soonest = std::min(soonest, (resident.left_ns - rounding_ns) / resident.rate);
+// Each SM shares its throughput among its blocks, then the memory what all ask of it: an SM that asks for none of it
+// goes on as it was until something changes there, so that an event costs no more than what it changes.
+void Sms::set_rates(std::uint64_t now) {
+  const double limit = profile().memory_bytes_per_ns;
+  double asked = static_cast<double>(flows_.size()) * limit;
+  each_busy([&](std::size_t, Sm& sm) {
+    if (sm.stale || sm.demand > 0) {
+      touch(sm, now);
+      share_throughput(sm);
+    }
+    asked += sm.demand;
   });
+  const double pace = asked > 0 ? delivered(asked, limit) / asked : 1;
+  each_busy([&](std::size_t, Sm& sm) {
+    if (std::exchange(sm.stale, false)) {
+      slow_down(sm.residents, pace);
+      double soonest = std::numeric_limits<double>::infinity();
+      for (const Resident& resident : sm.residents) {
+        soonest = std::min(soonest, (resident.left_ns - rounding_ns) / resident.rate);
+      }
+      sm.end = moment_in(soonest, now);
+    }
+  });
+  for (Flow& flow : flows_) {
+    flow.rate = limit * pace;
+  }
+  stale_ = false;
+}
+
+std::uint64_t Sms::next_end(std::uint64_t now) {
+  touch_flows(now);
+  if (stale_) {
+    set_rates(now);
+  }
+  std::uint64_t soonest = never;
+  each_busy([&](std::size_t, const Sm& sm) { soonest = std::min(soonest, sm.end); });
   for (const Flow& flow : flows_) {
-    soonest = std::min(soonest, (flow.left_bytes - rounding_ns) / flow.rate);
+    soonest = std::min(soonest, moment_in((flow.left_bytes - rounding_ns) / flow.rate, now));
   }
-  if (std::isinf(soonest)) {
-    return never;
-  }
-  // Further ahead than a day, counts of nanoseconds lose their exactness: it is looked at again then.
-  constexpr double far = 8.64e13;
-  return now + static_cast<std::uint64_t>(std::ceil(std::clamp(soonest, 0.0, far)));
+  return soonest;
 }
 
 void Sms::collect(std::uint64_t now, const std::function<void(Resident&)>& give_more,
                   const std::function<void(std::size_t, const Resident&)>& ended,
                   const std::function<void(const WorkPtr&)>& flow_ended) {
-  progress(now);
   std::vector<Resident*> over;
-  each_resident([&](std::size_t, Resident& resident) {
-    if (resident.left_ns <= rounding_ns * 2) {
-      over.push_back(&resident);
+  each_busy([&](std::size_t, Sm& sm) {
+    if (sm.end > now) {
+      return;
+    }
+    touch(sm, now);
+    for (Resident& resident : sm.residents) {
+      if (is_over(resident.left_ns)) {
+        over.push_back(&resident);
+      }
     }
   });
-  stale_ = stale_ || !over.empty();
   std::ranges::sort(over, {}, &Resident::run);
   for (Resident* resident : over) {
     give_more(*resident);
   }
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (!busy_.test(i)) {
-      continue;
+  each_busy([&](std::size_t i, Sm& sm) {
+    if (sm.end > now) {
+      return;
     }
-    Sm& sm = sms_[i];
-    for (std::size_t place = 0; place < sm.residents.size();) {
-      if (sm.residents[place].left_ns > rounding_ns * 2) {
-        ++place;
-        continue;
-      }
-      const Resident gone = std::move(sm.residents[place]);
-      sm.residents.erase(sm.residents.begin() + static_cast<std::ptrdiff_t>(place));
-      --sm.blocks;
-      sm.threads -= gone.needs.threads;
-      sm.registers -= gone.needs.registers;
-      sm.shared_bytes -= gone.needs.shared_bytes;
-      ended(i, gone);
-    }
+    std::erase_if(sm.residents, [&](const Resident& resident) {
+      return is_over(resident.left_ns) && (sm.lose(resident.needs), ended(i, resident), true);
+    });
     if (sm.residents.empty()) {
       busy_.reset(i);
     }
-  }
-  for (std::size_t i = 0; i < flows_.size();) {
-    if (flows_[i].left_bytes > rounding_ns * 2) {
-      ++i;
-      continue;
-    }
-    const WorkPtr work = std::move(flows_[i].work);
-    flows_.erase(flows_.begin() + static_cast<std::ptrdiff_t>(i));
-    stale_ = true;
-    flow_ended(work);
-  }
+  });
+  touch_flows(now);
+  std::erase_if(flows_,
+                [&](const Flow& flow) { return is_over(flow.left_bytes) && (flow_ended(flow.work), stale_ = true); });
 }
 
 void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<bool(const Work&)>& gives_way,
                     const std::function<void(const WorkPtr&, std::uint64_t)>& given_back) {
-  progress(now);
   const auto cut = [&](std::span<Resident* const> runs) {
     std::uint64_t kept = 0;
     for (const Resident* run : runs) {
@@ -312,16 +312,19 @@ void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<b
     bool is_among = false;
   };
   std::map<std::uint64_t, Cluster> clusters;
-  each_resident([&](std::size_t i, Resident& resident) {
-    if (resident.count == 1 || !gives_way(*resident.work)) {
-      return;
-    }
-    if (resident.places > 1) {
-      Cluster& cluster = clusters[resident.run];
-      cluster.runs.push_back(&resident);
-      cluster.is_among = cluster.is_among || among.test(i);
-    } else if (among.test(i)) {
-      cut(std::array{&resident});
+  each_busy([&](std::size_t i, Sm& sm) {
+    touch(sm, now);
+    for (Resident& resident : sm.residents) {
+      if (resident.count == 1 || !gives_way(*resident.work)) {
+        continue;
+      }
+      if (resident.places > 1) {
+        Cluster& cluster = clusters[resident.run];
+        cluster.runs.push_back(&resident);
+        cluster.is_among = cluster.is_among || among.test(i);
+      } else if (among.test(i)) {
+        cut(std::array{&resident});
+      }
     }
   });
   for (const auto& [number, cluster] : clusters) {

@@ -94,13 +94,22 @@ class Sms {
     unsigned registers = 0;
     std::size_t shared_bytes = 0;
     double demand = 0;  // bytes per ns that it would move if memory had no limit but the SM's own
-    std::vector<Resident> residents;
+    std::vector<Resident> residents{};
+    std::uint64_t updated = 0;  // up to here its residents have gone on
+    std::uint64_t end = 0;      // when the first of them is over, while the rates hold
+    bool stale = false;         // they do not fit what runs
 
     void take(const BlockNeeds& needs) {
       ++blocks;
       threads += needs.threads;
       registers += needs.registers;
       shared_bytes += needs.shared_bytes;
+    }
+    void lose(const BlockNeeds& needs) {
+      --blocks;
+      threads -= needs.threads;
+      registers -= needs.registers;
+      shared_bytes -= needs.shared_bytes;
     }
   };
   struct Flow {
@@ -110,17 +119,19 @@ class Sms {
   };
   bool fits(const Sm& sm, const BlockNeeds& needs) const;
   template <class Visit>
-  void each_resident(Visit&& visit);
-  void progress(std::uint64_t now);
-  void set_rates();
+  void each_busy(Visit&& visit);
+  void touch(Sm& sm, std::uint64_t now);
+  void touch_flows(std::uint64_t now);
+  void share_throughput(Sm& sm) const;
+  void set_rates(std::uint64_t now);
 
   const Chip* chip_;
   std::vector<Sm> sms_;
   SmSet busy_;
   std::vector<Flow> flows_;
   std::uint64_t runs_ = 0;  // begun
-  std::uint64_t updated_ = 0;
-  bool stale_ = false;  // the rates do not fit what runs
+  std::uint64_t flows_updated_ = 0;
+  bool stale_ = false;  // some SM is, or the flows are others
 };
 
 }  // namespace gctx::sim

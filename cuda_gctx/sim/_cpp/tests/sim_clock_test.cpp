@@ -80,6 +80,7 @@ class Bench {
     unsigned threads = 1024;
     unsigned shared_bytes = 0;
     gctxSimKernelCost cost{block_ns, 0, -1, 0, 0, 0, 0};
+    unsigned rows = 1;
   };
 
   CUresult launch(CUstream stream, const Launch& wanted) const {
@@ -88,7 +89,7 @@ class Bench {
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attribute.value.clusterDim = {wanted.cluster, 1, 1};
     const CUlaunchConfig config{wanted.blocks,
-                                1,
+                                wanted.rows,
                                 1,
                                 wanted.threads,
                                 1,
@@ -151,6 +152,22 @@ void clusters_that_are_slowed_down_end() {
     for (const unsigned short_ones : {0, 1, 2, 5}) {
       CHECK(time_of_clusters(cluster, {short_ones, true}) < most);
     }
+  }
+}
+
+// A program may launch as many blocks as a grid has. To carry them out one by one, or one place on an SM at a time,
+// would take longer than the limit of this test.
+void a_launch_costs_the_same_however_many_blocks_it_has() {
+  constexpr Bench::Launch all{.blocks = 0x7fffffff, .threads = 32, .cost = {10, 0, 0, 0, 0, 0, 0}, .rows = 65535};
+  constexpr std::uint64_t places = std::uint64_t{sm_count} * 32;
+  constexpr std::uint64_t least = (std::uint64_t{all.blocks} * all.rows + places - 1) / places * all.cost.block_ns;
+  const Bench bench;
+  const CUstream stream = Bench::stream(0);
+  const std::uint64_t before = now();
+  for (std::uint64_t launches = 1; launches <= 60; ++launches) {
+    CHECK(bench.launch(stream, all) == CUDA_SUCCESS);
+    OK(cuStreamSynchronize, stream);
+    CHECK(now() - before >= launches * least && now() - before < launches * (least + 1'000'000));
   }
 }
 
@@ -219,6 +236,7 @@ int main(int count_of, char** values) {
   std::printf("sim_clock_test: seed %llu\n", static_cast<unsigned long long>(seed));
   clusters_give_way_and_lose_no_block();
   clusters_that_are_slowed_down_end();
+  a_launch_costs_the_same_however_many_blocks_it_has();
   any_mixture_of_kernels_ends(seed, argument(count_of, values, "--launches", 60));
   return gctx::test::summary("sim_clock_test");
 }
