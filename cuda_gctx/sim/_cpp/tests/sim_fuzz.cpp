@@ -3,15 +3,19 @@
 // (abi/contract.hpp), or inside a host function. Made for the builds with sanitizers.
 //   sim_fuzz [--seed N] [--threads N] [--calls N | --seconds N]
 #include <cuda.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <mutex>
 #include <random>
 #include <string>
@@ -21,6 +25,8 @@
 
 #include "abi/contract.hpp"
 #include "tests/sim_library.hpp"
+
+extern "C" __attribute__((weak)) void __sanitizer_print_stack_trace();
 
 namespace {
 
@@ -37,19 +43,67 @@ std::atomic<std::uint64_t> successes{0};
   std::abort();
 }
 
+// A thread's call that has not returned.
+struct InFlight {
+  std::atomic<const char*> name{nullptr};
+  std::array<std::atomic<std::uint64_t>, 16> arguments{};
+  std::atomic<std::size_t> count{0};
+};
+std::array<InFlight, 64> in_flight;
+
+InFlight& own_call() {
+  static std::atomic<std::size_t> threads{0};
+  thread_local InFlight& own = in_flight[threads++ % in_flight.size()];
+  return own;
+}
+
+// Evidence of a process that goes no further: the calls that it is in, and where each of its threads is.
+void print_evidence() {
+  for (const InFlight& call : in_flight) {
+    if (const char* const name = call.name) {
+      std::fprintf(stderr, "sim_fuzz: in %s(", name);
+      for (std::size_t i = 0; i < call.count; ++i) {
+        std::fprintf(stderr, i == 0 ? "%#llx" : ", %#llx", static_cast<unsigned long long>(call.arguments[i]));
+      }
+      std::fprintf(stderr, ")\n");
+    }
+  }
+  static std::atomic<unsigned> printed{0};
+  std::signal(SIGUSR1, [](int) {
+    if (__sanitizer_print_stack_trace != nullptr) {
+      __sanitizer_print_stack_trace();
+    }
+    ++printed;
+  });
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    const long thread = std::stol(task.path().filename());
+    std::fprintf(stderr, "sim_fuzz: thread %ld\n", thread);
+    const unsigned before = printed;
+    syscall(SYS_tgkill, getpid(), thread, SIGUSR1);
+    for (int i = 0; i < 1000 && printed == before; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+}
+
 // Counted, and compared with the contract of the newest version: what an older one refuses, no call gets.
 template <Fn function, class... Given, class... Arguments>
 CUresult answer(const char* name, CUresult (*driver)(Given...), Arguments... arguments) {
   const std::tuple<Given...> given{static_cast<Given>(arguments)...};
+  const auto numbers = std::apply(
+      [](const Given&... one) {
+        return std::array<std::uint64_t, sizeof...(Given) + 1>{gctx::sim::number_of_argument(one)...};
+      },
+      given);
+  InFlight& own = own_call();
+  std::copy_n(numbers.begin(), sizeof...(Given), own.arguments.begin());
+  own.count = sizeof...(Given);
+  own.name = name;
   const CUresult result = std::apply(driver, given);
+  own.name = nullptr;
   calls.fetch_add(1, std::memory_order_relaxed);
   if (result == CUDA_SUCCESS) {
     successes.fetch_add(1, std::memory_order_relaxed);
-    const auto numbers = std::apply(
-        [](const Given&... one) {
-          return std::array<std::uint64_t, sizeof...(Given) + 1>{gctx::sim::number_of_argument(one)...};
-        },
-        given);
     if (!gctx::sim::fits(function, {numbers.data(), gctx::sim::needed_of<function, Given...>}, newest_version)) {
       broken(name, "with arguments that its contract excludes");
     }
@@ -1194,6 +1248,7 @@ int main(int count_of, char** values) {
     if (loops || now - since > longest_wait) {
       std::fprintf(stderr, "sim_fuzz: no call has returned for %s (seed %llu)\n",
                    loops ? "a minute of the process's own time" : "ten minutes", static_cast<unsigned long long>(seed));
+      print_evidence();
       std::abort();
     }
   }
