@@ -283,7 +283,7 @@ class Ranking(Generic[R]):
         if not isinstance(objective, TailLatency) or record is self.sequence or self.is_refuted(record):
             return False
         pairs = self._pairs(self.sequence, record)
-        needed = calls_for(objective.quantile, certainty_of(len(pairs)))
+        needed = calls_for(objective.quantile, certainty_of(LEAST_PAIRS))
         counted = _seconds([pair for pair in pairs if min(len(sample.latencies) for sample in pair) >= needed])
         if len(counted) < LEAST_PAIRS or self.relative(record) * (1 + NOISE) > 1:
             return False
