@@ -21,7 +21,7 @@ from cuda_gctx.tune._objectives import TailLatency, critical_part, weight_of
 from cuda_gctx.tune._ranking import Choice, Ranking
 from cuda_gctx.tune._report import Report, Result, relation, times, title_of, words
 
-__all__ = ["beyond_noise", "explain", "reasons"]
+__all__ = ["beyond_noise", "explain", "reasons", "rivals"]
 
 # A slowdown that is reported.
 LEAST_SLOWDOWN = 1.1
@@ -231,7 +231,7 @@ def reasons(ranking: Ranking[Any], report: Report, choice: Choice[Record]) -> tu
         *_streams(found, report),
         *_partitions(ranking, report, chosen),
         *_libraries(ranking),
-        *_others(ranking, report, chosen),
+        *rivals(ranking, report, chosen),
         *_doubts(ranking, choice),
         _coverage(found, report),
         *_events(found, report),
@@ -365,7 +365,7 @@ def _libraries(ranking: Ranking[Any]) -> Iterator[str]:
         yield f"the SM count hint for libraries ({without.plan}) makes it {relation(ratio)}{beyond_noise(ratio)}"
 
 
-def _others(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[str]:
+def rivals(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[str]:
     """How the choice compares with the closest plans and with the sequence."""
     fastest = min(ranking.records, key=ranking.relative)
     for rival in dict.fromkeys((*ranking.compared, *ranking.best_of_kinds(), fastest)):

@@ -285,7 +285,7 @@ class Ranking(Generic[R]):
         pairs = self._pairs(self.sequence, record)
         needed = calls_for(objective.quantile, certainty_of(LEAST_PAIRS))
         counted = _seconds([pair for pair in pairs if min(len(sample.latencies) for sample in pair) >= needed])
-        if len(counted) < LEAST_PAIRS or self.relative(record) * (1 + NOISE) > 1:
+        if not counted or self.relative(record) * (1 + NOISE) > 1:
             return False
         return ratio_of(counted).widened(self.between(self.sequence, record)).is_slower
 

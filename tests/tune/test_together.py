@@ -59,7 +59,8 @@ def tuned(together: Any, objective: Any, **options: Any) -> Report:
     ids=str,
 )
 def test_work_that_shares_its_reads_is_taken_together(dev: Device, objective: Any) -> None:
-    report = tuned(sharing_reads, objective, budget_s=16)
+    # With less time, too few calls are measured for the smallest share that is enough.
+    report = tuned(sharing_reads, objective, budget_s=24 if isinstance(objective, TailLatency) else 16)
     assert report.choice.kind == "together"
     assert report.choice.first == "decode"
     assert report.gain_low > 1.1
