@@ -68,7 +68,7 @@ def test_ranks_with_a_gpu_each_run() -> None:
 def test_the_program_of_the_page_on_one_capture_runs() -> None:
     pytest.importorskip("torch", reason="torch is not installed here")
     page = (REPOSITORY / "docs" / "graphs.md").read_text()
-    [program] = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import torch" in text]
+    [program] = [text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "keep_graph=True" in text]
     said = finished("-c", program).splitlines()
     shown = [re.fullmatch(r"(\w+): (\d+) SMs \(.*\), [\d.]+ ms, equal (\w+)", line) for line in said]
     assert [one and one.groups() for one in shown] == [("small", "16", "True"), ("large", "64", "True")], said
