@@ -9,5 +9,5 @@ shift
 LD_PRELOAD=$(for one in $libraries; do c++ -print-file-name=lib$one.so; done | tr '\n' ' ')
 export LD_PRELOAD PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 # A child of several threads goes on after a fork, as the tests of forks want it.
-export TSAN_OPTIONS="die_after_fork=0 exitcode=66 suppressions=$(dirname "$0")/sanitized.supp $TSAN_OPTIONS"
+export TSAN_OPTIONS="die_after_fork=0 exitcode=66 suppressions=$(cd "$(dirname "$0")" && pwd)/sanitized.supp $TSAN_OPTIONS"
 exec "$@"
