@@ -60,7 +60,7 @@ JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
 test: $(VENV)/package $(VENV)/testers $(VENV)/torch
-	cmake --build $(PACKAGE_BUILD) --target cpp_tests
+	MAKEFLAGS= cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure --parallel $(JOBS)
 	mkdir -p build/tests
 	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) $(if $(RECORD_COSTS),--record-costs) > build/tests/@.log 2>&1; \

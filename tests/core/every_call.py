@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,9 +150,8 @@ def set_to_a_new_one(w: Any) -> None:
 
 
 def set_on_a_thread(w: Any) -> None:
-    thread = threading.Thread(target=set_to_a_new_one, args=(w,))
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:  # what it raises is raised here
+        thread.submit(set_to_a_new_one, w).result()
 
 
 def set_in_a_block(w: Any) -> None:
