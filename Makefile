@@ -38,6 +38,8 @@ STRICT := --config-settings=cmake.define.CUDA_GCTX_WERROR=ON
 # The tools of the environments come first, so that a machine without CMake and Ninja can build.
 export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOL):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Ninja, which builds with all cores, takes no part in the jobs of make.
+unexport MAKEFLAGS
 # What checks the sources and what builds the pages have environments of their own too, so that "make --jobs=2 lint test docs" can work in all of them
 # at once. Commands that install into the package's environment take turns.
 LINTERS := build/linters
@@ -60,7 +62,7 @@ JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
 test: $(VENV)/package $(VENV)/testers $(VENV)/torch
-	MAKEFLAGS= cmake --build $(PACKAGE_BUILD) --target cpp_tests
+	cmake --build $(PACKAGE_BUILD) --target cpp_tests
 	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure --parallel $(JOBS)
 	mkdir -p build/tests
 	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) $(if $(RECORD_COSTS),--record-costs) > build/tests/@.log 2>&1; \

@@ -49,7 +49,8 @@ cdef extern from "cuda.h" nogil:
     unsigned int CU_EVENT_DISABLE_TIMING
 
 
-# Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversion is not.
+# Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversions, those of
+# lists to vectors too, copy where nothing catches an error; tests/house/test_package.py looks for them.
 cdef extern from "<vector>" nogil:
     cdef cppclass Names "std::vector<std::string>":
         void emplace_back(const char*) except +raise_error

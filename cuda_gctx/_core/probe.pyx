@@ -21,12 +21,14 @@ def run_probe(streams, blocks, uint64_t spin_ns, uint64_t timeout_ns, unsigned i
     cluster: the number of consecutive blocks in a thread-block cluster.
     """
     cdef vector[cpp.StreamHandle] handles
-    cdef vector[unsigned int] counts = blocks
+    cdef vector[unsigned int] counts
     cdef vector[vector[cpp.ProbeBlock]] seen
     cdef Stream stream
     for stream in streams:
         cpp.present(stream._slot)
         handles.push_back(stream._slot.get())
+    for count in blocks:
+        counts.push_back(count)
     seen = cpp.run_probe(handles, counts, spin_ns, timeout_ns, cluster)
     # A block that did not run wrote nothing, and a block that ran has an end. The parts are taken by number, because a
     # variable would be a copy, which can raise where nothing catches it.

@@ -47,9 +47,11 @@ cdef class Sequence:
         launches apart. programmatic: whether it need not wait for the end of the kernel before it.
         """
         cdef KernelShape shape
-        cdef vector[uint8_t] content = arguments
+        cdef vector[uint8_t] content
         cdef vector[Patch] patches
         cdef Patch patch
+        for byte in arguments:
+            content.push_back(byte)
         shape.function = <CUfunction><uintptr_t>function
         shape.blocks, shape.threads, shape.shared_bytes = blocks, threads, shared_bytes
         shape.is_programmatic, shape.number_at = programmatic, number_at

@@ -12,8 +12,8 @@ from cuda_gctx._core.stream cimport Stream
 
 cdef vector[unsigned int] ascending(sm_ids):
     cdef vector[unsigned int] ids
-    if sm_ids is not None:
-        ids = sorted(sm_ids)
+    for one in sorted(sm_ids or ()):
+        ids.push_back(one)
     return move(ids)  # a copy may throw where nothing catches it
 
 
@@ -82,5 +82,7 @@ cdef class Switching:
 
     def order_all(self, left, unsigned int next):
         """The same for several arrangements that were left, the last of which is current."""
-        self._left = left
+        self._left.clear()
+        for one in left:
+            self._left.push_back(one)
         return bool(cpp.order(self._switching, self._left, next))

@@ -14,5 +14,5 @@ cdef extern from "bench/raw_calls_in_c.hpp" namespace "gctx":
 
 cdef extern from "_core/call.hpp" namespace "gctx":
     int make_raw_calls "gctx::make<&gctx::make_raw_calls>"(Slot[CRawCalls]&, Runtime&, int) except -1
-    double time_raw_calls "gctx::call<&gctx::RawCalls::time>"(Slot[CRawCalls]&, const string&, unsigned int) except? 0
+    double time_raw_calls "gctx::call<&gctx::RawCalls::time>"(Slot[CRawCalls]&, const char*, unsigned int) except? 0
     int settle_raw_calls "gctx::call<&gctx::RawCalls::settle>"(Slot[CRawCalls]&) except -1

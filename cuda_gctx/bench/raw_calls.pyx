@@ -32,7 +32,8 @@ cdef class RawCalls:
 
     def time(self, name, unsigned int count):
         """Makes a call so many times; nanoseconds for all of them."""
-        return time_raw_calls(self._calls, (<str?>name).encode(), count)
+        cdef bytes text = (<str?>name).encode()
+        return time_raw_calls(self._calls, text, count)
 
     def settle(self):
         """Waits for all that was recorded."""

@@ -163,6 +163,15 @@ def test_links_of_the_description_work_on_a_package_index() -> None:
     assert "[" not in re.sub(r"```.*?```|`[^`]*`|\[[^]]*\]\((https://|#)[^)]*\)", "", text, flags=re.DOTALL)
 
 
+def test_no_container_is_made_by_cython_of_a_python_one() -> None:
+    """Cython's function returns a copy, outside of what catches errors: without memory, it ends the process."""
+    written = sorted((REPOSITORY / "build" / "package" / "cython").rglob("*.cpp"))
+    if not written:
+        pytest.skip("only a build has what Cython wrote")
+    found = {path.stem: set(re.findall(r"__pyx_convert_\w+_from_py\w*", path.read_text())) for path in written}
+    assert {name: functions for name, functions in found.items() if functions} == {}
+
+
 def test_a_release_links_to_the_files_of_its_version(tmp_path: Path) -> None:
     pytest.importorskip("hatch_fancy_pypi_readme", reason="only a build needs what makes the description")
     for name in ("pyproject.toml", "README.md", "cuda_gctx/__init__.py"):
