@@ -41,7 +41,7 @@ class Verdict:
 
     @classmethod
     def of(cls, rows: tuple[LatencyRow, ...]) -> Verdict:
-        p99 = {row.key: row.latency.p99 for row in rows}
+        p99 = {row.key: row.us["p99"] for row in rows}
         return cls(round(p99["isolated"] / p99["partition_alone"], 2), round(p99["priority"] / p99["isolated"], 1))
 
 
@@ -133,8 +133,9 @@ class _Story:
         header = ("short kernel on", "load on", "p50, us", "p99, us", "max, us")
         body = []
         for row in rows:
-            times = (row.latency.p50, row.latency.p99, row.latency.largest)
-            body.append((row.short_kernel_on, row.load_on, *(round(seconds * 1e6, 1) for seconds in times)))
+            body.append(
+                (row.short_kernel_on, row.load_on, *(round(row.us[name], 1) for name in ("median", "p99", "max")))
+            )
         verdict = Verdict.of(rows)
         self.say(
             "The p99 latency of a short kernel in a partition, next to a load in the background partition, is "
@@ -172,12 +173,6 @@ def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:
         raise Failure(str(error)) from None
 
 
-def _microseconds(row: LatencyRow) -> dict[str, float]:
-    latency = row.latency
-    seconds = {"p50": latency.p50, "p90": latency.p90, "p99": latency.p99, "max": latency.largest}
-    return {name: round(value * 1e6, 2) for name, value in seconds.items()}
-
-
 def _document(rows: tuple[LatencyRow, ...]) -> dict[str, Any]:
     return {
         "us": LATENCY,
@@ -188,8 +183,8 @@ def _document(rows: tuple[LatencyRow, ...]) -> dict[str, Any]:
                 "key": row.key,
                 "short_kernel_on": row.short_kernel_on,
                 "load_on": row.load_on,
-                "samples": row.latency.calls,
-                "us": _microseconds(row),
+                "samples": row.us["samples"],
+                "us": {"p50": row.us["median"], **{name: row.us[name] for name in ("p90", "p99", "max")}},
             }
             for row in rows
         ],

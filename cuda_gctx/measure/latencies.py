@@ -12,7 +12,7 @@ from cuda_gctx._core.context import Context
 from cuda_gctx._core.probe import probe_blocks_per_sm, spin
 from cuda_gctx._core.stream import Stream, StreamOptions
 from cuda_gctx.measure.loop import CallTimer, Load
-from cuda_gctx.measure.summaries import Latency
+from cuda_gctx.measure.summaries import summary
 
 __all__ = ["LatencyRow", "SharedQueueError", "background_load", "measure_latencies", "stream_next_to"]
 
@@ -36,12 +36,15 @@ class SharedQueueError(RuntimeError):
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """The latency of the short kernel on one kind of stream, with the load on another stream or without it."""
+    """The latency of the short kernel on one kind of stream, with the load on another stream or without it.
+
+    us: a summary in microseconds.
+    """
 
     key: str
     short_kernel_on: str
     load_on: str
-    latency: Latency
+    us: dict[str, float]
 
 
 def background_load(stream: Stream) -> Load:
@@ -120,6 +123,6 @@ def measure_latencies(inside: Context, outside: Context, count: int) -> tuple[La
         ("isolated", name, apart, f"background ({outside.sm_count} SMs)", load),
     )
     return tuple(
-        LatencyRow(key, short_on, load_on, Latency.of(_measured(make, make_load, count)))
+        LatencyRow(key, short_on, load_on, summary(_measured(make, make_load, count), 1e-6, 2))
         for key, short_on, make, load_on, make_load in rows
     )

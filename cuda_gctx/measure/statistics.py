@@ -21,7 +21,6 @@ __all__ = [
     "NOISE",
     "Estimate",
     "Luck",
-    "Ratio",
     "calls_for",
     "certainty_of",
     "certainty_of_each",
@@ -76,112 +75,12 @@ def certainty_of_each(pairs: int) -> float:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """How many times as long one thing takes as another, and a confidence interval, which contains the value.
-
-    is_known: whether there are enough samples for the interval to be valid.
-    """
-
-    value: float
-    low: float
-    high: float
-    pairs: int
-    is_known: bool
-
-    def __post_init__(self) -> None:
-        if not self.low <= self.value <= self.high:  # they would be of two quantities
-            raise ValueError(f"the interval from {self.low:g} to {self.high:g} does not contain {self.value:g}")
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether the first one is slower by more than noise."""
-        return self.is_known and self.low > 1 + NOISE
-
-    @property
-    def inverse(self) -> Ratio:
-        """How many times as long the other one takes."""
-        return replace(self, value=1 / self.value, low=1 / self.high, high=1 / self.low)
-
-    def covering(self, others: Sequence[float]) -> Ratio:
-        """The ratio with an interval that contains other ratios, such as those of each opening."""
-        return replace(self, low=min(self.low, *others), high=max(self.high, *others)) if others else self
-
-    def widened(self, by: float) -> Ratio:
-        """The ratio with an interval that also covers a relative difference between openings."""
-        return replace(self, low=self.low / (1 + by), high=self.high * (1 + by))
-
-
-@lru_cache(maxsize=4096)
-def _rank(pairs: int) -> int:
-    """The number of ratios to drop at each end: the interval of the sign test, which assumes no distribution."""
-    dropped, tail = 0, 0.0
-    while dropped < pairs // 2:
-        tail += comb(pairs, dropped) / 2**pairs
-        if 2 * tail > 1 - certainty_of(pairs):
-            break
-        dropped += 1
-    return max(0, dropped - 1)
-
-
-def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """The median ratio of the first to the second over pairs of times.
-
-    With fewer than LEAST_PAIRS pairs the interval is that of all ratios.
-    """
-    ordered = sorted(one / other for one, other in pairs)
-    rank = _rank(len(ordered))
-    return Ratio(median(ordered), ordered[rank], ordered[-1 - rank], len(ordered), len(ordered) >= LEAST_PAIRS)
-
-
-# Totals are compared over so many blocks of successive rounds at the most: what is alike within a block is no evidence.
-MOST_BLOCKS = 20
-
-
-def ratio_of_totals(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """The ratio of the sum of the first to the sum of the second.
-
-    The interval is a jackknife over blocks of successive pairs: it leaves out one block after the other.
-    """
-    count = min(len(pairs), MOST_BLOCKS)
-    borders = [len(pairs) * number // count for number in range(count + 1)]
-    blocks = [
-        (sum(one for one, _ in pairs[begin:end]), sum(other for _, other in pairs[begin:end]))
-        for begin, end in pairwise(borders)
-    ]
-    first, second = sum(one for one, _ in blocks), sum(other for _, other in blocks)
-    value = first / second
-    if len(blocks) < 2:
-        return Ratio(value, value, value, len(pairs), False)
-    without = [log((first - one) / (second - other)) for one, other in blocks]
-    centre = sum(without) / len(without)
-    deviation = sqrt((len(blocks) - 1) / len(blocks) * sum((one - centre) ** 2 for one in without))
-    within = exp(student((1 - certainty_of(len(pairs))) / 2, len(blocks) - 1) * deviation)
-    return Ratio(value, value / within, value * within, len(pairs), True)
-
-
-@lru_cache(maxsize=4096)
-def _exceeding(samples: int, share: float, certainty: float) -> tuple[int, int]:
-    """Between which numbers of samples exceed their true quantile, with a certainty."""
-    chance, beyond = (1 - certainty) / 2, 1 - share
-    deviation = sqrt(samples * beyond * share)
-    if deviation > 20:  # the binomial distribution is a normal one
-        z = NormalDist().inv_cdf(1 - chance)
-        return max(0, int(samples * beyond - z * deviation)), min(samples, ceil(samples * beyond + z * deviation))
-    term, total, least = samples * log1p(-beyond), 0.0, 0
-    for most in range(samples + 1):
-        total += exp(term)
-        least = most + 1 if total <= chance else least
-        if total >= 1 - chance:
-            return least, most
-        term += log((samples - most) / (most + 1) * beyond / share) if most < samples else 0.0
-    return least, samples
-
-
-@dataclass(frozen=True)
 class Estimate:
-    """A quantile of the samples of all blocks together, with an interval from order statistics.
+    """A value, such as a quantile or how many times as long one thing takes as another, and a confidence interval,
+    which contains it.
 
-    is_known: whether there are enough samples for a valid interval. Otherwise the interval ends at the largest sample.
+    samples: their number, or that of pairs. is_known: whether there are enough of them for a valid interval. Otherwise
+    that of a quantile ends at the largest sample.
     """
 
     value: float
@@ -189,6 +88,10 @@ class Estimate:
     high: float
     samples: int
     is_known: bool
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.value <= self.high:  # they would be of two quantities
+            raise ValueError(f"the interval from {self.low:g} to {self.high:g} does not contain {self.value:g}")
 
     @classmethod
     def of(cls, blocks: Sequence[Sequence[float]], share: float, certainty: float) -> Estimate:
@@ -215,18 +118,104 @@ class Estimate:
         high = float(ordered[len(ordered) - max(1, int(least * of_all))])
         return cls(value, min(low, value), max(high, value), len(ordered), least > 0)
 
+    # ---- of a ratio
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the first one is slower by more than noise."""
+        return self.is_known and self.low > 1 + NOISE
+
+    @property
+    def inverse(self) -> Estimate:
+        """How many times as long the other one takes."""
+        return replace(self, value=1 / self.value, low=1 / self.high, high=1 / self.low)
+
+    def covering(self, others: Sequence[float]) -> Estimate:
+        """The ratio with an interval that contains other ratios, such as those of each opening."""
+        return replace(self, low=min(self.low, *others), high=max(self.high, *others)) if others else self
+
+    def widened(self, by: float) -> Estimate:
+        """The ratio with an interval that also covers a relative difference between openings."""
+        return replace(self, low=self.low / (1 + by), high=self.high * (1 + by))
+
+
+@lru_cache(maxsize=4096)
+def _rank(pairs: int) -> int:
+    """The number of ratios to drop at each end: the interval of the sign test, which assumes no distribution."""
+    dropped, tail = 0, 0.0
+    while dropped < pairs // 2:
+        tail += comb(pairs, dropped) / 2**pairs
+        if 2 * tail > 1 - certainty_of(pairs):
+            break
+        dropped += 1
+    return max(0, dropped - 1)
+
+
+def ratio_of(pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """The median ratio of the first to the second over pairs of times.
+
+    With fewer than LEAST_PAIRS pairs the interval is that of all ratios.
+    """
+    ordered = sorted(one / other for one, other in pairs)
+    rank = _rank(len(ordered))
+    return Estimate(median(ordered), ordered[rank], ordered[-1 - rank], len(ordered), len(ordered) >= LEAST_PAIRS)
+
+
+# Totals are compared over so many blocks of successive rounds at the most: what is alike within a block is no evidence.
+MOST_BLOCKS = 20
+
+
+def ratio_of_totals(pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """The ratio of the sum of the first to the sum of the second.
+
+    The interval is a jackknife over blocks of successive pairs: it leaves out one block after the other.
+    """
+    count = min(len(pairs), MOST_BLOCKS)
+    borders = [len(pairs) * number // count for number in range(count + 1)]
+    blocks = [
+        (sum(one for one, _ in pairs[begin:end]), sum(other for _, other in pairs[begin:end]))
+        for begin, end in pairwise(borders)
+    ]
+    first, second = sum(one for one, _ in blocks), sum(other for _, other in blocks)
+    value = first / second
+    if len(blocks) < 2:
+        return Estimate(value, value, value, len(pairs), False)
+    without = [log((first - one) / (second - other)) for one, other in blocks]
+    centre = sum(without) / len(without)
+    deviation = sqrt((len(blocks) - 1) / len(blocks) * sum((one - centre) ** 2 for one in without))
+    within = exp(student((1 - certainty_of(len(pairs))) / 2, len(blocks) - 1) * deviation)
+    return Estimate(value, value / within, value * within, len(pairs), True)
+
+
+@lru_cache(maxsize=4096)
+def _exceeding(samples: int, share: float, certainty: float) -> tuple[int, int]:
+    """Between which numbers of samples exceed their true quantile, with a certainty."""
+    chance, beyond = (1 - certainty) / 2, 1 - share
+    deviation = sqrt(samples * beyond * share)
+    if deviation > 20:  # the binomial distribution is a normal one
+        z = NormalDist().inv_cdf(1 - chance)
+        return max(0, int(samples * beyond - z * deviation)), min(samples, ceil(samples * beyond + z * deviation))
+    term, total, least = samples * log1p(-beyond), 0.0, 0
+    for most in range(samples + 1):
+        total += exp(term)
+        least = most + 1 if total <= chance else least
+        if total >= 1 - chance:
+            return least, most
+        term += log((samples - most) / (most + 1) * beyond / share) if most < samples else 0.0
+    return least, samples
+
 
 def calls_for(share: float, certainty: float) -> int:
     """How many samples the interval of a quantile needs."""
     return ceil(log((1 - certainty) / 2) / log(share))
 
 
-def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], share: float) -> Ratio:
+def ratio_of_quantiles(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], share: float) -> Estimate:
     """The ratio of a quantile of all samples of the first to that of the second. Each side has one block per round."""
     pairs = min(len(first), len(second))
     one, other = (Estimate.of(blocks, share, certainty_of_each(pairs)) for blocks in (first, second))
     known = one.is_known and other.is_known
-    return Ratio(one.value / other.value, one.low / other.high, one.high / other.low, pairs, known)
+    return Estimate(one.value / other.value, one.low / other.high, one.high / other.low, pairs, known)
 
 
 # The factor of the median's variance over that of the mean, for normal noise; and of a deviation over the median of the

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cuda_gctx.measure.statistics import median, quantile
 
-__all__ = ["Latency", "Spread", "summary"]
+__all__ = ["Spread", "summary"]
 
 
 @dataclass(frozen=True)
@@ -30,26 +30,6 @@ class Spread:
         """
         value = median(values) if value is None else value
         return cls(value, quantile(values, 0.1), quantile(values, 0.9), len(values))
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Latencies of single calls in seconds: percentiles, the largest one, and the number of calls."""
-
-    p50: float
-    p90: float
-    p99: float
-    largest: float
-    calls: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Latency:
-        """The percentiles of latencies.
-
-        values: the latencies of single calls in seconds, in any order.
-        """
-        p50, p90, p99 = (quantile(values, share) for share in (0.5, 0.9, 0.99))
-        return cls(p50, p90, p99, float(max(values)), len(values))
 
 
 def summary(values: Sequence[float], unit: float = 1.0, digits: int | None = None) -> dict[str, float]:

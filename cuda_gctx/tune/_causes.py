@@ -13,7 +13,7 @@ from cuda_gctx._core.text import ranges
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
 from cuda_gctx.measure.machine import CLOCK_TOLERANCE
-from cuda_gctx.measure.statistics import NOISE, Ratio, median
+from cuda_gctx.measure.statistics import NOISE, Estimate, median
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
 from cuda_gctx.tune._explain import LEAST_OVERLAP, STAND_IN_NS, ExplainReport, Runs, Where, Work, measured
 from cuda_gctx.tune._measurement import Measurement, Record, launch_bound
@@ -179,10 +179,13 @@ def _costs(report: ExplainReport) -> Iterator[str]:
     what = what_they_share(shared) if _knows_sms(report) else ": which SMs they share is unknown"
     slowed = [pair for pair in ((first, second), (second, first)) if pair[0].slowdown >= LEAST_SLOWDOWN]
     for work, other in slowed:
+        # How late the second one begins, beyond the time to call the first.
+        late = work.found_room_ns - other.found_room_ns
+        waits = work is second and late >= SHORT_NS + first.call_ns
+        room = f" (it finds room on an SM {in_words(late)} after the start of {first.name})" if waits else ""
         yield (
             f"{work.name} takes {in_words(work.together_ns)} together with {other.name} and "
-            f"{in_words(work.alone_ns)} alone, {work.slowdown:.2f} times as long"
-            f"{_wait(report) if work is second else ''}{what}"
+            f"{in_words(work.alone_ns)} alone, {work.slowdown:.2f} times as long{room}{what}"
         )
     if not slowed:
         yield "neither slows the other by more than 10%"
@@ -191,14 +194,6 @@ def _costs(report: ExplainReport) -> Iterator[str]:
             f"if both are queued before they start, {report.overlap_queued:.0%} of the shorter one overlaps: "
             "the launches come late; capture the work into graphs, or call the two from two threads"
         )
-
-
-def _wait(report: ExplainReport) -> str:
-    """How late the second begins, beyond the time to call the first."""
-    late = median([window.second[0] - window.first[0] for window in report.windows if not window.queued])
-    if late < SHORT_NS + report.first.call_ns:
-        return ""
-    return f" (it finds room on an SM {in_words(late)} after the start of {report.first.name})"
 
 
 def _notes(report: ExplainReport, runs: Runs) -> Iterator[str]:
@@ -342,7 +337,7 @@ def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterat
         yield f"{whom} {' and '.join(each)} ({result.plan}){what_they_share(sms)}"
 
 
-def beyond_noise(ratio: Ratio) -> str:
+def beyond_noise(ratio: Estimate) -> str:
     """What is added to a ratio that tells neither of the two plans to be faster."""
     noise = ratio.is_known and not ratio.is_slower and not ratio.inverse.is_slower
     return ", no difference beyond noise" if noise else ""

@@ -18,7 +18,7 @@ from cuda_gctx.draw.lines import Line, Point, draw_lines
 from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, Ratio, calls_for, certainty_of, ratio_of_quantiles
+from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, calls_for, certainty_of, ratio_of_quantiles
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._batches import Trial, clock_for
@@ -53,7 +53,7 @@ class CurvePoint:
     seconds: Estimate
     latency: Estimate | None
     loaded: Estimate | None
-    slowdown: Ratio | None
+    slowdown: Estimate | None
     load_rate: float | None
 
     @property

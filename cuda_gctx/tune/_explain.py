@@ -20,7 +20,7 @@ from cuda_gctx.partitions import Partition
 from cuda_gctx.partitions.verification import IsolationError, verify
 from cuda_gctx.tune._guard import driver_version
 
-__all__ = ["LEAST_OVERLAP", "STAND_IN_NS", "ExplainReport", "Runs", "Where", "Window", "Work", "WorkReport", "measured"]
+__all__ = ["LEAST_OVERLAP", "STAND_IN_NS", "ExplainReport", "Runs", "Where", "Work", "WorkReport", "measured"]
 
 # A smaller share of the shorter work counts as no overlap: it is within the time of launches.
 LEAST_OVERLAP = 0.1
@@ -32,8 +32,8 @@ SPIN_NS = 200_000
 TIMEOUT_NS = 10_000_000_000
 
 Work = Callable[[Stream], object]
-
 Where = Partition | Stream | Any
+Window = tuple[tuple[int, int], tuple[int, int]]  # when both ran in a joint run, in ns since the first could begin
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class WorkReport:
 
     alone_ns: alone on the device, queued before it starts. called_ns: alone as the program calls it, which is longer
     if the device waits for launches. call_ns: the host time to queue it. first_call_ns: the same for the first call.
-    together_ns: from the start of both to its end, both queued before they start.
+    found_room_ns, together_ns: from the start of both until it could begin, as the program calls them, and to its end,
+    both queued before they start.
     sm_ids: the SMs of its context, as seen by the probe; empty if the probe did not run.
     """
 
@@ -53,29 +54,13 @@ class WorkReport:
     called_ns: float
     call_ns: float
     first_call_ns: float
+    found_room_ns: float
     together_ns: float
 
     @property
     def slowdown(self) -> float:
         """The ratio of its time next to the other work to its time alone."""
         return self.together_ns / max(self.alone_ns, 1)
-
-
-@dataclass(frozen=True)
-class Window:
-    """When both ran in one joint run, in ns since the first of them could begin.
-
-    queued: whether both were queued before the first could start, which excludes the host time.
-    """
-
-    first: tuple[int, int]
-    second: tuple[int, int]
-    queued: bool
-
-    @property
-    def length(self) -> int:
-        """From the start of the first to the end of the last one."""
-        return max(self.first[1], self.second[1])
 
 
 @dataclass(frozen=True)
@@ -95,7 +80,6 @@ class ExplainReport:
     driver: str
     first: WorkReport
     second: WorkReport
-    windows: tuple[Window, ...]
     overlap: float
     overlap_queued: float
     overlap_reversed: float
@@ -134,9 +118,6 @@ class ExplainReport:
         header = ["work", "context", "alone", "together", "slowdown", "host time", "SMs"]
         lines = [f"{self.device}, driver {self.driver}: {verdict}", figures, table(header, rows), *self.causes]
         return "\n".join(lines)
-
-
-# ---- the runs
 
 
 class Runs:
@@ -190,7 +171,7 @@ class Runs:
         self._run(order, gate_s)
         times = self._times()
         a, b, c, d = (time - min(times) for time in times)
-        return Window((a, b), (c, d), gate_s > 0)
+        return (a, b), (c, d)
 
     def finds_room(self, other: Stream, repeats: int) -> bool:
         """Whether a block that needs half an SM finds room on `other` while the first work runs so many times."""
@@ -226,66 +207,53 @@ def measured(
         raise ValueError("the streams are on two devices, and timers of different devices cannot be compared")
     for stream in filter(is_capturing, streams):
         raise RuntimeError(f"{stream!r} is capturing a graph: call explain before or after the capture")
-    runs = Runs(streams, works)
-    return _report(runs, _names(works), [*map(_label, places, streams)], rounds), runs
-
-
-def _report(runs: Runs, names: Sequence[str], labels: Sequence[str], rounds: int) -> ExplainReport:
+    runs, names, labels = Runs(streams, works), _names(works), map(_label, places, streams)
     for which in (0, 1):
         runs.call(which)
         runs.sync()
     first_call_ns = list(runs.call_ns)
-    sms, runs.contexts_cause = _sms(runs.streams)
-    streams_overlap = _run_at_once(runs.streams)
-
-    calls: list[list[int]] = [[], []]
-    called: list[list[int]] = [[], []]
-    alone: list[list[int]] = [[], []]
-    windows: list[Window] = []
-    queued: list[Window] = []
-    reversed_: list[Window] = []
+    sms, runs.contexts_cause = _sms(streams)
+    (one,), (other,) = run_probe(streams, [1, 1], SPIN_NS, TIMEOUT_NS)
+    calls, called, alone, as_called, queued, reversed_ = ([] for _ in range(6))  # pairs, by round
     for _ in range(rounds):
-        for which in (0, 1):
-            called[which].append(runs.took(which))
-            calls[which].append(runs.call_ns[which])
-        windows.append(runs.window([0, 1]))
-        gate_s = QUEUED.gate_s((max(calls[0]) + max(calls[1])) / 1e9)
-        for which in (0, 1):
-            alone[which].append(runs.took(which, gate_s))
+        called.append((runs.took(0), runs.took(1)))
+        calls.append(tuple(runs.call_ns))
+        as_called.append(runs.window([0, 1]))
+        gate_s = QUEUED.gate_s(sum(map(max, zip(*calls, strict=True))) / 1e9)
+        alone.append((runs.took(0, gate_s), runs.took(1, gate_s)))
         queued.append(runs.window([0, 1], gate_s))
         reversed_.append(runs.window([1, 0], gate_s))
-    alone_ns, called_ns = list(map(median, alone)), list(map(median, called))
-    together_ns = median([window.first[1] for window in queued]), median([window.second[1] for window in queued])
-    call_ns = map(median, calls)
-    first, second = map(WorkReport, names, labels, sms, alone_ns, called_ns, call_ns, first_call_ns, together_ns)
-    return ExplainReport(
-        device=runs.streams[0].device.name,
+    alone_ns, called_ns, call_ns = (list(map(median, zip(*each, strict=True))) for each in (alone, called, calls))
+    found_room_ns = [median([window[which][0] for window in as_called]) for which in (0, 1)]
+    together_ns = [median([window[which][1] for window in queued]) for which in (0, 1)]
+    times = (alone_ns, called_ns, call_ns, first_call_ns, found_room_ns, together_ns)
+    first, second = map(WorkReport, names, labels, sms, *times)
+    report = ExplainReport(
+        device=streams[0].device.name,
         driver=driver_version(),
         first=first,
         second=second,
-        windows=(*windows, *queued),
-        overlap=_overlap(windows, called_ns),
+        overlap=_overlap(as_called, called_ns),
         overlap_queued=_overlap(queued, alone_ns),
         overlap_reversed=_overlap(reversed_, alone_ns),
         in_sequence_ns=sum(called_ns),
-        together_ns=median([window.length for window in windows]),
-        streams_overlap=streams_overlap,
+        together_ns=median([max(end for _, end in window) for window in as_called]),
+        streams_overlap=one[1] < other[2] and other[1] < one[2],
         shared_sms=tuple(sorted(set(first.sm_ids) & set(second.sm_ids))),
         causes=(),
     )
-
-
-def _active(window: tuple[int, int], alone: float) -> tuple[float, float]:
-    """When work can have run: its first stamp may be much earlier if it then waits for an event or for room."""
-    begin, end = window
-    return (begin if end - begin <= STRETCHED * alone else end - alone), end
+    return report, runs
 
 
 def _overlap(windows: Sequence[Window], alone: Sequence[float]) -> float:
     """The share of the shorter work that runs while the other does."""
     shares = []
     for window in windows:
-        (a, b), (c, d) = _active(window.first, alone[0]), _active(window.second, alone[1])
+        # The first stamp of work may be much earlier than its begin, if it then waits for an event or for room.
+        (a, b), (c, d) = (
+            (begin if end - begin <= STRETCHED * least else end - least, end)
+            for (begin, end), least in zip(window, alone, strict=True)
+        )
         shares.append((min(b, d) - max(a, c)) / max(min(b - a, d - c), 1))
     return min(max(median(shares), 0.0), 1.0)
 
@@ -321,12 +289,6 @@ def _sms(streams: Sequence[Stream]) -> tuple[list[tuple[int, ...]], str | None]:
         return [(), ()], None  # other work occupies the SMs
     seen = {proof.name: proof.sm_ids for proof in report.contexts}
     return [seen[str(contexts.index(context))] for context in contexts], report.cause
-
-
-def _run_at_once(streams: Sequence[Stream]) -> bool:
-    """Whether two small kernels overlap on these streams."""
-    (first,), (second,) = run_probe(list(streams), [1, 1], SPIN_NS, TIMEOUT_NS)
-    return first[1] < second[2] and second[1] < first[2]
 
 
 def _stands_in(stream: Stream) -> None:

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
+from cuda_gctx.tune._plans import settle
 
-__all__ = ["Objective", "TailLatency", "Throughput", "checked", "critical_part", "weight_of"]
+__all__ = ["SHARE", "Objective", "TailLatency", "Throughput", "checked", "critical_part", "number_of", "weight_of"]
 
 LARGEST_WEIGHT = 10_000
 # A batch has too few calls for more.
 LARGEST_QUANTILE = 0.999
+SHARE = "a share of at least 0 and less than 1"
+
+
+def number_of(name: str, value: object, allowed: str, fits: Callable[[float], bool]) -> float:
+    """A number that fits. allowed: in words, what does."""
+    number = as_number(name, value)
+    if not fits(number):
+        raise ValueError(f"{name} must be {allowed}, not {number:g}")
+    return number
 
 
 class Throughput:
@@ -27,7 +37,7 @@ class Throughput:
 
     def __init__(self, /, **weights: int) -> None:
         numbers = {name: as_int(name, weight, 1, LARGEST_WEIGHT) for name, weight in weights.items()}
-        object.__setattr__(self, "weights", MappingProxyType(numbers))
+        settle(self, weights=MappingProxyType(numbers))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Throughput is immutable: create another one")
@@ -70,28 +80,24 @@ class TailLatency:
     def __post_init__(self) -> None:
         if not isinstance(self.part, str):
             raise TypeError(f"part must be the name of a part, not {type(self.part).__name__}")
-        for name in ("quantile", "others"):
-            object.__setattr__(self, name, as_number(name, getattr(self, name)))
-        if not 0 < self.quantile <= LARGEST_QUANTILE:
-            raise ValueError(
-                f"quantile must be above 0 and at most {LARGEST_QUANTILE}, not {self.quantile:g}: 0.99 is the p99"
-            )
-        if not 0 <= self.others < 1:
-            raise ValueError(f"others must be a share of at least 0 and less than 1, not {self.others:g}")
+        most = f"above 0 and at most {LARGEST_QUANTILE} (0.99 is the p99)"
+        settle(
+            self,
+            quantile=number_of("quantile", self.quantile, most, lambda share: 0 < share <= LARGEST_QUANTILE),
+            others=number_of("others", self.others, SHARE, lambda share: 0 <= share < 1),
+            closed_loop=as_bool("closed_loop", self.closed_loop),
+        )
         if self.rate is not None:
-            object.__setattr__(self, "rate", as_number("rate", self.rate))
-            if not 0 < self.rate < math.inf:
-                raise ValueError(f"rate must be a number of calls per second above 0, not {self.rate:g}")
-        object.__setattr__(self, "closed_loop", as_bool("closed_loop", self.closed_loop))
+            allowed = "a number of calls per second above 0"
+            settle(self, rate=number_of("rate", self.rate, allowed, lambda rate: 0 < rate < math.inf))
         if self.closed_loop and self.rate is not None:
             raise ValueError("closed_loop and rate are mutually exclusive: in a closed loop the latency sets the rate")
 
     def __repr__(self) -> str:
         others = f", others={self.others:g}" if self.others else ""
-        arrivals = (
-            f", rate={self.rate:g}" if self.rate is not None else ", closed_loop=True" if self.closed_loop else ""
-        )
-        return f"TailLatency({self.part!r}, quantile={self.quantile:g}{others}{arrivals})"
+        rate = f", rate={self.rate:g}" if self.rate is not None else ""
+        loop = ", closed_loop=True" if self.closed_loop else ""
+        return f"TailLatency({self.part!r}, quantile={self.quantile:g}{others}{rate}{loop})"
 
 
 Objective: TypeAlias = Literal["makespan"] | Throughput | TailLatency

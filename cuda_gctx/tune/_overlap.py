@@ -11,8 +11,8 @@ from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import median
-from cuda_gctx.measure.summaries import Latency, Spread
+from cuda_gctx.measure.statistics import median, quantile
+from cuda_gctx.measure.summaries import Spread
 from cuda_gctx.tune._causes import reasons
 from cuda_gctx.tune._guard import device_of, place_and_date, sitting
 from cuda_gctx.tune._measurement import Intervals, Measurement, Record, launch_bound, rate_of
@@ -163,7 +163,8 @@ def _result(ranking: Ranking[Any], device: Device, record: Record, alone: dict[s
         relative=ranking.relative(record),
         parts=parts,
         overlap=_overlap(record, record.profiled(found.final), alone, seconds.value),
-        latency=Latency.of(latencies) if latencies else None,
+        p50=quantile(latencies, 0.5) if latencies else None,
+        largest=max(latencies, default=None),
         sm_clock_mhz=_clock(found, record),
         launch_bound=launch_bound(samples),
     )

@@ -11,11 +11,12 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
-from cuda_gctx._core.arguments import as_int, as_number
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.text import table
 from cuda_gctx.tune._guard import device_of, driver_version
 from cuda_gctx.tune._json import Document
+from cuda_gctx.tune._objectives import SHARE, number_of
 from cuda_gctx.tune._plans import Plan, settle
 from cuda_gctx.tune._report import words
 
@@ -130,13 +131,12 @@ class Policy(Document):
             raise ValueError("a policy needs, for each combination of buckets, a measurement of some of its plans")
         for one in {one for row in self.predictions for one in row if one is not None}:
             _checked(*one)
-        object.__setattr__(self, "sm_count", as_int("sm_count", self.sm_count, 0))
-        object.__setattr__(self, "quantile", as_number("quantile", self.quantile))
-        if not 0 < self.quantile <= 1:
-            raise ValueError(f"quantile must be above 0 and at most 1, not {self.quantile:g}")
-        object.__setattr__(self, "hysteresis", as_number("hysteresis", self.hysteresis))
-        if not 0 <= self.hysteresis < 1:
-            raise ValueError(f"hysteresis must be a share of at least 0 and less than 1, not {self.hysteresis:g}")
+        settle(
+            self,
+            sm_count=as_int("sm_count", self.sm_count, 0),
+            quantile=number_of("quantile", self.quantile, "above 0 and at most 1", lambda share: 0 < share <= 1),
+            hysteresis=number_of("hysteresis", self.hysteresis, SHARE, lambda share: 0 <= share < 1),
+        )
 
     def demand_device(self, device: Device) -> None:
         """Raise a ValueError if the policy was measured on another card, and warn if the driver was another one.
@@ -171,9 +171,7 @@ class Policy(Document):
         than the hysteresis, and would keep the limit under a load that is larger by the hysteresis.
         """
         if type(limit_s) is not float or not limit_s >= 0:  # most calls need no other check
-            limit_s = as_number("limit_s", limit_s)
-            if limit_s < 0:
-                raise ValueError(f"limit_s must be a number of seconds of 0 or more, not {limit_s:g}")
+            limit_s = number_of("limit_s", limit_s, "a number of seconds of 0 or more", lambda limit: limit >= 0)
         place = self._place(load)
         row = self._rows[place] or self._row(place)
         best = row.best[bisect_right(row.limits, limit_s)]
@@ -374,9 +372,7 @@ class Policy(Document):
 
 def _checked(latency_s: object, rate: object) -> Prediction:
     """A latency and a rate that can have been measured."""
-    found = Prediction(as_number("latency_s", latency_s), as_number("rate", rate))
-    if not 0 < found.latency_s < math.inf:
-        raise ValueError(f"latency_s must be a number of seconds above 0, not {found.latency_s:g}")
-    if not 0 <= found.rate < math.inf:
-        raise ValueError(f"rate must be a number of calls per second of 0 or more, not {found.rate:g}")
-    return found
+    return Prediction(
+        number_of("latency_s", latency_s, "a number of seconds above 0", lambda s: 0 < s < math.inf),
+        number_of("rate", rate, "a number of calls per second of 0 or more", lambda rate: 0 <= rate < math.inf),
+    )

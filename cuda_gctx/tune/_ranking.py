@@ -1,13 +1,8 @@
 """The decision: which of the measured plans is chosen, how certain that is, and what the choice may lose.
 
-Everything here is a function of measurements, and needs no device. What a plan is compared by depends on the objective:
-
-- makespan: the median ratio of step times, in the rounds in which both plans were measured;
-- Throughput: the ratio of total times for equal work;
-- TailLatency: the ratio of the quantiles of all calls.
-
-A plan is compared with the sequence by longer blocks in which the two alternate, where there are any: a plan that heats
-the chip slows the others in rounds, and itself in blocks.
+Everything here is a function of measurements, and needs no device. Plans are compared in the rounds in which both were
+measured, and with the sequence, where there are any, in longer blocks in which the two alternate: a plan that heats the
+chip slows the others in rounds, and itself in blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +20,11 @@ from cuda_gctx.measure.statistics import (
     NOISE,
     Estimate,
     Luck,
-    Ratio,
     calls_for,
     certainty_of,
     certainty_of_each,
     median,
+    quantile,
     ratio_of,
     ratio_of_quantiles,
     ratio_of_totals,
@@ -43,6 +38,20 @@ __all__ = ["HOPELESS", "Choice", "Ranking", "settled", "value_of"]
 LEAST_BLOCKS = 2
 # A plan that is so much slower than the best of each of its rounds is left out of later ones.
 HOPELESS = 1.15
+# A batch that takes so many times the median of its plan contains a stall.
+STALL = 1.5
+
+
+def settled(block: Sequence[Sample]) -> list[Sample]:
+    """The batches of a block that count."""
+    return [sample for sample in block if not sample.settles]
+
+
+def joined(samples: Sequence[Sample]) -> Sample:
+    """Samples as one: the mean time of a step, and all calls."""
+    steps = sum(sample.steps for sample in samples)
+    seconds = sum(sample.seconds * sample.steps for sample in samples) / steps
+    return Sample(seconds, steps=steps, latencies=tuple(latency for one in samples for latency in one.latencies))
 
 
 def value_of(objective: Objective, samples: Sequence[Sample]) -> float:
@@ -50,14 +59,16 @@ def value_of(objective: Objective, samples: Sequence[Sample]) -> float:
     calls.
     """
     if samples and all(sample.latencies for sample in samples) and isinstance(objective, TailLatency):
-        return Estimate.of([sample.latencies for sample in samples], objective.quantile, 0.0).value
+        return quantile(joined(samples).latencies, objective.quantile)
     if isinstance(objective, Throughput):
-        return sum(sample.seconds * sample.steps for sample in samples) / sum(sample.steps for sample in samples)
+        return joined(samples).seconds
     return median([sample.seconds for sample in samples])
 
 
-def compared(objective: Objective, pairs: Sequence[tuple[Sample, Sample]]) -> Ratio:
-    """How many times as long the first of each pair takes as the second; a pair has the samples of a round."""
+def compared(objective: Objective, pairs: Sequence[tuple[Sample, Sample]]) -> Estimate:
+    """How many times as long the first of each pair takes as the second, by the quantiles of all calls, by the total
+    times for equal work, or by the median ratio; a pair has the samples of a round.
+    """
     if isinstance(objective, TailLatency) and all(sample.latencies for pair in pairs for sample in pair):
         theirs, ours = ([pair[side].latencies for pair in pairs] for side in (0, 1))
         return ratio_of_quantiles(theirs, ours, objective.quantile)
@@ -101,7 +112,7 @@ class Choice(Generic[R]):
 class Ranking(Generic[R]):
     """Compares the plans of a measurement, as far as they have been measured when it is made.
 
-    found: the measurement, which contains the sequence. is_current: whether nothing was measured since.
+    found: the measurement, which contains the sequence.
     measured: the samples of a plan; only those of the final rounds if there are enough.
     relative: the value of a plan as a share of the sequence's in the same rounds: clocks fall while the chip gets hot.
     ratio: how many times as long one plan takes as another; the interval also covers what openings differ by.
@@ -113,13 +124,14 @@ class Ranking(Generic[R]):
         self.records, self.sequence = found.known(), found.sequence()
         self._state = found.state
         self._is_tail = isinstance(found.objective, TailLatency)
-        self.measured = cache(self._measured)
-        self.relative = cache(self._relative)
+        self.measured = cache(lambda record: record.measured(self.final))
+        self.relative = cache(lambda record: self._plain(record, self.sequence).value)
         self.ratio = cache(self._ratio)
         self.in_rounds = cache(self._in_rounds)
 
     @property
     def is_current(self) -> bool:
+        """Whether nothing was measured since."""
         return self._state == self.found.state
 
     # ---- the rate of the others
@@ -134,12 +146,9 @@ class Ranking(Generic[R]):
 
         leniently: or nearly as much, while there are few samples.
         """
-        objective = self.objective
-        return (
-            not isinstance(objective, TailLatency)
-            or record.is_sequence
-            or self.others_share(record) >= objective.others / (HOPELESS if leniently else 1)
-        )
+        if not isinstance(self.objective, TailLatency) or record.is_sequence:
+            return True
+        return self.others_share(record) >= self.objective.others / (HOPELESS if leniently else 1)
 
     def acceptable(self, *, leniently: bool = False) -> list[R]:
         """The plans that can be chosen."""
@@ -158,25 +167,19 @@ class Ranking(Generic[R]):
         """What the objective minimizes."""
         return value_of(self.objective, list(self.measured(record).values()))
 
-    def _measured(self, record: Record) -> dict[int, Sample]:
-        return record.measured(self.final)
-
-    def _relative(self, record: R) -> float:
-        return self._plain(record, self.sequence).value
-
-    def _ratio(self, slow: R, fast: R) -> Ratio:
+    def _ratio(self, slow: R, fast: R) -> Estimate:
         if slow is fast:
-            return Ratio(1.0, 1.0, 1.0, len(self.measured(slow)), True)
+            return Estimate(1.0, 1.0, 1.0, len(self.measured(slow)), True)
         if slow is self.sequence and (sustained := self.sustained(fast)) is not None:
             return sustained.widened(self.between(slow, fast))
         if fast is self.sequence and self.sustained(slow) is not None:
             return self.ratio(fast, slow).inverse
         return self.in_rounds(slow, fast)
 
-    def _in_rounds(self, slow: R, fast: R) -> Ratio:
+    def _in_rounds(self, slow: R, fast: R) -> Estimate:
         return self._plain(slow, fast).covering(self._by_openings(slow, fast)).widened(self.between(slow, fast))
 
-    def sustained(self, record: R) -> Ratio | None:
+    def sustained(self, record: R) -> Estimate | None:
         """How many times as long the sequence takes, in the blocks in which it alternated with the plan; None if there
         are too few of them.
         """
@@ -190,14 +193,14 @@ class Ranking(Generic[R]):
 
     def _block(self, block: Sequence[Sample]) -> Sample:
         """The settled part of a block as one sample: of a makespan its median batch."""
-        joined = _joined(counted := settled(block))
-        return replace(joined, seconds=value_of(self.objective, counted)) if self.objective == "makespan" else joined
+        whole = joined(counted := settled(block))
+        return replace(whole, seconds=value_of(self.objective, counted)) if self.objective == "makespan" else whole
 
-    def _plain(self, slow: R, fast: R) -> Ratio:
+    def _plain(self, slow: R, fast: R) -> Estimate:
         if pairs := self._pairs(slow, fast):
             return compared(self.objective, pairs)
         value = self.value(slow) / self.value(fast)
-        return Ratio(value, value, value, 0, False)
+        return Estimate(value, value, value, 0, False)
 
     def _pairs(self, one: R, other: R) -> list[tuple[Sample, Sample]]:
         """The samples of the final rounds in which both were measured, or of all rounds if there is none."""
@@ -220,9 +223,8 @@ class Ranking(Generic[R]):
         choice from being decided, and what is known counts.
         """
         final, sequence = self.final, self.sequence
-        if final is None or self.measured(sequence) is sequence.samples:
-            return self.acceptable()
-        return [record for record in self.acceptable() if max(record.samples) >= final]
+        every = final is None or self.measured(sequence) is sequence.samples
+        return [record for record in self.acceptable() if every or max(record.samples) >= (final or 0)]
 
     @cached_property
     def _opened(self) -> list[R]:
@@ -259,9 +261,8 @@ class Ranking(Generic[R]):
 
     def is_refuted(self, record: R) -> bool:
         """Whether a plan gains in rounds, and nothing in blocks."""
-        if self.sustained(record) is None:
-            return False
-        return self._gains_in_rounds(record) and self.ratio(self.sequence, record).value <= 1 + NOISE
+        blocks = self.sustained(record)
+        return blocks is not None and self._gains_in_rounds(record) and blocks.value <= 1 + NOISE
 
     def gains(self, record: R) -> bool:
         """Whether a plan is faster than the sequence by more than noise, in blocks or, if not refuted, in rounds."""
@@ -322,8 +323,8 @@ class Ranking(Generic[R]):
         """Whether a plan is certainly slower than another one by more than noise."""
         return self._is_slower(self.ratio(slow, fast), slow, fast)
 
-    def _is_slower(self, ratio: Ratio, slow: R, fast: R) -> bool:
-        return ratio.is_slower or (ratio.low > 1 + NOISE and self._is_bounded(fast, slow))
+    def _is_slower(self, ratio: Estimate, slow: R, fast: R) -> bool:
+        return ratio.low > 1 + NOISE and (ratio.is_known or self._is_bounded(fast, slow))
 
     def most(self, slow: R, fast: R) -> float:
         """How many times as long one plan takes as another at the most; infinite if that is unknown."""
@@ -404,7 +405,7 @@ class Ranking(Generic[R]):
             yield by(rounds).value, instead, other
             if other is self.sequence and len(chosen.sustained) >= LEAST_BLOCKS:
                 counted, whole = (
-                    _seconds([(_joined(of(mine)), _joined(of(its))) for mine, its in chosen.sustained])
+                    _seconds([(joined(of(mine)), joined(of(its))) for mine, its in chosen.sustained])
                     for of in (settled, list)
                 )
                 yield by(counted).value, instead, other
@@ -416,22 +417,3 @@ class Ranking(Generic[R]):
         samples = [*self.measured(record).values(), *(one for ours, _ in record.sustained for one in ours)]
         middle = median([sample.seconds for sample in samples])
         return sum(sample.seconds > STALL * middle for sample in samples)
-
-
-# A batch that takes so many times the median of its plan contains a stall.
-STALL = 1.5
-
-
-def settled(block: Sequence[Sample]) -> list[Sample]:
-    """The batches of a block that count."""
-    return [sample for sample in block if not sample.settles]
-
-
-def _joined(block: Sequence[Sample]) -> Sample:
-    """The batches of a block as one sample."""
-    steps = sum(sample.steps for sample in block)
-    return Sample(
-        sum(sample.seconds * sample.steps for sample in block) / steps,
-        steps=steps,
-        latencies=tuple(latency for sample in block for latency in sample.latencies),
-    )

@@ -13,8 +13,8 @@ from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import Ratio
-from cuda_gctx.measure.summaries import Latency, Spread
+from cuda_gctx.measure.statistics import Estimate
+from cuda_gctx.measure.summaries import Spread
 from cuda_gctx.tune._json import Document
 from cuda_gctx.tune._measurement import AS_GRAPHS
 from cuda_gctx.tune._objectives import Objective, TailLatency, checked, critical_part, weight_of
@@ -36,13 +36,13 @@ def words(seconds: float) -> str:
     return in_words(seconds * 1e9)
 
 
-def times(ratio: Ratio, what: str = "") -> str:
+def times(ratio: Estimate, what: str = "") -> str:
     """A ratio of `what` with its interval: "1.35x (1.31 to 1.40)"."""
     interval = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.is_known else "inconclusive: too few samples"
     return f"{ratio.value:.2f}x{what} ({interval})"
 
 
-def relation(ratio: Ratio, than: str = "") -> str:
+def relation(ratio: Estimate, than: str = "") -> str:
     """A ratio of times in words, with its interval: "1.35x slower than the choice (1.31 to 1.40)"."""
     return times(ratio, f" slower{than}") if ratio.value >= 1 else times(ratio.inverse, f" faster{than}")
 
@@ -81,6 +81,7 @@ class Result:
     relative: the time as a share of the sequence's in the same rounds. Plans are compared by this, because clocks fall
     while the chip gets hot, and plans that were left out early were measured with higher ones.
     overlap: the time in which parts overlapped, as a share of the possible time; only for the makespan.
+    p50, largest: the median and the largest latency of all calls, if the objective is a latency.
     sm_clock_mhz: the SM clock while the plan ran for some time; None if that was not measured.
     """
 
@@ -89,7 +90,8 @@ class Result:
     relative: float
     parts: dict[str, PartTime]
     overlap: float | None
-    latency: Latency | None
+    p50: float | None
+    largest: float | None
     sm_clock_mhz: float | None
     launch_bound: bool
 
@@ -120,7 +122,7 @@ class Report(Document, Pictured):
     conditions: commit, clocks, power limit and temperature at the beginning and at the end.
     """
 
-    schema = 4
+    schema = 5
 
     choice: Plan
     objective: Objective
@@ -217,10 +219,10 @@ class Report(Document, Pictured):
     # ---- for people
 
     @property
-    def _gain(self) -> Ratio:
+    def _gain(self) -> Estimate:
         """The gain with its interval. ValueError if these are not one quantity."""
         samples = self.result(self.choice).seconds.samples
-        return Ratio(self.gain, self.gain_low, self.gain_high, samples, True)
+        return Estimate(self.gain, self.gain_low, self.gain_high, samples, True)
 
     def __repr__(self) -> str:
         return f"<Report: {self._answer()}; {' and '.join(self.alone)} on {self.device}>"
@@ -283,8 +285,8 @@ class Report(Document, Pictured):
         if self.objective == "makespan":
             columns["overlap"] = [None if r.overlap is None else f"{r.overlap:.2f}" for r in shown]
         if isinstance(self.objective, TailLatency):
-            columns["p50"] = [words(r.latency.p50) if r.latency is not None else None for r in shown]
-            columns["largest"] = [words(r.latency.largest) if r.latency is not None else None for r in shown]
+            columns["p50"] = [words(r.p50) if r.p50 is not None else None for r in shown]
+            columns["largest"] = [words(r.largest) if r.largest is not None else None for r in shown]
         for name in self.alone:
             if name != critical_part(self.objective):
                 columns[self._title(name)] = [_cell(r.parts[name]) for r in shown]

@@ -292,8 +292,7 @@ def test_the_report_is_a_table_and_json(dev: Device) -> None:
     assert answer["overlaps"] is True
     assert answer["first"]["name"] == "decode"
     assert answer["causes"] == list(report.causes)
-    assert [window["queued"] for window in answer["windows"]] == [False, False, True, True]
-    assert all(window.length >= 2 * MS for window in report.windows)
+    assert report.together_ns >= 2 * MS
 
 
 def test_work_without_names_is_distinguished(dev: Device) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cuda_gctx import Device
-from cuda_gctx.measure.statistics import Ratio
+from cuda_gctx.measure.statistics import Estimate
 from cuda_gctx.tune import Report
 from cuda_gctx.tune._causes import beyond_noise
 from cuda_gctx.tune._report import relation, times
@@ -49,14 +49,14 @@ def test_a_difference_that_is_certain_is_not_called_noise() -> None:
         "(15.70 to 18.82), no difference beyond noise"
     ]
     assert outside("1.02x faster than the choice (0.98 to 1.06), no difference beyond noise") == []
-    certain = Ratio(1 / 17, 1 / 18, 1 / 16, 15, True)
+    certain = Estimate(1 / 17, 1 / 18, 1 / 16, 15, True)
     assert [beyond_noise(one) for one in (certain, certain.inverse)] == ["", ""]
-    assert beyond_noise(Ratio(1.01, 0.99, 1.03, 15, True)) == ", no difference beyond noise"
+    assert beyond_noise(Estimate(1.01, 0.99, 1.03, 15, True)) == ", no difference beyond noise"
 
 
 def test_a_ratio_outside_of_its_interval_cannot_be_made() -> None:
-    assert "does not contain 1.03" in str(refusal(ValueError, lambda: Ratio(1.03, 0.95, 0.99, 15, True)))
-    faster = Ratio(1 / 1.03, 1 / 1.05, 1 / 1.01, 15, True)
+    assert "does not contain 1.03" in str(refusal(ValueError, lambda: Estimate(1.03, 0.95, 0.99, 15, True)))
+    faster = Estimate(1 / 1.03, 1 / 1.05, 1 / 1.01, 15, True)
     assert relation(faster, " than the choice") == "1.03x faster than the choice (1.01 to 1.05)"
     assert times(faster.inverse, " speedup") == "1.03x speedup (1.01 to 1.05)"
 

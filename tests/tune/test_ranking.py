@@ -16,7 +16,6 @@ from cuda_gctx import Layout
 from cuda_gctx.measure.statistics import (
     NOISE,
     Estimate,
-    Ratio,
     calls_for,
     certainty_of,
     median,
@@ -326,16 +325,17 @@ def test_a_ratio_in_words_lies_within_its_interval() -> None:
     numbers = random.Random(10)
     for _ in range(1000):
         middle = numbers.uniform(0.5, 2)
-        ratio = Ratio(middle, middle / numbers.uniform(1, 1.2), middle * numbers.uniform(1, 1.2), 20, True)
+        ratio = Estimate(middle, middle / numbers.uniform(1, 1.2), middle * numbers.uniform(1, 1.2), 20, True)
         text = relation(ratio, " than the choice")
         value, low, high = map(float, re.findall(r"\d+\.\d+", text))
         assert low <= value <= high
         assert value >= 1
-    assert relation(Ratio(1.35, 1.0, 2.0, 3, False)) == "1.35x slower (inconclusive: too few samples)"
+    assert relation(Estimate(1.35, 1.0, 2.0, 3, False)) == "1.35x slower (inconclusive: too few samples)"
     assert (
-        relation(Ratio(0.8, 0.75, 0.9, 30, True), " than the choice") == "1.25x faster than the choice (1.11 to 1.33)"
+        relation(Estimate(0.8, 0.75, 0.9, 30, True), " than the choice")
+        == "1.25x faster than the choice (1.11 to 1.33)"
     )
-    assert times(Ratio(0.8, 0.75, 0.9, 30, True)) == "0.80x (0.75 to 0.90)"
+    assert times(Estimate(0.8, 0.75, 0.9, 30, True)) == "0.80x (0.75 to 0.90)"
 
 
 def test_a_plan_that_was_left_out_although_it_was_faster_has_its_reason() -> None:
@@ -352,7 +352,7 @@ def test_a_plan_that_was_left_out_although_it_was_faster_has_its_reason() -> Non
 
 
 def test_a_difference_within_the_margin_is_none() -> None:
-    assert not Ratio(1.02, 1 + NOISE / 2, 1.03, 30, True).is_slower
-    assert Ratio(1.02, 1 + 2 * NOISE, 1.03, 30, True).is_slower
-    assert not Ratio(1.02, 1 + 2 * NOISE, 1.03, 30, False).is_slower
-    assert median([Ratio(2.0, 1.0, 4.0, 9, True).inverse.value]) == 0.5
+    assert not Estimate(1.02, 1 + NOISE / 2, 1.03, 30, True).is_slower
+    assert Estimate(1.02, 1 + 2 * NOISE, 1.03, 30, True).is_slower
+    assert not Estimate(1.02, 1 + 2 * NOISE, 1.03, 30, False).is_slower
+    assert median([Estimate(2.0, 1.0, 4.0, 9, True).inverse.value]) == 0.5

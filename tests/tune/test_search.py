@@ -68,9 +68,9 @@ def test_a_short_kernel_next_to_bulk_work_belongs_into_a_partition(dev: Device) 
     report = read_only("bulk work")
     assert report.choice.kind in ("overlay", "partitions")  # equally fast here
     chosen = report.result(report.choice)
-    assert chosen.latency is not None
-    assert chosen.latency.p99 < 20e-6
-    assert chosen.latency.p50 <= chosen.latency.p90 <= chosen.latency.p99 <= chosen.latency.largest
+    assert chosen.p50 is not None
+    assert chosen.largest is not None
+    assert chosen.p50 <= chosen.seconds.value <= chosen.largest
     [sequence] = of_kind(report, "sequence")
     assert sequence.seconds.value == pytest.approx(1e-3, rel=0.02)  # behind one call of the bulk work
     for result in of_kind(report, "streams") + of_kind(report, "priority"):
