@@ -16,8 +16,9 @@ import random
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from cuda_gctx import (
     ContextOptions,
     Device,
     Layout,
+    Partition,
     PartitionPool,
     ResourceOverlapWarning,
     SMResourceOptions,
@@ -37,7 +39,7 @@ from cuda_gctx import (
     system,
 )
 from cuda_gctx.bench.call_costs import one_line
-from cuda_gctx.bench.raw_calls import RawCalls
+from cuda_gctx.bench.raw_calls import RawSwitch
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median
@@ -114,48 +116,96 @@ def measure_preparing(device: Device) -> dict[str, Any]:
     }
 
 
-def lend(streams: Iterable[Stream]) -> list[Stream]:
-    """Streams whose handles other code knows."""
-    known = list(streams)
+Place: TypeAlias = Partition | Stream
+
+
+def lend(places: Iterable[Place]) -> list[Stream]:
+    """Streams whose handles other code knows: two of each partition."""
+    known = [
+        stream
+        for place in places
+        for stream in ((place.stream, *place.stream_pool(1)) if isinstance(place, Partition) else (place,))
+    ]
     assert all(stream.handle for stream in known)
     return known
 
 
-# A switch, and the streams on which there is work after it.
-Target: TypeAlias = tuple[Callable[[], object], Sequence[Stream]]
+@dataclass
+class Target:
+    """A switch.
 
-
-def times_of_switches(targets: Sequence[Target], device: Device, pending: bool) -> list[int]:
-    """The time of each of many switches, to each target in turn.
-
-    pending: with work on the streams of the one before.
+    streams: those on which there is work after it. known: those whose handles other code knows. places: where each part
+    then runs.
     """
-    for switch, _ in targets:
-        switch()
+
+    switch: Callable[[], object]
+    streams: Sequence[Stream]
+    known: Sequence[Stream]
+    places: Mapping[str, Place]
+
+
+def may_share(one: Place, other: Place) -> bool:
+    """Whether they share SMs, or may."""
+    ids = [place.sm_ids if isinstance(place, Partition) else None for place in (one, other)]
+    return ids[0] is None or ids[1] is None or not set(ids[0]).isdisjoint(ids[1])
+
+
+def raw_switch(old: Target, new: Target) -> RawSwitch:
+    """The driver calls of a switch between two targets of two parts."""
+    waits = [
+        (
+            after.context if isinstance(after, Partition) else after,
+            before.context if isinstance(before, Partition) else before,
+        )
+        for part, before in old.places.items()
+        for later, after in new.places.items()
+        if new.places[part] != before and old.places[later] != after
+        if part == later or may_share(before, after)
+    ]
+    asked = {stream.handle: stream for stream in (*new.known, *old.known)}
+    return RawSwitch(asked.values(), waits)
+
+
+def times_of_switches(
+    targets: Sequence[Target], device: Device, pending: bool, raw: Sequence[RawSwitch]
+) -> tuple[list[int], list[float]]:
+    """The time of each of many switches, to each target in turn, and before each one that of its driver calls in C.
+
+    pending: with work on the streams of the one before. raw: the driver calls of the switch to each target, if known.
+    """
+    for target in targets:
+        target.switch()
     clock = empty_ns()
-    samples = []
+    samples, raw_samples = [], []
     for number in range(SWITCHES):
-        device.sync()
-        if pending:
-            for stream in targets[(number - 1) % len(targets)][1]:
-                spin(stream, 1, PENDING_NS)
-        samples.append(timed_ns(targets[number % len(targets)][0]) - clock)
+        at, before = number % len(targets), targets[(number - 1) % len(targets)]
+        for is_raw in (True, False) if raw else (False,):
+            device.sync()
+            if pending:
+                for stream in before.streams:
+                    spin(stream, 1, PENDING_NS)
+            if is_raw:
+                raw_samples.append(raw[at].time())
+            else:
+                samples.append(timed_ns(targets[at].switch) - clock)
     device.sync()
-    return [max(round(sample), 0) for sample in samples]
+    return [max(round(sample), 0) for sample in samples], raw_samples
 
 
 def measure_switching(device: Device) -> list[dict[str, Any]]:
     """What a switch costs the host, between layouts of some partitions, and between plans of two parts.
 
     Two streams of each partition are lent, and other code knows their handles. verified: after verify() in both, which
-    shows what shares SMs.
+    shows what shares SMs. raw_us: the driver calls of a switch of two parts, in C, in turn with the switches.
     """
     grain = device.resources.sm.min_partition_size
     rows = []
 
     def row(what: str, parts: int, targets: Sequence[Target], verified: bool) -> None:
+        has_raw = parts == len(targets) == 2
+        raw = [raw_switch(targets[at - 1], target) for at, target in enumerate(targets)] if has_raw else []
         for pending in (False, True):
-            samples = times_of_switches(targets, device, pending)
+            samples, raw_samples = times_of_switches(targets, device, pending, raw)
             rows.append(
                 {
                     "switch": what,
@@ -163,8 +213,11 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
                     "verified": verified,
                     "work": "pending" if pending else "done",
                     "us": summary(samples, 1000),
+                    **({"raw_us": summary(raw_samples, 1000, 3)} if raw else {}),
                 }
             )
+        for one in raw:
+            one.close()
 
     for parts in range(2, 7):
         names = "abcdef"[: parts - 1]
@@ -175,8 +228,10 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
             with PartitionPool(device) as pool:
                 targets: list[Target] = []
                 for layout in layouts:
-                    known = lend(stream for part in pool.prepare(layout) for stream in part.stream_pool(2))
-                    targets.append((partial(pool.switch, layout), known))
+                    opened = pool.prepare(layout)
+                    known = lend(opened)
+                    places = {part.name: part for part in opened}
+                    targets.append(Target(partial(pool.switch, layout), known, known, places))
                     if verified:
                         pool.prepare(layout).verify()
                 row("other layout", parts, targets, verified)
@@ -194,21 +249,16 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
         ("plans: the same plan", (apart,)),
     ):
         with PartitionPool(device) as pool:
-            row(what, 2, [(partial(plan.switch, pool), lend(plan.switch(pool).values())) for plan in plans], False)
+            row(what, 2, [target_of(plan, pool) for plan in plans], False)
     return rows
 
 
-def measure_raw_switch(device: Device) -> dict[str, float]:
-    """What the records and waits of contexts in a switch of two partitions take in C, with no work pending.
-
-    A switch of a pool makes a few cheaper calls besides.
-    """
-    with RawCalls(device) as raw:
-        samples = []
-        for _ in range(SWITCHES):
-            raw.settle()
-            samples.append(raw.time("context_record_wait", 3))
-    return summary(samples, 1000)
+def target_of(plan: Plan, pool: PartitionPool) -> Target:
+    streams = plan.switch(pool)
+    assert plan.layout is not None
+    parts = pool.prepare(plan.layout)
+    places = {part: parts[plan.places[part]] if part in plan.places else stream for part, stream in streams.items()}
+    return Target(partial(plan.switch, pool), list(streams.values()), lend(places.values()), places)
 
 
 def measure_waits(device: Device) -> list[dict[str, Any]]:
@@ -431,6 +481,7 @@ def report(result: dict[str, Any]) -> str:
     lines += [
         f"switch, {row['switch']}, {row['partitions']} partitions{' (verified)' * row['verified']}, "
         f"work {row['work']}: {row['us']['median']:.2f} us median, {row['us']['p99']:.2f} us p99"
+        + (f"; in C {row['raw_us']['median']:.2f} and {row['raw_us']['p99']:.2f}" if "raw_us" in row else "")
         for row in result["switching"]
     ]
     lines.append(
@@ -482,7 +533,6 @@ def main() -> int:
         "creation": measure_creation(device),
         "preparing": measure_preparing(device),
         "switching": measure_switching(device),
-        "raw_switch_us": measure_raw_switch(device),
         "waits": measure_waits(device),
         "openings": measure_openings(device),
         "create_and_close": {

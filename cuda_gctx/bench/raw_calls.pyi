@@ -1,8 +1,11 @@
+from collections.abc import Iterable
 from typing import Any
 
 from typing_extensions import Self
 
+from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
+from cuda_gctx._core.stream import Stream
 
 class RawCalls:
     """Two small contexts with streams on a device, made with the driver's own calls, which can be timed by name."""
@@ -15,6 +18,13 @@ class RawCalls:
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc: object) -> None: ...
+
+class RawSwitch:
+    """The driver calls of one switch between open contexts and streams, which can be timed."""
+
+    def __init__(self, asked: Iterable[Stream], waits: Iterable[tuple[Context | Stream, Context | Stream]]) -> None: ...
+    def time(self) -> float: ...
+    def close(self) -> None: ...
 
 class Nothing:
     """What Python itself takes for statements over an object in C, which do nothing."""

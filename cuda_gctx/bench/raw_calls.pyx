@@ -2,14 +2,22 @@
 
 cimport cython
 
+from libcpp.vector cimport vector
+
+cimport cuda_gctx._core.cpp as cpp
+from cuda_gctx._core.context cimport Context
 from cuda_gctx._core.cpp cimport Slot
 from cuda_gctx._core.driver cimport active_runtime
+from cuda_gctx._core.stream cimport Stream
 from cuda_gctx.bench.raw_calls cimport (
     CRawCalls,
+    CRawSwitch,
     make_raw_calls,
+    make_raw_switch,
     raw_call_names,
     settle_raw_calls,
     time_raw_calls,
+    time_raw_switch,
 )
 
 from cuda_gctx._core.device import Device
@@ -48,6 +56,43 @@ cdef class RawCalls:
 
     def __exit__(self, *exc):
         self.close()
+
+
+cdef cpp.NewUse place_of(where) except *:
+    cdef cpp.NewUse place
+    if isinstance(where, Stream):
+        place.stream = (<Stream>where)._slot.get()
+    else:
+        place.context = (<Context?>where)._slot.get()
+    return place
+
+
+cdef class RawSwitch:
+    """The driver calls of one switch between open contexts and streams, which can be timed."""
+
+    cdef Slot[CRawSwitch] _switch
+
+    def __init__(self, asked, waits):
+        """asked: the streams that the switch asks for captures. waits: what waits, and for what: contexts or streams on
+        the whole device.
+        """
+        cdef vector[cpp.StreamHandle] streams
+        cdef vector[cpp.NewUse] earlier, later
+        cdef Stream stream
+        for stream in asked:
+            streams.push_back(stream._slot.get())
+        for what, before in waits:
+            later.push_back(place_of(what))
+            earlier.push_back(place_of(before))
+        make_raw_switch(self._switch, streams, earlier, later)
+
+    def time(self):
+        """Makes the calls; nanoseconds."""
+        return time_raw_switch(self._switch)
+
+    def close(self):
+        """Destroys the events. Closing twice does nothing."""
+        self._switch.drop()
 
 
 cdef extern from *:

@@ -3,11 +3,21 @@
 #include <algorithm>
 #include <chrono>
 
+#include "handles/capture.hpp"
+#include "handles/event.hpp"
+#include "handles/stream.hpp"
+
 namespace gctx {
 namespace {
 
 constexpr unsigned grain = 8;
 constexpr unsigned uneven_units = 6;  // 8 + 16 + 24
+
+using Clock = std::chrono::steady_clock;
+
+double nanoseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
 
 }  // namespace
 
@@ -145,12 +155,11 @@ void RawCalls::settle() const {
 
 template <class Call>
 double RawCalls::timed(unsigned count, Call one_call) {
-  using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
   for (unsigned i = 0; i < count; ++i) {
     one_call();
   }
-  return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+  return nanoseconds_since(start);
 }
 
 double RawCalls::query(unsigned count) {
@@ -266,6 +275,57 @@ double RawCalls::elapsed(unsigned count) {
     float ms = 0.0F;
     GCTX_CALL(driver_, cuEventElapsedTime, &ms, timed_[0], timed_[1]);
   });
+}
+
+RawSwitch::RawSwitch(std::vector<StreamHandle> asked, std::vector<Place> earlier, std::vector<Place> later)
+    : asked_(std::move(asked)) {
+  if (later.empty()) {
+    fail_value("nothing waits in this switch");
+  }
+  for (std::size_t at = 0; at < later.size(); ++at) {
+    const Place& source = earlier[at];
+    auto known = std::find_if(records_.begin(), records_.end(), [&](const Step& one) {
+      return one.place.context == source.context && one.place.stream == source.stream;
+    });
+    if (known == records_.end()) {
+      const ContextHandle& context = source.stream ? source.stream->context() : source.context;
+      records_.push_back({source, create_event(context, CU_EVENT_DISABLE_TIMING)});
+      known = records_.end() - 1;
+    }
+    if (later[at].stream) {
+      primary_ = later[at].stream->context();
+    }
+    waits_.push_back({later[at], known->event});
+  }
+}
+
+double RawSwitch::time() const {
+  const Runtime& runtime = records_.front().event->context()->runtime();
+  runtime.demand_usable();
+  const Driver& driver = runtime.driver();
+  unsigned long long id = 0;
+  const auto start = Clock::now();
+  if (primary_) {
+    GCTX_CALL(driver, cuCtxGetId, primary_->handle(), &id);
+  }
+  for (const StreamHandle& stream : asked_) {
+    is_capturing(driver, stream->handle());
+  }
+  for (const auto& [place, event] : records_) {
+    if (place.stream) {
+      GCTX_CALL(driver, cuEventRecord, event->handle(), place.stream->handle());
+    } else {
+      record_all(*place.context, event->handle());
+    }
+  }
+  for (const auto& [place, event] : waits_) {
+    if (place.stream) {
+      GCTX_CALL(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+    } else {
+      let_all_wait(*place.context, event->handle());
+    }
+  }
+  return nanoseconds_since(start);
 }
 
 }  // namespace gctx

@@ -8,9 +8,11 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "handles/context.hpp"
+#include "handles/switching.hpp"
 
 namespace gctx {
 
@@ -71,6 +73,35 @@ class RawCalls {
   CUevent event_ = nullptr;
   std::array<CUevent, 2> timed_{};
 };
+
+// The driver calls of one switch of a pool, and nothing else: what the switch is compared with.
+class RawSwitch {
+ public:
+  static constexpr const char* word = "raw switch";  // in messages
+  using Place = Switching::NewUse;                   // its context or its stream
+
+  // Each of `later` waits for the one of `earlier` in the same position. `asked`: the streams that may capture.
+  RawSwitch(std::vector<StreamHandle> asked, std::vector<Place> earlier, std::vector<Place> later);
+
+  double time() const;  // nanoseconds
+
+ private:
+  struct Step {
+    Place place;
+    EventHandle event;
+  };
+
+  std::vector<StreamHandle> asked_;
+  std::vector<Step> records_;
+  std::vector<Step> waits_;
+  ContextHandle primary_;  // asked whether it is there, where one of its streams waits
+};
+
+inline std::shared_ptr<RawSwitch> make_raw_switch(std::vector<StreamHandle>& asked,
+                                                  std::vector<RawSwitch::Place>& earlier,
+                                                  std::vector<RawSwitch::Place>& later) {
+  return std::make_shared<RawSwitch>(std::move(asked), std::move(earlier), std::move(later));
+}
 
 inline std::shared_ptr<RawCalls> make_raw_calls(Runtime& runtime, int ordinal) {
   return std::make_shared<RawCalls>(runtime, ordinal);
