@@ -110,7 +110,7 @@ MUTANTS = {
         "tests/measure/test_loop.py",
     ),
     "sizes that were asked for wait for other plans": Mutant(
-        "tune/_search.py", "        self._open_asked()\n", "", "tests/tune/test_budget.py"
+        "tune/_search.py", "            self._open_asked()\n", "            pass\n", "tests/tune/test_budget.py"
     ),
     "launch-bound work by one thread": Mutant(
         "tune/_rounds.py",
@@ -138,8 +138,8 @@ MUTANTS = {
     ),
     "one part of a mix after the other": Mutant(
         "tune/_batches.py",
-        "trial.mix(weights) if joined or not apart else _evenly(trial.parts, weights)",
-        "trial.mix(weights)",
+        "trial.mix(counts) if joined or not apart else _evenly(trial.parts, counts)",
+        "trial.mix(counts)",
         "tests/tune/test_launch.py",
     ),
     "long steps in batches of three": Mutant(
@@ -210,7 +210,7 @@ MUTANTS = {
     ),
     "curves at one rate for all sizes": Mutant(
         "tune/_curves.py",
-        "self._calls.alone_s[PART] = size.alone.step_s  # half",
+        "self._runner.alone_s[PART] = size.alone.step_s  # half",
         "pass  # half",
         "tests/tune/test_curves.py",
     ),
@@ -221,7 +221,7 @@ MUTANTS = {
         "tests/tune/test_together.py",
     ),
     "the rate of a share is that of all": Mutant(
-        "tune/_batches.py",
+        "tune/_measure.py",
         "(trial.share * len(taken), arrivals.passed_s)",
         "(len(taken), arrivals.passed_s)",
         "tests/tune/test_together.py",

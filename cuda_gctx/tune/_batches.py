@@ -1,4 +1,4 @@
-"""Batches of work on the streams of a plan: steps, mixes, and single calls next to a load.
+"""Batches of work on the streams of a plan: steps, and mixes, whose parts do not wait for each other.
 
 - Between the steps of a batch lies only what the plan itself needs: the events that join its parts.
 - Steps that are enqueued behind a gate do not wait for launches, so the step time of launch-bound work depends on the
@@ -13,21 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from threading import Barrier
-from threading import Event as Flag
 from typing import TypeAlias
 
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.measure.loop import TIMED, Batch, CallTimer, Load, RandomCalls, is_apart, seconds_between, timed_batch
+from cuda_gctx.measure.loop import TIMED, Batch, is_apart, seconds_between, timed_batch
 from cuda_gctx.partitions.causes import MOST_CONNECTIONS
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._measurement import Intervals
 from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import Plan
-from cuda_gctx.tune._work import Part, Task, captured, entered
+from cuda_gctx.tune._work import Part, captured, entered
 
-__all__ = ["Trial", "clock_for", "latencies", "mixes", "profile", "steps_of"]
+__all__ = ["Trial", "clock_for", "profile", "steps_of"]
 
 # A block around the call of a part on a stream in a step.
 Around: TypeAlias = Callable[[Part, Stream, int], AbstractContextManager[None]]
@@ -53,14 +52,6 @@ class Trial:
     step_s: float = 0.0
     host_s: float = 0.0
 
-    @classmethod
-    def of(cls, plan: Plan, task: Task, streams: Mapping[str, Stream], clock: Stream) -> Trial:
-        trial = cls(plan, task.parts, streams, clock, plan.library_sms)
-        if plan.share is not None and (together := task.together) is not None:
-            trial.share = share = plan.share
-            trial.joint = Part("together", lambda stream: together(stream, share))
-        return trial
-
     @property
     def pace_s(self) -> float:
         """How long a step of a batch takes, by the slower one of the device and the host; never 0."""
@@ -76,22 +67,26 @@ class Trial:
         """The stream of the first part."""
         return self.streams[self.parts[0].name]
 
+    def stream_of(self, part: Part) -> Stream:
+        """The stream of a part, or of what is done together."""
+        return self.streams.get(part.name, self.main)
+
     def capture(self, closing: ExitStack) -> None:
         """From now on, replay graphs in place of calling the functions; closing: destroys the graphs."""
 
         def graph(part: Part) -> Part:
-            return captured(part, self.streams.get(part.name, self.main), self.library_sms, self.name, closing)
+            return captured(part, self.stream_of(part), self.library_sms, self.name, closing)
 
         self.parts = tuple(map(graph, self.parts))
         self.joint = graph(self.joint) if self.joint is not None else None
 
     def call(self, part: Part) -> None:
         """Enqueue a call of a part, or of what is done together."""
-        part.enqueue(self.streams.get(part.name, self.main), self.name)
+        part.enqueue(self.stream_of(part), self.name)
 
     def on(self, part: Part) -> AbstractContextManager[None]:
         """A block in which libraries work on the stream of a part."""
-        return entered(self.streams.get(part.name, self.main), self.library_sms)
+        return entered(self.stream_of(part), self.library_sms)
 
     def mix(self, weights: Mapping[str, int]) -> list[tuple[Part, int]]:
         """The calls of a mix: of each part so many; together, as many calls of one part as take all of the other."""
@@ -111,13 +106,12 @@ def clock_for(objective: Objective, device: Device, streams: Mapping[str, Stream
 
     closing: closes the stream.
     """
-    own = streams.get(objective.part) if isinstance(objective, TailLatency) else None
-    own = own or next(iter(streams.values()))
+    first = next(iter(streams.values()))
     if not isinstance(objective, TailLatency):
-        return own
+        return first
     if objective.closed_loop:
-        shared = list(streams.values()).count(own) > 1
-        return closing.enter_context(device.create_stream()) if shared else own
+        own = streams.get(objective.part, first)
+        return closing.enter_context(device.create_stream()) if list(streams.values()).count(own) > 1 else own
     urgent = StreamOptions(priority=device.priority_range[1])
     for _ in range(MOST_CONNECTIONS):
         idle = closing.enter_context(device.create_stream(urgent))
@@ -126,104 +120,81 @@ def clock_for(objective: Objective, device: Device, streams: Mapping[str, Stream
     return idle
 
 
-# ---- steps, each after the one before, and mixes, whose parts do not wait for each other
-
-
-@dataclass
-class _Steps:
-    """Steps or mixes that are enqueued, by one thread or by a thread for each part.
-
-    ends: in steps, of the parts on other streams than the first one. joined: recorded when all parts of a step have
-    ended. before_last: recorded before the last step. around: a block around each call.
-    """
-
-    trial: Trial
-    number: int
-    ends: Mapping[str, Event]
-    joined: Event
-    before_last: Mapping[str, Event]
-    around: Around | None
-
-    def enqueue(
-        self, calls: Sequence[tuple[Part, int]], names: Sequence[str], meet: Callable[[], object] | None = None
-    ) -> None:
-        """Enqueue the steps of the parts with these names.
-
-        calls: of a step, how many of each part. meet: waits for the threads of the other parts, twice in each step: an
-        event is waited for only after it has been recorded, and recorded again only after that.
-        """
-        once = self.trial.in_sequence or len(names) == 1
-        with self.trial.on(calls[0][0]) if once else nullcontext():
-            for step in range(self.number):
-                for part, count in calls:
-                    with nullcontext() if once else self.trial.on(part):
-                        self._call(part, count, step)
-                if meet is not None:
-                    meet()
-                if self.ends and self.trial.parts[0].name in names:
-                    for end in self.ends.values():
-                        self.trial.main.wait(end)
-                    self.trial.main.record(self.joined)
-                if meet is not None:
-                    meet()
-                for name in names if step == self.number - 2 else ():
-                    if name in self.before_last:
-                        self.trial.streams[name].record(self.before_last[name])
-
-    def _call(self, part: Part, count: int, step: int) -> None:
-        stream, end = self.trial.streams.get(part.name, self.trial.main), self.ends.get(part.name)
-        if end is not None:
-            stream.wait(self.joined)
-        for _ in range(count):
-            if self.around is None:
-                self.trial.call(part)
-            else:
-                with self.around(part, stream, step):
-                    self.trial.call(part)
-        if end is not None:
-            stream.record(end)
-
-
-def _batch(
+def steps_of(
     trial: Trial,
     number: int,
     gate_s: float,
     hosts: Hosts | None,
-    weights: Mapping[str, int],
-    *,
-    joined: bool,
+    weights: Mapping[str, int] | None = None,
     around: Around | None = None,
 ) -> Batch:
-    """A batch of so many steps, whose parts start together and are waited for, or else of mixes."""
-    names, apart = [part.name for part in trial.parts], not trial.in_sequence
+    """Run steps, each with one call of each part, which start together and are waited for; or mixes.
+
+    weights: how many calls of each part are a mix. hosts: the threads that enqueue the parts; without them, the
+    caller's does. around: a block around each call.
+    """
+    names, apart, joined = [part.name for part in trial.parts], not trial.in_sequence, weights is None
+    counts = dict.fromkeys(names, 1) if weights is None else weights
     streams = [trial.main] if joined else list(dict.fromkeys(trial.streams[name] for name in names))
-    calls = trial.mix(weights) if joined or not apart else _evenly(trial.parts, weights)
+    calls = trial.mix(counts) if joined or not apart else _evenly(trial.parts, counts)
     with ExitStack() as closing:
 
         def event(name: str) -> Event:
             return closing.enter_context(trial.streams[name].record())
 
+        # Of the parts of a step on other streams than the first one, of all of them, and before the last step.
         ends = {name: event(name) for name in names[1:] if joined and apart}
         before_last = {name: event(name) for name in (names[:1] if joined else names)}
-        steps = _Steps(trial, number, ends, event(names[0]), before_last, around)
+        ended = event(names[0])
+
+        def call(part: Part, count: int, step: int) -> None:
+            stream, end = trial.stream_of(part), ends.get(part.name)
+            if end is not None:
+                stream.wait(ended)
+            for _ in range(count):
+                if around is None:
+                    trial.call(part)
+                else:
+                    with around(part, stream, step):
+                        trial.call(part)
+            if end is not None:
+                stream.record(end)
+
+        def run(calls: Sequence[tuple[Part, int]], names: Sequence[str], meet: Callable[[], object]) -> None:
+            """Enqueue the steps of some parts.
+
+            meet: waits for the threads of the other parts, twice in each step: an event is waited for only after it has
+            been recorded, and recorded again only after that.
+            """
+            once = not apart or len(names) == 1
+            with trial.on(calls[0][0]) if once else nullcontext():
+                for step in range(number):
+                    for part, count in calls:
+                        with nullcontext() if once else trial.on(part):
+                            call(part, count, step)
+                    meet()
+                    if ends and trial.parts[0].name in names:
+                        for end in ends.values():
+                            trial.main.wait(end)
+                        trial.main.record(ended)
+                    meet()
+                    for name in names if step == number - 2 else ():
+                        if name in before_last:
+                            trial.streams[name].record(before_last[name])
 
         def enqueue() -> Sequence[Event]:
-            trial.main.record(steps.joined)
+            trial.main.record(ended)
             if hosts is not None and apart:
                 meeting = Barrier(len(names))
-                meet = meeting.wait if joined else None
-                own = {part.name: [(part, weights[part.name])] for part in trial.parts}
-                hosts.run({name: partial(steps.enqueue, one, [name], meet) for name, one in own.items()}, meeting)
+                meet = meeting.wait if joined else bool
+                own = {part.name: [(part, counts[part.name])] for part in trial.parts}
+                with hosts.running({name: partial(run, one, [name], meet) for name, one in own.items()}, meeting):
+                    pass
             else:
-                steps.enqueue(calls, names)
+                run(calls, names, bool)
             return list(before_last.values()) if number > 1 else []
 
         return timed_batch(streams, enqueue, gate_s)
-
-
-def steps_of(trial: Trial, number: int, gate_s: float, hosts: Hosts | None, around: Around | None = None) -> Batch:
-    """Run steps, each with one call of each part."""
-    return _batch(trial, number, gate_s, hosts, {part.name: 1 for part in trial.parts}, joined=True, around=around)
 
 
 def _evenly(parts: Sequence[Part], weights: Mapping[str, int]) -> list[tuple[Part, int]]:
@@ -238,15 +209,6 @@ def _evenly(parts: Sequence[Part], weights: Mapping[str, int]) -> list[tuple[Par
     return [(parts[place], len(list(run))) for place, run in groupby(place for _, place in calls)]
 
 
-def mixes(
-    trial: Trial, number: int, gate_s: float, hosts: Hosts | None, weights: Mapping[str, int]
-) -> tuple[Batch, dict[str, float]]:
-    """Run mixes; returns also how long the calls of each part took."""
-    batch = _batch(trial, number, gate_s, hosts, weights, joined=False)
-    took = dict(zip(dict.fromkeys(trial.streams[part.name] for part in trial.parts), batch.seconds, strict=True))
-    return batch, {name: took[stream] for name, stream in trial.streams.items()}
-
-
 def profile(trial: Trial, number: int, gate_s: float, hosts: Hosts | None) -> list[Intervals]:
     """When each part began and ended in some steps, in seconds since the first part began."""
     with ExitStack() as closing:
@@ -258,83 +220,9 @@ def profile(trial: Trial, number: int, gate_s: float, hosts: Hosts | None) -> li
             yield
             marks[step][part.name].append(closing.enter_context(stream.record(options=TIMED)))
 
-        steps_of(trial, number, gate_s, hosts, around)
+        steps_of(trial, number, gate_s, hosts, around=around)
         first = marks[0][trial.parts[0].name][0]
         return [
             {name: (seconds_between(first, begin), seconds_between(first, end)) for name, (begin, end) in step.items()}
             for step in marks
         ]
-
-
-# ---- single calls of one part, next to the others
-
-
-def latencies(
-    trial: Trial,
-    critical: Part,
-    arriving: Callable[[], CallTimer | RandomCalls],
-    enough: tuple[int, float],
-    depths: Mapping[str, int],
-    hosts: Hosts | None,
-    demand_time: Callable[[], None],
-) -> tuple[list[float], dict[str, tuple[float, float]]]:
-    """Make calls of one part while the others are kept queued; returns their latencies, and the calls of the others and
-    the seconds that these took.
-
-    arriving: begins the arrivals. enough: after how many calls, and how many seconds, to end. depths: how many calls of
-    each other part are queued. demand_time: raises if there is no time for another call.
-    """
-    others = [part for part in trial.parts if part is not critical]
-    stream, taken = trial.streams[critical.name], list[float]()
-    call = partial((trial.joint or critical).enqueue, stream, trial.name)
-
-    def queued(part: Part) -> None:
-        with trial.on(part):
-            trial.call(part)
-
-    with ExitStack() as closing:
-        loads = {
-            part.name: closing.enter_context(Load(trial.streams[part.name], partial(queued, part), depths[part.name]))
-            for part in (others if trial.joint is None else ())
-        }
-        arrivals = arriving()
-        closing.callback(arrivals.close)
-        for load in loads.values():
-            load.fill()
-        by_hosts = hosts is not None and not trial.in_sequence
-        with _feeding(hosts, loads) if hosts is not None and by_hosts else nullcontext():
-            while len(taken) < enough[0] or arrivals.passed_s < enough[1]:
-                if not by_hosts:
-                    for load in loads.values():
-                        load.fill()
-                # Entered before the time begins: a program passes libraries the SM count once, not for each call.
-                with entered(stream, trial.library_sms):
-                    taken += arrivals.make(call)
-                if not arrivals.left:
-                    break
-                demand_time()
-            taken += arrivals.rest()
-    if trial.joint is not None:
-        return taken, {part.name: (trial.share * len(taken), arrivals.passed_s) for part in others}
-    return taken, {name: load.completed() for name, load in loads.items()}
-
-
-@contextmanager
-def _feeding(hosts: Hosts, loads: Mapping[str, Load]) -> Iterator[None]:
-    """A block in which the thread of each part keeps its calls queued."""
-    enough = Flag()
-
-    def feed(load: Load) -> None:
-        while not enough.is_set():
-            load.fill()
-            load.wait_for_room()
-
-    running = hosts.start({name: partial(feed, load) for name, load in loads.items()})
-    try:
-        yield
-    finally:
-        enough.set()
-        for future in running:
-            future.exception()  # waits
-    for future in running:
-        future.result()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import ceil
 from typing import Literal
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.arguments import as_int, as_number, as_seconds
+from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream
 from cuda_gctx._core.text import table
@@ -19,7 +18,7 @@ from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, calls_for, certainty_of, ratio_of_quantiles
-from cuda_gctx.partitions import PartitionPool
+from cuda_gctx.partitions import PartitionPool, partition_sizes
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._batches import Trial, clock_for
 from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sharing, sitting
@@ -92,28 +91,10 @@ class Curve(Document, Pictured):
 
         Raises KeyError if that size was not measured.
         """
-        sm_count = as_int("sm_count", sm_count)
-        for point in self.points:
-            if point.sm_count == sm_count:
-                return point
-        raise KeyError(f"{sm_count} SMs were not measured; measured: {', '.join(str(p.sm_count) for p in self.points)}")
-
-    def seconds(self, sm_count: float) -> float:
-        """The time of a call in a number of SMs.
-
-        sm_count: the number of SMs. Between measured sizes, the time is interpolated in work per SM; beyond them, it is
-        that of the nearest.
-        """
-        sm_count = as_number("sm_count", sm_count)
-        ordered = sorted(self.points, key=lambda point: point.sm_count)
-        if sm_count <= ordered[0].sm_count:
-            return ordered[0].seconds.value
-        for low, high in pairwise(ordered):
-            if sm_count <= high.sm_count:
-                share = (sm_count - low.sm_count) / (high.sm_count - low.sm_count)
-                work = (1 - share) * low.seconds.value * low.sm_count + share * high.seconds.value * high.sm_count
-                return work / sm_count
-        return ordered[-1].seconds.value
+        points = {point.sm_count: point for point in self.points}
+        if as_int("sm_count", sm_count) not in points:
+            raise KeyError(f"{sm_count} SMs were not measured; measured: {', '.join(map(str, points))}")
+        return points[sm_count]
 
     def _demand_consistency(self) -> None:
         if not self.points:
@@ -127,28 +108,26 @@ class Curve(Document, Pictured):
         return f"<Curve of {self.part}: {sizes} on {self.device}>"
 
     def __str__(self) -> str:
-        whole = self.points[-1]
-        lines = [f"{self.part} on {self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}"]
-        header = ["SMs", "time of a call", "97.5% interval", "calls/s", "/whole device"]
-        rows: list[list[object]] = [
-            [
-                point.sm_count,
-                words(point.seconds.value),
-                f"{words(point.seconds.low)} to {words(point.seconds.high)}",
-                f"{point.rate:.4g}",
-                f"{point.seconds.value / whole.seconds.value:.2f}",
-            ]
-            for point in self.points
-        ]
+        whole = self.points[-1].seconds.value
+        columns: dict[str, Callable[[CurvePoint], object]] = {
+            "SMs": lambda point: point.sm_count,
+            "time of a call": lambda point: words(point.seconds.value),
+            "97.5% interval": lambda point: f"{words(point.seconds.low)} to {words(point.seconds.high)}",
+            "calls/s": lambda point: f"{point.rate:.4g}",
+            "/whole device": lambda point: f"{point.seconds.value / whole:.2f}",
+        }
         if self.load is not None:
-            header += [f"p{self.quantile * 100:g} next to {self.load}", "slowdown", f"{self.load}, calls/s"]
-            for row, point in zip(rows, self.points, strict=True):
-                row += [
-                    words(point.loaded.value) if point.loaded is not None else None,
-                    times(point.slowdown) if point.slowdown is not None else None,
-                    f"{point.load_rate:.4g}" if point.load_rate is not None else None,
-                ]
-        lines.append(table(header, rows))
+            columns |= {
+                f"p{self.quantile * 100:g} next to {self.load}": lambda point: (
+                    point.loaded and words(point.loaded.value)
+                ),
+                "slowdown": lambda point: point.slowdown and times(point.slowdown),
+                f"{self.load}, calls/s": lambda point: None if point.load_rate is None else f"{point.load_rate:.4g}",
+            }
+        lines = [
+            f"{self.part} on {self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}",
+            table([*columns], [[cell(point) for cell in columns.values()] for point in self.points]),
+        ]
         if not self.complete:
             lines.append("incomplete: the budget was too short for all sizes, or for intervals")
         return "\n".join(lines)
@@ -176,7 +155,7 @@ class _Size:
 
     sm_count: int
     alone: Trial
-    both: Trial | None
+    both: Trial | None = None
     seconds: list[float] = field(default_factory=list)
     latency: list[Sample] = field(default_factory=list)
     loaded: list[Sample] = field(default_factory=list)
@@ -227,64 +206,53 @@ def curve(
     Returns a Curve. Raises PartError if a part raises, RuntimeError if the budget is too short to measure the part once
     and during a capture, and ValueError for invalid arguments.
     """
-    work = part_of(part, "part")
-    other = part_of(load, LOAD) if load is not None else None
+    work, other = part_of(part, PART), part_of(load, LOAD) if load is not None else None
     objective = TailLatency(PART, quantile, 0.0, rate, closed_loop)
-    budget_s = as_seconds("budget_s", budget_s)
-    seed = as_int("seed", seed)
+    budget_s, seed = as_seconds("budget_s", budget_s), as_int("seed", seed)
     if launch not in ("calls", "graphs"):
         raise ValueError(f"launch must be calls or graphs, not {launch!r}")
     device = device_of(device)
-    requests = Sizes(device, [PART, LOAD], sizes).requests()
-    parts = (work,) if other is None else (work, other)
-    task = Task(device, parts, objective, launch=launch, budget_s=budget_s, seed=seed)
+    requests = Sizes(device, [PART, LOAD], sizes, partition_sizes(device)).requests()
+    parts = tuple(Part(name, one.function) for name, one in ((PART, work), (LOAD, other)) if one is not None)
     with sitting(device, progress) as held:
-        measuring = _Measuring(task, objective, held)
+        task = Task(device, parts, objective, launch=launch, budget_s=budget_s, seed=seed)
+        measuring = _Measuring(task, objective, held, [one.name for one in (work, other) if one is not None])
         measuring.run(requests)
-    points = [size.point(quantile) for size in measuring.sizes if size.seconds]
-    if device.sm_count not in [point.sm_count for point in points]:
+    points = sorted((size.point(quantile) for size in measuring.sizes if size.seconds), key=lambda one: one.sm_count)
+    if not points or points[-1].sm_count != device.sm_count:
         raise RuntimeError(f"budget_s={budget_s:g} is too short to measure {work.name} once: increase it")
     return Curve(
         part=work.name,
         load=other.name if other is not None else None,
         quantile=objective.quantile,
-        points=tuple(sorted(points, key=lambda point: point.sm_count)),
+        points=tuple(points),
         complete=measuring.complete,
         **place_and_date(device),
         conditions=tuple(held.conditions),
     )
 
 
-class _FewCalls(Runner):
-    """Makes as many calls in a batch as all rounds together need for the quantile, and not more."""
-
-    def calls_of_batch(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
-        calls, least_s = super().calls_of_batch(critical, others, objective)
-        enough = calls_for(objective.quantile, certainty_of(LEAST_PAIRS))
-        return min(calls, max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))), least_s
-
-
 class _Measuring:
-    """Measures a part in partitions, back to back and by single calls next to a load, until a deadline.
+    """Measures a part in partitions, and its single calls without and with a load, until a deadline.
 
-    task: its parts are the part and, if there is one, the load, with their own names.
+    names: those of the part and the load for people.
     """
 
-    def __init__(self, task: Task, objective: TailLatency, held: Sitting) -> None:
-        self.task, self.objective, self.held = task, objective, held
+    def __init__(self, task: Task, objective: TailLatency, held: Sitting, names: Sequence[str]) -> None:
+        self.task, self.objective, self.held, self.names = task, objective, held, names
         self.sizes: list[_Size] = []
-        self.complete = False
-        self._until, closing = clock.now() + task.budget_s, held.closing
-        self._runner = closing.enter_context(Runner("makespan", self._until, task.launch))
-        self._calls = closing.enter_context(_FewCalls(objective, self._until, task.launch, task.seed))
-        self._runner.call_s = self._calls.call_s
-        self._parts = [Part(name, work.function) for name, work in zip((PART, LOAD), task.parts, strict=False)]
+        self.complete = True
+        self._until = clock.now() + task.budget_s
+        self._runner = held.closing.enter_context(Runner(objective, self._until, task.launch, task.seed))
+        # As many calls as all rounds together need for the quantile, and not more.
+        enough = calls_for(objective.quantile, certainty_of(LEAST_PAIRS))
+        self._runner.most_calls = max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Open the sizes, and measure them in rounds."""
         try:
             self._examine()
-            self.complete = self._open(requests)
+            self._open(requests)
             for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self.task.seed)):
                 self._measure(size)
         except OutOfTime:
@@ -292,63 +260,66 @@ class _Measuring:
         finally:
             self.task.device.sync()
 
-    def _examine(self) -> None:
-        stream = self.held.closing.enter_context(self.task.device.create_stream())
-        for part, work in zip(self._parts, self.task.parts, strict=True):
-            with naming(f"{work.name} alone"):
-                facts = examine(part, stream, self._runner.demand_time)
-            self._calls.call_s[part.name], self._calls.alone_s[part.name] = facts.host_s, facts.device_s
-            if part.name == PART:  # launch-bound: what it takes would depend on the gate
-                self._runner.gated = facts.waits or facts.host_s < facts.device_s
-        whole = Trial("whole device", (self._parts[0],), {PART: stream}, stream)
-        self._runner.warm(whole)
-        self.sizes.append(_Size(self.task.device.sm_count, whole, None))
+    def _show(self, what: str) -> None:
+        self.held.bar.show(1 - (self._until - clock.now()) / self.task.budget_s, what)
 
-    def _open(self, requests: Sequence[tuple[int, Request]]) -> bool:
-        """Open partitions, those far apart first; returns whether the time suffices for all of them."""
-        complete, until = True, clock.now() + OPENING_SHARE * self.task.budget_s
+    def _examine(self) -> None:
+        stream, runner = self.held.closing.enter_context(self.task.device.create_stream()), self._runner
+        for part, name in zip(self.task.parts, self.names, strict=True):
+            with naming(f"{name} alone"):
+                facts = examine(part, stream, runner.demand_time)
+            runner.call_s[part.name], runner.alone_s[part.name] = facts.host_s, facts.device_s
+            if part.name == PART:  # launch-bound: what it takes would depend on the gate
+                runner.gated = facts.waits or facts.host_s < facts.device_s
+        whole = Trial("whole device", self.task.parts[:1], {PART: stream}, stream)
+        runner.warm(whole)
+        self.sizes.append(_Size(self.task.device.sm_count, whole))
+
+    def _open(self, requests: Sequence[tuple[int, Request]]) -> None:
+        """Open partitions, those far apart first, as many as the time suffices for."""
+        until = clock.now() + OPENING_SHARE * self.task.budget_s
         for place in _far_apart(len(requests)):
             if clock.now() > until:
-                return False
+                self.complete = False
+                return
             count, request = requests[place]
-            self.held.bar.show((clock.now() - until) / self.task.budget_s + OPENING_SHARE, f"opening {count} SMs")
+            self._show(f"opening {count} SMs")
             pool = self.held.closing.enter_context(PartitionPool(self.task.device))
             with sharing():
                 parts = pool.prepare(Layout.of({PART: request}))
-            size = _Size(parts.part.sm_count, self._trial(f"{count} SMs", {PART: parts.part.stream}), None)
-            if len(self._parts) > 1 and "background" in parts:
-                size.both = self._trial(f"{count} SMs", {PART: parts.part.stream, LOAD: parts.background.stream})
+            streams = {PART: parts.part.stream}
+            size = _Size(parts.part.sm_count, self._trial(f"{count} SMs", streams))
+            if len(self.task.parts) > 1 and "background" in parts:
+                size.both = self._trial(f"{count} SMs", {**streams, LOAD: parts.background.stream})
             try:
                 for trial in filter(None, (size.alone, size.both)):
                     self._runner.warm(trial)
             except OutOfTime:
-                return False
+                self.complete = False
+                return
             if LEAST_PAIRS * sum(map(self._round_s, [*self.sizes, size])) > self._until - clock.now():
-                complete = False
+                self.complete = False
             else:
                 self.sizes.append(size)
-        return complete
 
     def _trial(self, name: str, streams: Mapping[str, Stream]) -> Trial:
         idle = clock_for(self.objective, self.task.device, streams, self.held.closing)
-        return Trial(name, tuple(self._parts[: len(streams)]), streams, idle)
+        return Trial(name, self.task.parts[: len(streams)], streams, idle)
 
     def _round_s(self, size: _Size) -> float:
         """How long a round of a size takes."""
-        call_s = size.alone.pace_s
-        self._calls.alone_s[PART] = call_s
-        calls_s = self._calls.latency_batch_s(self._parts[:1], self.objective) if size.both is not None else 0.0
+        call_s = self._runner.alone_s[PART] = size.alone.pace_s
+        calls_s = self._runner.latency_batch_s(self.task.parts[:1], self.objective) if size.both is not None else 0.0
         return max(BATCH_S, call_s) + 2 * calls_s
 
     def _measure(self, size: _Size) -> None:
-        shown = f"measuring {self.task.names[0]} in {size.sm_count} SMs"
-        self.held.bar.show(1 - (self._until - clock.now()) / self.task.budget_s, shown)
+        self._show(f"measuring {self.names[0]} in {size.sm_count} SMs")
         shape = self._runner.shape([size.alone])
-        size.seconds.append(self._runner.batch(size.alone, shape).seconds)
+        size.seconds.append(self._runner.back_to_back(size.alone, shape).seconds)
         if size.both is not None:
-            self._calls.alone_s[PART] = size.alone.step_s  # half of what it can take in this size
-            size.latency.append(self._calls.batch(size.alone, shape))
-            size.loaded.append(self._calls.batch(size.both, shape))
+            self._runner.alone_s[PART] = size.alone.step_s  # half of what it can take in this size
+            size.latency.append(self._runner.batch(size.alone, shape))
+            size.loaded.append(self._runner.batch(size.both, shape))
 
 
 def _far_apart(count: int) -> list[int]:

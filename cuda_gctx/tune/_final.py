@@ -48,19 +48,19 @@ class Final:
 
     def __init__(self, rounds: Rounds) -> None:
         self.rounds, self.task, self.runner = rounds, rounds.task, rounds.runner
-        self.found, self.opened = rounds.found, rounds.opened
+        self.found = rounds.found
 
     def finalists(self) -> list[Candidate]:
         """The sequence, the best of each kind that is not hopeless, and those next to the best."""
         ranking = self.rounds.ranking
         ordered = sorted(ranking.acceptable(leniently=True), key=ranking.relative)
-        close = [c for c in ordered if c.is_open and self.rounds.behind(c) <= HOPELESS]
+        close = [c for c in ordered if self.rounds.behind(c) <= HOPELESS]
         chosen = [self.found.sequence(), *(one for one in ranking.best_of_kinds() if one in close)]
         if isinstance(self.found.objective, TailLatency):
             # The share of the others is measured too, with an error: keep plans that leave them just enough, and those
             # that leave them a little more.
             shares = [self.found.objective.others * margin for margin in MARGINS]
-            sized = [c for c in ordered if (c.allocation is not None or c.trial.joint is not None) and c.is_open]
+            sized = [c for c in ordered if c.allocation is not None or c.trial.joint is not None]
             for share in shares:
                 chosen += [candidate for candidate in sized if ranking.others_share(candidate) >= share][:1]
             # Of plans with equal latencies, the one in which the others achieve most.
@@ -83,7 +83,7 @@ class Final:
         parts_s = sum(max(candidate.batch_s, BATCH_S) for candidate in self.found.alone.values())
         affordable = MANY_PAIRS * (self.rounds.round_s(finalists) + parts_s) <= left_s
         alone = list(self.found.alone.values()) if affordable else []
-        self.opened.again(finalists, OPENINGS)
+        self.rounds.again(finalists, OPENINGS)
         self.found.final = self.rounds.number
         competing = [*alone, *finalists]
         round_s = self.rounds.round_s(competing)
@@ -120,7 +120,7 @@ class Final:
                 return
             else:
                 if any(ranking.between(*pair) > NOISE / 2 for pair in pairwise(rivals)):
-                    self.opened.again(rivals, MOST_OPENINGS)
+                    self.rounds.again(rivals, MOST_OPENINGS)
                 self.rounds.measure([*alone, *rivals], further, drop=False)
 
     def _placed(self, finalists: Sequence[Candidate]) -> list[Candidate]:
@@ -131,9 +131,9 @@ class Final:
         placed = [candidate for candidate in finalists if candidate.allocation is not None]
         placed += [] if any(candidate.kind == "partitions" for candidate in placed) else [best]
         placed = list(dict.fromkeys(placed))
-        alones = [alone for candidate in placed for alone in self.opened.parts_alone(candidate)]
+        alones = [alone for candidate in placed for alone in self.rounds.parts_alone(candidate)]
         # The same sizes with and without the SM count hint.
-        placed += [c for c in self.found.known() if c.allocation == best.allocation and c.is_open and c not in placed]
+        placed += [c for c in self.found.known() if c.allocation == best.allocation and c not in placed]
         for candidate in placed:
             candidate.hopeless = False
         return [*placed, *alones]
@@ -171,7 +171,7 @@ class Final:
         longest = self.runner.longest_shape(trial, (block_s - settling_s) / BATCHES_OF_MIXES)
         began = clock.now()
         samples: list[Sample] = []
-        with self.opened.forgiving(candidate, trial):
+        with self.rounds.forgiving(candidate, trial):
             while (passed := clock.now() - began) < block_s or not settled(samples):
                 if self.runner.hosts is not None:
                     self.rounds.start_hosts()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from contextvars import copy_context
 from functools import partial
 from threading import Barrier, BrokenBarrierError
@@ -23,23 +23,23 @@ class Hosts:
         self._threads = {name: ThreadPoolExecutor(1, thread_name_prefix=f"tune {name}") for name in names}
         self._modes = _modes_of_torch()
 
-    def run(self, jobs: Mapping[str, Job], barrier: Barrier | None = None) -> None:
-        """Run a job on the thread of each part, and wait for all of them; raises what one of them raised.
+    @contextmanager
+    def running(self, jobs: Mapping[str, Job], barrier: Barrier | None = None) -> Iterator[None]:
+        """A block during which each part has a job, and which waits for all of them; raises what one of them raised.
 
         barrier: is broken if a job fails, so that no other job waits for it.
         """
-        futures = self.start(jobs, barrier)
-        wait(futures)
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
-            raise error
-
-    def start(self, jobs: Mapping[str, Job], barrier: Barrier | None = None) -> list[Future[None]]:
-        """Start a job on the thread of each part."""
-        return [
+        futures = [
             self._threads[name].submit(copy_context().run, partial(self._work, job, barrier))
             for name, job in jobs.items()
         ]
+        try:
+            yield
+        finally:
+            wait(futures)
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
 
     def _work(self, job: Job, barrier: Barrier | None) -> None:
         try:
@@ -60,15 +60,13 @@ def _modes_of_torch() -> Callable[[], Any]:
     """Blocks that give a thread the modes of this thread, such as inference_mode(), which torch keeps by thread."""
     torch: Any = sys.modules.get("torch")
     names = ("is_grad_enabled", "is_inference_mode_enabled", "set_grad_enabled", "inference_mode")
-    has_modes = all(hasattr(torch, name) for name in names)
-    grad, inference = (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) if has_modes else (True, False)
+    if not all(hasattr(torch, name) for name in names):
+        return nullcontext
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
     @contextmanager
     def modes() -> Iterator[None]:
-        with ExitStack() as blocks:
-            if has_modes:
-                blocks.enter_context(torch.inference_mode(inference))
-                blocks.enter_context(torch.set_grad_enabled(grad))
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
             yield
 
     return modes

@@ -17,16 +17,17 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from math import ceil
+from threading import Event
 from typing import NamedTuple
 
 from cuda_gctx._core import clock
-from cuda_gctx.measure.loop import AHEAD, CallTimer, RandomCalls
+from cuda_gctx.measure.loop import AHEAD, CallTimer, Load, RandomCalls
 from cuda_gctx.measure.statistics import NOISE, quantile
-from cuda_gctx.tune._batches import Trial, latencies, mixes, profile, steps_of
+from cuda_gctx.tune._batches import Trial, profile, steps_of
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._measurement import Intervals, Sample
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, weight_of
-from cuda_gctx.tune._work import Launch, Part
+from cuda_gctx.tune._work import Launch, Part, entered
 
 __all__ = ["BATCH_S", "OutOfTime", "Runner", "Shape"]
 
@@ -74,7 +75,7 @@ class Runner:
     alone_s, call_s: for each part that has been measured, what a call alone takes the device and the host, in seconds.
     hosts: the threads that enqueue the parts; None while one thread enqueues all of them. gated: whether batches begin
     with a gate; not in launch-bound work, whose times would depend on it. retry_s: how long a plan that is opened again
-    may take until it is as fast as before.
+    may take until it is as fast as before. most_calls: of a batch of latencies.
     """
 
     def __init__(self, objective: Objective, deadline: float, launch: Launch = "calls", seed: int = 0) -> None:
@@ -86,6 +87,7 @@ class Runner:
         self.hosts: Hosts | None = None
         self.gated = True
         self.retry_s = 0.0
+        self.most_calls = MOST_CALLS
         self._graphs = ExitStack()
         self._chance = random.Random(seed)
 
@@ -186,9 +188,12 @@ class Runner:
 
     def batch(self, trial: Trial, shape: Shape) -> Sample:
         """Take one sample of a warm trial."""
-        objective = self.objective
-        if isinstance(objective, TailLatency) and any(part.name == objective.part for part in trial.parts):
-            return self._latency(trial, objective)
+        if isinstance(self.objective, TailLatency) and any(part.name == self.objective.part for part in trial.parts):
+            return self._latency(trial, self.objective)
+        return self.back_to_back(trial, shape)
+
+    def back_to_back(self, trial: Trial, shape: Shape) -> Sample:
+        """Take one sample of steps, or mixes, one after the other."""
         # A short part alone would be measured inaccurately with the number of steps that fits the plans.
         steps = shape.steps if len(trial.parts) > 1 else max(shape.steps, self.steps_for(trial))
         return self._steps(trial, self._affordable(trial, steps), shape.gate_s)
@@ -199,19 +204,17 @@ class Runner:
 
     def _steps(self, trial: Trial, steps: int, gate_s: float | None = None) -> Sample:
         gate_s = self._gate_s(trial.host_s) if gate_s is None else gate_s
-        calls: dict[str, tuple[float, float]] = {}
         # The throughput of one part alone is that of its calls, one after the other.
-        if isinstance(self.objective, Throughput) and len(trial.parts) > 1:
-            weights = self.objective.weights
-            batch, took = mixes(trial, steps, gate_s, self.hosts, weights)
-            calls = {name: (steps * weights[name], seconds) for name, seconds in took.items()}
-        else:
-            batch = steps_of(trial, steps, gate_s, self.hosts)
+        mixes = isinstance(self.objective, Throughput) and len(trial.parts) > 1
+        weights = {part.name: weight_of(self.objective, part.name) for part in trial.parts}
+        batch = steps_of(trial, steps, gate_s, self.hosts, weights if mixes else None)
+        took = dict(zip(dict.fromkeys(trial.streams[name] for name in weights), batch.seconds, strict=False))
+        calls = {name: (float(steps * n), took[trial.streams[name]]) for name, n in weights.items() if mixes}
         host_s, step_s = batch.host_s / steps, max(batch.seconds) / steps
         # The device can also finish all but the last step early because the host waits for room in the driver's queue.
         # So a step is launch-bound only if it takes the host as long as the device, and the calls alone, which found
         # room, take a good part of that.
-        each_s = (self.call_s.get(part.name, host_s) * weight_of(self.objective, part.name) for part in trial.parts)
+        each_s = (self.call_s.get(name, host_s) * weight for name, weight in weights.items())
         launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and sum(each_s) >= step_s / 2
         trial.step_s, trial.host_s = step_s, host_s
         return Sample(step_s, launch_bound, host_s, calls, steps=steps)
@@ -226,7 +229,7 @@ class Runner:
     def calls_of_batch(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
         """How many critical calls a batch has, and how long it lasts at the least."""
         alone_s = self.alone_s.get(critical.name, 0.0)
-        wanted = min(max(LEAST_CALLS, ceil(TAIL_CALLS / (1 - objective.quantile))), MOST_CALLS)
+        wanted = min(max(LEAST_CALLS, ceil(TAIL_CALLS / (1 - objective.quantile))), self.most_calls)
         if wanted * alone_s > LONG_S:
             wanted = min(wanted, max(LEAST_LONG_CALLS, int(LONG_S / alone_s)))
         other_s = max((self.alone_s.get(part.name, 0.0) for part in others), default=0.0)
@@ -239,12 +242,6 @@ class Runner:
         each_s = 2 * self.alone_s.get(critical.name, 0.0) if objective.closed_loop else 1 / self.rate(objective)
         return max(wanted * each_s, window_s)
 
-    def _arrivals(self, trial: Trial, critical: Part, objective: TailLatency) -> CallTimer | RandomCalls:
-        stream = trial.streams[critical.name]
-        if objective.closed_loop:
-            return CallTimer(stream, idle=trial.clock, most=MOST_CALLS)
-        return RandomCalls(stream, trial.clock, self.rate(objective), MOST_CALLS, self._chance)
-
     def rate(self, objective: TailLatency) -> float:
         """How many calls of the critical part arrive per second: half of what it can take, unless a rate is given."""
         call_s = max(self.alone_s.get(objective.part, 0.0), self.call_s.get(objective.part, 0.0), LEAST_CALL_S)
@@ -254,13 +251,52 @@ class Runner:
         """Make calls of one part while the others are kept queued: at random times, or one at a time."""
         critical = next(part for part in trial.parts if part.name == objective.part)
         others = [part for part in trial.parts if part is not critical]
-        taken, completed = latencies(
-            trial,
-            critical,
-            partial(self._arrivals, trial, critical, objective),
-            self.calls_of_batch(critical, others, objective),
-            {part.name: 1 if trial.in_sequence else self._depth(part.name, critical.name) for part in others},
-            self.hosts,
-            self.demand_time,
-        )
+        stream, hosts = trial.streams[critical.name], None if trial.in_sequence else self.hosts
+        most, least_s = self.calls_of_batch(critical, others, objective)
+        call, taken = partial((trial.joint or critical).enqueue, stream, trial.name), list[float]()
+        with ExitStack() as closing:
+            loads: dict[str, Load] = {}
+            for part in others if trial.joint is None else ():
+                depth = 1 if trial.in_sequence else self._depth(part.name, critical.name)
+                load = Load(trial.streams[part.name], partial(_enqueue, trial, part), depth)
+                loads[part.name] = closing.enter_context(load)
+            arrivals = (
+                CallTimer(stream, idle=trial.clock, most=MOST_CALLS)
+                if objective.closed_loop
+                else RandomCalls(stream, trial.clock, self.rate(objective), MOST_CALLS, self._chance)
+            )
+            closing.callback(arrivals.close)
+            for load in loads.values():
+                load.fill()
+            with ExitStack() as feeding:
+                if hosts is not None:
+                    enough = Event()
+                    feeds = {name: partial(_feed, load, enough) for name, load in loads.items()}
+                    feeding.enter_context(hosts.running(feeds))
+                    feeding.callback(enough.set)
+                while len(taken) < most or arrivals.passed_s < least_s:
+                    for load in loads.values() if hosts is None else ():
+                        load.fill()
+                    # Entered before the time begins: a program passes libraries the SM count once, not for each call.
+                    with entered(stream, trial.library_sms):
+                        taken += arrivals.make(call)
+                    if not arrivals.left:
+                        break
+                    self.demand_time()
+            taken += arrivals.rest()
+        completed: dict[str, tuple[float, float]] = {name: load.completed() for name, load in loads.items()}
+        if trial.joint is not None:
+            completed = {part.name: (trial.share * len(taken), arrivals.passed_s) for part in others}
         return Sample(quantile(taken, objective.quantile), calls=completed, latencies=tuple(sorted(taken)))
+
+
+def _enqueue(trial: Trial, part: Part) -> None:
+    with trial.on(part):
+        trial.call(part)
+
+
+def _feed(load: Load, enough: Event) -> None:
+    """Keep calls queued, until it is enough."""
+    while not enough.is_set():
+        load.fill()
+        load.wait_for_room()

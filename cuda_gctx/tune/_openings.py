@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from cuda_gctx._core import clock
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError
 from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.tune._batches import Trial, clock_for
-from cuda_gctx.tune._guard import sharing
+from cuda_gctx.tune._guard import Sitting, sharing
 from cuda_gctx.tune._measure import Runner
-from cuda_gctx.tune._measurement import Measurement, Record
+from cuda_gctx.tune._measurement import AS_GRAPHS, BY_ONE_HOST, Measurement, Record
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._sizes import Allocation, Sizes
 from cuda_gctx.tune._work import Part, PartError, Task, libraries_loaded, naming, why_not
 
 __all__ = ["Candidate", "Openings"]
+
+# How long a plan that starts slowly may take until it is warm.
+RETRY_S, RETRY_SHARE = 0.5, 0.01
 
 
 @dataclass(eq=False, kw_only=True)
@@ -30,7 +34,6 @@ class Candidate(Record):
 
     trial: Trial
     again: list[Trial] = field(default_factory=list)
-    is_open: bool = True
     hopeless: bool = False
     batch_s: float = 0.0
 
@@ -53,87 +56,90 @@ def _capturing(trial: Trial) -> list[str]:
 
 
 class Openings:
-    """Opens plans for some parts, and notes in a measurement what was opened and what could not be.
+    """The plans of a task that are open, and what was measured of them.
 
-    tried: the divisions of the SMs that were opened or could not be; pools: of those that are open. is_full: whether no
+    began: when the budget began. tried: the divisions of the SMs that were opened or could not be. is_full: whether no
     more contexts can be made.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        found: Measurement[Candidate],
-        runner: Runner,
-        show: Callable[[str], None],
-        closing: ExitStack,
-    ) -> None:
-        self._task, self._found, self._runner, self._show, self._closing = task, found, runner, show, closing
-        self._device, self._library_sms = task.device, task.library_sms
+    def __init__(self, task: Task, held: Sitting) -> None:
+        self.task, self.held, self.began = task, held, clock.now()
+        self.found: Measurement[Candidate] = Measurement(
+            task.names, task.objective, AS_GRAPHS if task.launch == "graphs" else BY_ONE_HOST
+        )
+        runner = Runner(task.objective, self.began + task.budget_s, task.launch, task.seed)
+        self.runner = held.closing.enter_context(runner)
+        self.runner.retry_s = min(RETRY_S, RETRY_SHARE * task.budget_s)
         self.tried: set[Allocation] = set()
-        self.pools: dict[Allocation, PartitionPool] = {}
         self.is_full = False
+        self._library_sms = task.library_sms
+
+    def show(self, what: str) -> None:
+        """Show progress."""
+        self.held.bar.show((clock.now() - self.began) / self.task.budget_s, what)
 
     # ---- plans and parts
 
-    def alone(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
+    def part(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
+        """A part alone."""
         streams = {part.name: stream}
-        return Trial(name, (part,), streams, self._clock_for(streams), library_sms)
+        idle = clock_for(self.task.objective, self.task.device, streams, self.held.closing)
+        return Trial(name, (part,), streams, idle, library_sms)
 
     def plan(
-        self,
-        plan: Plan,
-        allocation: Allocation | None = None,
-        where: PartitionPool | None = None,
+        self, plan: Plan, allocation: Allocation | None = None, where: Device | PartitionPool | None = None
     ) -> Candidate:
         """Open a plan, and run its first steps."""
-        trial = self._trial(plan, where or self._device)
+        trial = self._trial(plan, where or self.task.device)
         candidate = Candidate(plan=plan, trial=trial, allocation=allocation)
-        self._found.plans.append(candidate)
-        self._show(f"warming up {plan}")
-        with self.forgiving(candidate, candidate.trial):
-            self._runner.warm(candidate.trial)
+        self.found.plans.append(candidate)
+        self.show(f"warming up {plan}")
+        with self.forgiving(candidate, trial):
+            self.runner.warm(trial)
         return candidate
 
     def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
+        task, closing = self.task, self.held.closing
         with sharing():
-            streams = self._closing.enter_context(plan.open(where))
-        return Trial.of(plan, self._task, streams, self._clock_for(streams))
-
-    def _clock_for(self, streams: dict[str, Stream]) -> Stream:
-        return clock_for(self._found.objective, self._device, streams, self._closing)
+            streams = closing.enter_context(plan.open(where))
+        idle = clock_for(task.objective, task.device, streams, closing)
+        trial = Trial(plan, task.parts, streams, idle, plan.library_sms)
+        if plan.share is not None and (together := task.together) is not None:
+            trial.share = share = plan.share
+            trial.joint = Part("together", lambda stream: together(stream, share))
+        return trial
 
     def parts_alone(self, candidate: Candidate) -> list[Candidate]:
         """The parts alone in the partitions of a plan."""
         found: list[Candidate] = []
-        for part in self._task.parts:  # not the graphs of the candidate
-            if candidate.plan is None or part.name not in candidate.plan.places:
-                continue  # on the whole device
-            name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
-            trial = self.alone(name, part, stream, candidate.trial.library_sms)
-            alone = Candidate(plan=None, trial=trial, allocation=candidate.allocation)
-            with self.forgiving(alone, trial):
-                self._runner.warm(trial)
-            candidate.alone_here[part.name] = alone
-            found.append(alone)
+        for part in self.task.parts:  # not the graphs of the candidate
+            if candidate.plan is not None and part.name in candidate.plan.places:
+                name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
+                trial = self.part(name, part, stream, candidate.trial.library_sms)
+                alone = Candidate(plan=None, trial=trial, allocation=candidate.allocation)
+                with self.forgiving(alone, trial):
+                    self.runner.warm(trial)
+                candidate.alone_here[part.name] = alone
+                found.append(alone)
         return found
 
     def again(self, candidates: Sequence[Candidate], openings: int) -> None:
         """Open plans until each is open so many times."""
         for number in range(openings - 1):
-            pool = self._closing.enter_context(PartitionPool(self._device))
+            pool = self.held.closing.enter_context(PartitionPool(self.task.device))
             for candidate in candidates:
                 if candidate.plan is None or len(candidate.again) > number:
                     continue
-                self._show(f"opening {candidate.plan} again")
+                self.show(f"opening {candidate.plan} again")
                 try:
                     trial = self._trial(candidate.plan, pool)
                 except CUDAError as error:
                     _demand_memory(error)
-                    self._found.note("some plans were opened only once: no device memory is left for further contexts")
+                    self.found.note("some plans were opened only once: no device memory is left for further contexts")
                     return
                 with self.forgiving(candidate, trial):
-                    self._runner.warm(trial)
-                    self._runner.warm_like(trial, candidate.trial)
+                    self.runner.warm(trial)
+                    self.runner.warm_like(trial, candidate.trial)
                     candidate.again.append(trial)
                     candidate.openings += 1
 
@@ -150,32 +156,19 @@ class Openings:
             if plan is None or plan.layout is None:
                 break
             if not made:
-                pool = self._closing.enter_context(PartitionPool(self._device))
+                pool = self.held.closing.enter_context(PartitionPool(self.task.device))
                 try:
                     with sharing():
                         pool.prepare(plan.layout)
                 except CUDAError as error:
                     _demand_memory(error)
-                    self.is_full, self._found.complete = True, False
-                    self._found.note("more partitions were not tried: no device memory is left for their contexts")
+                    self.is_full, self.found.complete = True, False
+                    self.found.note("more partitions were not tried: no device memory is left for their contexts")
                     break
-                self.pools[allocation] = pool
             if library_sms and not self._can_tell_libraries(plan, pool):
                 break
             made.append(self.plan(plan, allocation, pool))
         return made
-
-    def close_losers(self, best: Candidate | None) -> None:
-        """Close the partitions of which no plan takes part in later rounds."""
-        for allocation, pool in list(self.pools.items()):
-            mine = [candidate for candidate in self._found.plans if candidate.allocation == allocation]
-            if all(candidate.hopeless and candidate is not best for candidate in mine):
-                del self.pools[allocation]
-                for candidate in mine:
-                    for stream in {*candidate.trial.streams.values()}:
-                        stream.sync()
-                    candidate.is_open = False
-                pool.close()
 
     def library_choices(self) -> tuple[bool, ...]:
         """With which settings of the SM count hint a division is measured."""
@@ -186,13 +179,12 @@ class Openings:
     def _can_tell_libraries(self, plan: Plan, pool: PartitionPool) -> bool:
         with plan.open(pool) as streams:
             reason = why_not(streams[next(iter(plan.places))])
-        if reason is None:
-            return True
-        if self._library_sms == "on":
-            raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
-        self._found.note(f"the SM count hint was not measured: {reason}")
-        self._library_sms = "off"
-        return False
+        if reason is not None:
+            if self._library_sms == "on":
+                raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
+            self.found.note(f"the SM count hint was not measured: {reason}")
+            self._library_sms = "off"
+        return reason is None
 
     # ---- failures, and the end
 
@@ -206,13 +198,13 @@ class Openings:
             if candidate.allocation is None or _capturing(trial):
                 raise
             try:
-                self._device.sync()
+                self.task.device.sync()
             except CUDAError:
                 raise error from error.__cause__
             candidate.hopeless = True
             candidate.samples.clear()
             candidate.steps.clear()
-            self._found.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
+            self.found.left_out.setdefault(str(error).replace(f" ({trial.name})", ""), []).append(trial.name)
         except (CUDAError, CapturingError) as error:
             capturing = _capturing(trial)
             if not capturing:
@@ -224,9 +216,8 @@ class Openings:
 
     def settle(self) -> None:
         """Wait for everything that was enqueued, so that streams and partitions can be closed."""
-        self._runner.stop()
-        records = [*self._found.alone.values(), *self._found.plans]
-        for trial in (trial for candidate in records if candidate.is_open for trial in candidate.trials):
+        self.runner.stop()
+        for trial in (trial for one in (*self.found.alone.values(), *self.found.plans) for trial in one.trials):
             for stream in {*trial.streams.values(), trial.clock}:
                 # An error of the device, or of a part that left a capture, has been raised already.
                 with suppress(CUDAError, CapturingError):

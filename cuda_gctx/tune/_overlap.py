@@ -92,12 +92,12 @@ def overlap(
             if not search.found.can_answer:
                 raise
         finally:
-            search.opened.settle()
+            search.settle()
     if not search.found.can_answer:
         raise RuntimeError(
             f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
         )
-    return _report(search.rounds.ranking, device, held.conditions)
+    return _report(search.ranking, device, held.conditions)
 
 
 def _report(ranking: Ranking[Any], device: Device, conditions: Sequence[Conditions]) -> Report:

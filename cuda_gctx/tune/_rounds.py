@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from cuda_gctx._core import clock
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.tune._guard import Sitting
-from cuda_gctx.tune._measure import BATCH_S, Runner
-from cuda_gctx.tune._measurement import AS_GRAPHS, BY_EACH_HOST, BY_ONE_HOST, Measurement, Sample, launch_bound
+from cuda_gctx.tune._measure import BATCH_S
+from cuda_gctx.tune._measurement import BY_EACH_HOST, Sample, launch_bound
 from cuda_gctx.tune._objectives import TailLatency, critical_part
 from cuda_gctx.tune._openings import Candidate, Openings
 from cuda_gctx.tune._ranking import HOPELESS, Ranking
@@ -19,30 +19,19 @@ __all__ = ["Rounds"]
 
 # A plan is left out after two rounds, or at once if it is so much slower than the best.
 HOPELESS_AT_ONCE = 1.5
-# How long a plan that starts slowly may take until it is warm.
-RETRY_S, RETRY_SHARE = 0.5, 0.01
 
 
-class Rounds:
+class Rounds(Openings):
     """Measures the plans of a task in rounds.
 
-    number: of the next round. fair: the rounds in which every plan that was not left out took part. began: when the
-    budget began.
+    number: of the next round. fair: the rounds in which every plan that was not left out took part.
     """
 
     def __init__(self, task: Task, held: Sitting) -> None:
-        self.task = task
-        self.began = clock.now()
+        super().__init__(task, held)
         self.number = 0
         self.fair: set[int] = set()
         self.random = random.Random(task.seed)
-        launched = AS_GRAPHS if task.launch == "graphs" else BY_ONE_HOST
-        self.found: Measurement[Candidate] = Measurement(task.names, task.objective, launched)
-        runner = Runner(task.objective, self.began + task.budget_s, task.launch, task.seed)
-        self.runner = held.closing.enter_context(runner)
-        self.runner.retry_s = min(RETRY_S, RETRY_SHARE * task.budget_s)
-        self.opened = Openings(task, self.found, self.runner, self.show, held.closing)
-        self._bar = held.bar
         self._ranking: Ranking[Candidate] | None = None
 
     @property
@@ -53,9 +42,6 @@ class Rounds:
         return self._ranking
 
     # ---- the time
-
-    def show(self, what: str) -> None:
-        self._bar.show((clock.now() - self.began) / self.task.budget_s, what)
 
     def batch_s(self) -> float:
         """How long a batch of a plan takes at the least: a few steps, one long step, or the calls of a latency."""
@@ -93,7 +79,7 @@ class Rounds:
             candidate.samples.clear()
             candidate.steps.clear()
             if runner.hosts is not None:
-                with self.opened.forgiving(candidate, candidate.trial):
+                with self.forgiving(candidate, candidate.trial):
                     runner.warm(candidate.trial)
         return True
 
@@ -102,7 +88,7 @@ class Rounds:
         self.found.launched = BY_EACH_HOST
         self.runner.start_hosts(self.task.names)
         [streams] = [c for c in self.found.plans if c.kind == "streams"]
-        with self.opened.forgiving(streams, streams.trial):
+        with self.forgiving(streams, streams.trial):
             self.runner.warm(streams.trial)
 
     def _is_launch_bound(self, settled: Sequence[Sample]) -> bool:
@@ -146,7 +132,7 @@ class Rounds:
                 self.show(f"measuring {candidate.plan or 'each part alone'}")
                 began = clock.now()
                 trial = candidate.trials[candidate.turn(current)]
-                with self.opened.forgiving(candidate, trial):
+                with self.forgiving(candidate, trial):
                     candidate.samples[current] = self.runner.batch(trial, shape)
                     candidate.opening_of[current] = candidate.turn(current)
                     candidate.batch_s = clock.now() - began
@@ -187,8 +173,8 @@ class Rounds:
     # ---- the best so far
 
     def best_partitions(self, kind: str | None = None) -> Candidate | None:
-        """The best plan with partitions, or of a kind of these, of those that are open."""
-        found = [c for c in self.found.known() if c.allocation is not None and c.is_open and kind in (None, c.kind)]
+        """The best plan with partitions, or of a kind of these."""
+        found = [c for c in self.found.known() if c.allocation is not None and kind in (None, c.kind)]
         return self.best(found) if found else None
 
     def best(self, candidates: Iterable[Candidate]) -> Candidate:

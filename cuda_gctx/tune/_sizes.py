@@ -10,7 +10,7 @@ from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import SplitError
 from cuda_gctx._core.resources import SMResourceOptions
-from cuda_gctx.partitions import PartitionSize, partition_sizes
+from cuda_gctx.partitions import PartitionSize
 from cuda_gctx.partitions import plan as planned
 from cuda_gctx.partitions.layout import Layout, Request
 from cuda_gctx.tune._plans import Plan, partition_names
@@ -53,14 +53,16 @@ def _request(size: PartitionSize) -> Request:
 class Sizes:
     """The sizes that partitions may have, and the plans that can be made of them.
 
-    counts: the sizes to try instead of all aligned ones. chosen: whether they were given.
+    sizes: all that are possible. counts: those to try instead of all aligned ones. chosen: whether counts were given.
     """
 
-    def __init__(self, device: Device, parts: Sequence[str], counts: Iterable[int] | None) -> None:
+    def __init__(
+        self, device: Device, parts: Sequence[str], counts: Iterable[int] | None, sizes: Iterable[PartitionSize]
+    ) -> None:
         self._device = device
         self._parts = tuple(parts)
         self._names = partition_names(parts)
-        offered = {size.sm_count: size for size in partition_sizes(device)}
+        offered = {size.sm_count: size for size in sizes}
         aligned = [size for size in offered.values() if size.aligned]
         self.chosen = counts is not None
         self.sizes = aligned if counts is None else [offered[count] for count in self._checked(counts, offered)]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core import clock
@@ -24,23 +23,6 @@ from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.torch import graph_of_calls
 from cuda_gctx.measure.loop import QUEUED, Batch, timed_batch
 from cuda_gctx.tune._objectives import Objective
-
-__all__ = [
-    "LAUNCHES",
-    "Launch",
-    "Part",
-    "PartError",
-    "PartFacts",
-    "Task",
-    "captured",
-    "entered",
-    "examine",
-    "libraries_loaded",
-    "naming",
-    "part_of",
-    "parts_of",
-    "why_not",
-]
 
 LEAST_PARTS, MOST_PARTS = 2, 8
 GATED_CALLS = 3
@@ -69,19 +51,10 @@ class Part:
         try:
             self.function(stream)
         except (Exception, SystemExit) as error:  # a part has no say in when the program ends
-            hint = "" if _takes_a_stream(self.function) else "; parts are called with one argument, as f(stream)"
+            # Only of the call itself: without a frame of the function.
+            is_call = isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None
+            hint = "; parts are called with one argument, as f(stream)" if is_call else ""
             raise PartError(f"{self.name} failed ({plan}): {type(error).__name__}: {error}{hint}") from error
-
-
-def _takes_a_stream(function: Callable[..., object]) -> bool:
-    """Whether it can be called with one argument, as far as its signature shows."""
-    try:
-        signature(function).bind(None)
-    except TypeError:
-        return False
-    except ValueError:  # a function of C without a signature
-        return True
-    return True
 
 
 # How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
@@ -120,18 +93,16 @@ class PartFacts:
 
 def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     """The parts: functions by position, with their own names, or by name. Refuses all that is wrong at once."""
-    parts = [Part(getattr(function, "__name__", ""), function) for function in work]
-    nameless = not all(part.name.isidentifier() for part in parts)
-    parts += [Part(name, function) for name, function in named.items()]
-    for part in parts:
-        _demand_function(part.name or "work", part.function)
+    parts = [part_of(function, "") for function in work]
     problems = []
-    if not LEAST_PARTS <= len(parts) <= MOST_PARTS:
-        problems.append(f"overlap takes from {LEAST_PARTS} to {MOST_PARTS} parts, not {len(parts)}")
-    if nameless:
+    if not LEAST_PARTS <= len(parts) + len(named) <= MOST_PARTS:
+        problems.append(f"overlap takes from {LEAST_PARTS} to {MOST_PARTS} parts, not {len(parts) + len(named)}")
+    if not all(part.name for part in parts):
         problems.append("a function without a name, such as a lambda, needs one: overlap(decode=lambda stream: ...)")
-    unreadable = [name for name in named if not name.strip() or not name.isprintable()]
-    problems += [f"{name!r} is not readable in a table: choose another name" for name in unreadable]
+    for name, function in named.items():
+        parts.append(Part(name, part_of(function, name).function))
+        if not name.strip() or not name.isprintable():
+            problems.append(f"{name!r} is not readable in a table: choose another name")
     names = [part.name for part in parts if part.name.isidentifier()]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -143,14 +114,10 @@ def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
 
 def part_of(function: Any, name: str) -> Part:
     """A single part; `name` is used if the function has none."""
-    own = getattr(_demand_function(name, function), "__name__", "")
-    return Part(own if own.isidentifier() else name, function)
-
-
-def _demand_function(name: str, function: Any) -> Any:
     if not callable(function):
-        raise TypeError(f"{name} must be a function that takes a stream, not {type(function).__name__}")
-    return function
+        raise TypeError(f"{name or 'work'} must be a function that takes a stream, not {type(function).__name__}")
+    own = getattr(function, "__name__", "")
+    return Part(own if own.isidentifier() else name, function)
 
 
 @contextmanager

@@ -228,7 +228,6 @@ DOORS: dict[str, Door] = {
     "verify(timeout)": Door(SECONDS, 5, lambda w, v: verify({"a": w.parts.a.context}, timeout=v)),
     # ---- the tuner
     "Curve.point(sm_count)": Door(INT, 8, lambda w, v: w.curve.point(v), ()),
-    "Curve.seconds(sm_count)": Door(NUMBER, 8, lambda w, v: w.curve.seconds(v)),
     "curve(sizes)": Door(INT, None, lambda w, v: tune.curve(work, device=w.dev, sizes=[v]), (), r"sizes\[0\]"),
     "curve(budget_s)": Door(SECONDS, 1, measuring("budget_s"), then=ENDS),
     "curve(seed)": Door(INT, 1, measuring("seed"), (), then=ENDS),

@@ -10,8 +10,7 @@ import pytest
 from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
 from cuda_gctx.measure.loop import TIMED
-from cuda_gctx.tune import Plan, Report, TailLatency, _batches, _measure, _search, _work, spin
-from cuda_gctx.tune._plans import KINDS
+from cuda_gctx.tune import Plan, Report, TailLatency, _batches, _measure, _work, spin
 
 from ..common import refusal
 from .conftest import host_takes
@@ -149,15 +148,6 @@ def test_device_memory_may_be_used_up_near_the_best_sizes(sim: Machines) -> None
     machine.clear_faults()
     assert "more partitions were not tried: no device memory is left for their contexts" in report.reasons
     assert not report.complete
-
-
-def test_partitions_that_cannot_win_are_closed_for_others(sim: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = sim("h200")
-    monkeypatch.setattr(_search, "CONTEXTS_AT_ONCE", 8)
-    report = tuned("a chain")
-    assert len(of_kind(report, "partitions")) > 8
-    assert {result.plan.kind for result in report.results} == {*KINDS} - {"together"}
-    assert machine.memory(device=0)["lost"] == 0
 
 
 def test_many_parts_are_ended_by_the_budget(dev: Device) -> None:

@@ -92,12 +92,9 @@ def test_latencies_are_those_of_calls_that_arrive_at_random_and_of_all_rounds(de
     assert calm.latency.value < busy.latency.value
 
 
-def test_times_between_the_sizes_are_interpolated() -> None:
+def test_a_size_that_was_not_measured_is_named() -> None:
     curve = Curve.from_json(measured())
-    assert curve.seconds(64) == curve.point(64).seconds.value
-    assert curve.point(64).seconds.value < curve.seconds(48) < curve.point(32).seconds.value
-    assert curve.seconds(4) == curve.point(16).seconds.value
-    assert curve.seconds(500) == curve.point(132).seconds.value
+    assert curve.point(64) == curve.points[2]
     with pytest.raises(KeyError, match="48 SMs were not measured; measured: 16, 32, 64, 132"):
         curve.point(48)
 

@@ -267,7 +267,8 @@ def test_a_job_that_fails_is_raised_and_the_threads_end() -> None:
     def fails() -> None:
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
-        hosts.run({"a": lambda: meeting.wait(SOON_S), "b": fails}, meeting)
+    jobs = {"a": lambda: meeting.wait(SOON_S), "b": fails}
+    with pytest.raises(KeyError, match="mine"), hosts.running(jobs, meeting):
+        pass
     hosts.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("tune ")]
