@@ -37,6 +37,7 @@ NO_OVERLAP, WHOLE_OVERLAP = 0.1, 0.9
 LEAST_TRADE, MOST_TRADED = 0.1, 3
 
 WAITS = "a synchronize, .item(), .cpu() or a blocking copy, or more than about a thousand launches"
+TWO_THREADS = "capture the work into graphs, or call the two from two threads"
 
 
 # ---- of measurements of any kind
@@ -115,18 +116,18 @@ def _of_streams(report: ExplainReport, runs: Runs) -> Iterator[str]:
 
 def _of_launches(report: ExplainReport) -> Iterator[str]:
     """Whether the work ends before the other is launched."""
-    (a, a_alone), (b, b_alone) = ((work.name, in_words(work.alone_ns)) for work in (report.first, report.second))
-    if max(report.first.alone_ns, report.second.alone_ns) < SHORT_NS:
+    first, second = report.first, report.second
+    a, b, a_alone = first.name, second.name, in_words(first.alone_ns)
+    if max(first.alone_ns, second.alone_ns) < SHORT_NS:
         yield (
-            f"too short: {a} takes {a_alone} and {b} {b_alone}, little more than a launch, so one ends before the "
-            "other begins; put more work into a call, or capture both into one graph"
+            f"too short: {a} takes {a_alone} and {b} {in_words(second.alone_ns)}, little more than a launch, so one "
+            "ends before the other begins; put more work into a call, or capture both into one graph"
         )
     if report.overlap_queued >= LEAST_OVERLAP:
         yield (
-            f"launch-bound: {a} takes {in_words(report.first.called_ns)} as the program calls it, of which the device "
-            f"works {a_alone} and otherwise waits for launches, and {a} ends before {b} is queued; if both are queued "
-            f"before they start, {report.overlap_queued:.0%} of the shorter one overlaps: capture the work into "
-            "graphs, or call the two from two threads"
+            f"launch-bound: {a} takes {in_words(first.called_ns)} as the program calls it, of which the device works "
+            f"{a_alone} and otherwise waits for launches, and {a} ends before {b} is queued; if both are queued before "
+            f"they start, {report.overlap_queued:.0%} of the shorter one overlaps: {TWO_THREADS}"
         )
 
 
@@ -135,41 +136,34 @@ def _of_sms(report: ExplainReport, runs: Runs) -> Iterator[str]:
     a, b = report.first.name, report.second.name
     one, other = (stream.context for stream in runs.streams)
     is_apart = _knows_sms(report) and not report.shared_sms
-    if (one == other or not is_apart) and not _finds_room(report, runs):
-        text = (
-            f"{a} fills the SMs: a block that needs half of an SM found no room, and {b} began when {a} ended "
-            f"(after {in_words(report.first.together_ns)})"
-        )
-        if report.overlap_reversed >= LEAST_OVERLAP:
-            text += f"; with {b} queued first, {report.overlap_reversed:.0%} of the shorter one overlaps"
+    overlap = f"{report.overlap_reversed:.0%}" if report.overlap_reversed >= LEAST_OVERLAP else ""
+    repeats = min(max(1, round(ROOM_NS / max(report.first.alone_ns, 1))), MOST_REPEATS)
+    if (one == other or not is_apart) and not runs.finds_room(repeats):
         if one == other:
-            yield f"{text}: run each in its own partition, dev.partition(...), or give {a} fewer blocks"
-        if one.is_green and other.is_green:
-            yield (
-                f"{text}: the two contexts share {len(report.shared_sms)} SMs, {ranges(report.shared_sms)}; "
-                "create both in one split, dev.partition(...), so that they share none"
+            advice = f"run each in its own partition, dev.partition(...), or give {a} fewer blocks"
+        elif one.is_green and other.is_green:
+            advice = (
+                f"the two contexts share {len(report.shared_sms)} SMs, {ranges(report.shared_sms)}; create both in one "
+                "split, dev.partition(...), so that they share none"
             )
+        else:
+            advice = (
+                f"{b if one.is_green else a} runs on the primary context, which uses all SMs, including those of "
+                "partitions; run it in a partition, or in the background partition"
+            )
+        order = f"; with {b} queued first, {overlap} of the shorter one overlaps" if overlap else ""
         yield (
-            f"{text}: {b if one.is_green else a} runs on the primary context, which uses all SMs, including those of "
-            "partitions; run it in a partition, or in the background partition"
+            f"{a} fills the SMs: a block that needs half of an SM found no room, and {b} began when {a} ended (after "
+            f"{in_words(report.first.together_ns)}){order}: {advice}"
         )
     apart = "they share no SM" if is_apart else f"{a} leaves room on the SMs of {b}"
-    text = (
+    order = f" ({b} for {a}: with {b} queued first, they overlap by {overlap})" if overlap else ""
+    needs = "" if is_apart else f", or {b} needs more of an SM than {a} leaves free"
+    yield (
         f"{apart} and small kernels overlap on the two streams, but {b} ended {in_words(report.second.together_ns)} "
-        f"after the start of both, and takes {in_words(report.second.alone_ns)} alone: probably one waits for an "
-        "event of the other"
+        f"after the start of both, and takes {in_words(report.second.alone_ns)} alone: probably one waits for an event "
+        f"of the other{order}; look for wait() and wait_stream() between them{needs}"
     )
-    if report.overlap_reversed >= LEAST_OVERLAP:
-        text += f" ({b} for {a}: with {b} queued first, they overlap by {report.overlap_reversed:.0%})"
-    text += "; look for wait() and wait_stream() between them"
-    yield text if is_apart else f"{text}, or {b} needs more of an SM than {a} leaves free"
-
-
-def _finds_room(report: ExplainReport, runs: Runs) -> bool:
-    """Whether a small block finds room in the context of the second work while the first one runs."""
-    repeats = min(max(1, round(ROOM_NS / max(report.first.alone_ns, 1))), MOST_REPEATS)
-    with runs.streams[1].context.create_stream() as third:
-        return runs.finds_room(third, repeats)
 
 
 def _costs(report: ExplainReport) -> Iterator[str]:
@@ -192,7 +186,7 @@ def _costs(report: ExplainReport) -> Iterator[str]:
     if report.overlap_queued - report.overlap > 0.25:
         yield (
             f"if both are queued before they start, {report.overlap_queued:.0%} of the shorter one overlaps: "
-            "the launches come late; capture the work into graphs, or call the two from two threads"
+            f"the launches come late; {TWO_THREADS}"
         )
 
 
@@ -251,7 +245,7 @@ def _bound(report: Report) -> str:
 
 
 def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> Iterator[str]:
-    step = title_of(found.objective)
+    step, streams = title_of(found.objective), _by_kind(report, "streams")
     waiting = [name for name, facts in found.facts.items() if facts.waits]
     yield from map(waits, waiting)
     if not isinstance(found.objective, TailLatency) and not waiting:
@@ -260,13 +254,12 @@ def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> Iterator[
         for record, device_s in ((found.sequence(), sum(alone)), (chosen, max(alone))):
             samples = list(record.samples.values())
             if launch_bound(samples) and found.called_s() > device_s / 2:
-                host_s = median([sample.host_s for sample in samples])
                 yield (
-                    f"launch-bound: the host needs {words(host_s)} to enqueue a {step} of {words(device_s)}, so the "
-                    "device waits for the host: use fewer launches, or a CUDA graph"
+                    f"launch-bound: the host needs {words(median([sample.host_s for sample in samples]))} to enqueue a "
+                    f"{step} of {words(device_s)}, so the device waits for the host: use fewer launches, or a CUDA "
+                    "graph"
                 )
                 break
-    streams = _by_kind(report, "streams")
     if found.by_host_threads and streams is not None:
         taken = f"{words(streams.seconds.p10)} to {words(streams.seconds.p90)}"
         yield (
@@ -285,11 +278,8 @@ def _streams(found: Measurement[Any], report: Report) -> Iterator[str]:
         first = next((r for r in report.results if r.plan.kind == "priority" and r.plan.first == objective.part), None)
         if streams.seconds.value >= LEAST_SLOWDOWN * alone:
             text = f"on plain streams the {title_of(objective)} is {streams.seconds.value / alone:.1f}x that alone"
-            if first is not None and first.seconds.value > LEAST_SLOWDOWN * alone:
-                text += (
-                    f"; with a priority it is {first.seconds.value / alone:.1f}x (a priority does not preempt running "
-                    "blocks)"
-                )
+            if first is not None and (slower := first.seconds.value / alone) > LEAST_SLOWDOWN:
+                text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
             yield text
     elif streams.overlap is None or streams.launch_bound or any(facts.waits for facts in found.facts.values()):
         return
@@ -345,18 +335,13 @@ def beyond_noise(ratio: Estimate) -> str:
 
 def _libraries(ranking: Ranking[Any]) -> Iterator[str]:
     """What the SM count hint did, at the best sizes."""
-    by_allocation: dict[object, dict[bool, Record]] = {}
-    for record in ranking.acceptable():
-        if record.allocation is not None and record.plan is not None:
-            by_allocation.setdefault(record.allocation, {})[record.plan.library_sms] = record
-    pairs = [
-        (ranking.ratio(pair[True], pair[False]), min(map(ranking.relative, pair.values())), pair[False])
-        for pair in by_allocation.values()
-        if len(pair) == 2
-    ]
+    placed = [(one, one.plan.library_sms) for one in ranking.acceptable() if one.allocation is not None and one.plan]
+    hinted = {one.allocation: one for one, hint in placed if hint}
+    pairs = [(hinted[one.allocation], one) for one, hint in placed if not hint and one.allocation in hinted]
     if pairs:
         # The pair of finalists is known best.
-        ratio, _, without = min(pairs, key=lambda pair: (not pair[0].is_known, pair[1]))
+        best = min(pairs, key=lambda pair: (not ranking.ratio(*pair).is_known, min(map(ranking.relative, pair))))
+        ratio, without = ranking.ratio(*best), best[1]
         yield f"the SM count hint for libraries ({without.plan}) makes it {relation(ratio)}{beyond_noise(ratio)}"
 
 
@@ -367,17 +352,16 @@ def rivals(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterator[st
         if rival is chosen:
             continue
         ratio = ranking.ratio(rival, chosen)
-        between = f"{rival.plan}: {relation(ratio, THAN)}"
+        between, but = relation(ratio, THAN), beyond_noise(ratio)
         if not ratio.is_known and ranking.is_slower(rival, chosen):
-            between = f"{rival.plan}: at least {ratio.low:.2f}x slower{THAN} (too few samples for more)"
+            between = f"at least {ratio.low:.2f}x slower{THAN} (too few samples for more)"
         if not ranking.accepts(rival):
-            between += f", but the others would only achieve {ranking.others_share(rival):.0%}"
-        elif noise := beyond_noise(ratio):
-            between += noise
-            between += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
+            but = f", but the others would only achieve {ranking.others_share(rival):.0%}"
+        elif but:
+            but += ", and the choice is simpler" if rival.complexity > chosen.complexity else ""
         elif rival not in ranking.compared and ranking.is_slower(chosen, rival):
-            between += ", but measured in too few rounds"
-        yield between
+            but = ", but measured in too few rounds"
+        yield f"{rival.plan}: {between}{but}"
     if isinstance(report.objective, TailLatency):
         for name, part in report.result(report.choice).parts.items():
             if part.calls_per_second is not None:

@@ -173,18 +173,21 @@ class Runs:
         a, b, c, d = (time - min(times) for time in times)
         return (a, b), (c, d)
 
-    def finds_room(self, other: Stream, repeats: int) -> bool:
-        """Whether a block that needs half an SM finds room on `other` while the first work runs so many times."""
+    def finds_room(self, repeats: int) -> bool:
+        """Whether a block that needs half an SM finds room in the context of the second work while the first one runs
+        so many times.
+        """
         self.sync()
         stream = self.streams[0]
-        self._stamps.write(stream, 0)
-        for _ in range(repeats):
-            self.call(0)
-        self._stamps.write(stream, 1)
-        spin(other, 1, 0)
-        self._stamps.write(other, 2)
-        self.sync()
-        other.sync()
+        with self.streams[1].context.create_stream() as third:
+            self._stamps.write(stream, 0)
+            for _ in range(repeats):
+                self.call(0)
+            self._stamps.write(stream, 1)
+            spin(third, 1, 0)
+            self._stamps.write(third, 2)
+            self.sync()
+            third.sync()
         begin, end, through, _ = self._times()
         return through - begin < 0.9 * (end - begin)
 

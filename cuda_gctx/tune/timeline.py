@@ -6,12 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
 from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
@@ -159,33 +158,26 @@ class _Places:
 
     def __init__(self, parts: tuple[Partition, ...]) -> None:
         self._parts = parts
-        self._names: list[tuple[Context, str]] = [(part.context, part.name) for part in parts]
-        self._others: list[Track] = []
+        self._tracks = {part.context: Track(part.name, part.sm_count, None) for part in parts}
         self._rows: dict[Stream, tuple[str, str]] = {}
 
     def of(self, stream: Stream) -> tuple[str, str]:
         if stream not in self._rows:
-            track = self._track_of(stream.context)
-            before = sum(track == other for other, _ in self._rows.values())
-            self._rows[stream] = track, f"stream {before + 1}"
+            context = stream.context
+            if context not in self._tracks:
+                plain = f"context {context.id}" if context.is_green else "primary context"
+                name = context.name or plain
+                taken = any(name == track.name for track in self._tracks.values())
+                self._tracks[context] = Track(f"{name} ({plain})" if taken else name, context.sm_count, None)
+            name = self._tracks[context].name
+            before = sum(name == other for other, _ in self._rows.values())
+            self._rows[stream] = name, f"stream {before + 1}"
         return self._rows[stream]
-
-    def _track_of(self, context: Context) -> str:
-        for tracked, name in self._names:
-            if tracked == context:
-                return name
-        plain = f"context {context.id}" if context.is_green else "primary context"
-        name = context.name or plain
-        if any(name == taken for _, taken in self._names):
-            name = f"{name} ({plain})"
-        self._names.append((context, name))
-        self._others.append(Track(name, context.sm_count, None))
-        return name
 
     def tracks(self) -> tuple[Track, ...]:
         # As late as possible, because verify() may have seen the ids meanwhile.
-        named = (Track(part.name, part.sm_count, part.sm_ids) for part in self._parts)
-        return (*named, *self._others)
+        ids = {part.name: part.sm_ids for part in self._parts}
+        return tuple(replace(track, sm_ids=ids.get(track.name)) for track in self._tracks.values())
 
 
 class Timeline:
@@ -196,7 +188,7 @@ class Timeline:
         timeline = tune.Timeline(parts)
         with timeline.span(parts.decode.stream, "step"):
             ...  # enqueue work on that stream
-        timeline.html("timeline.html")
+        timeline.read().html("timeline.html")
 
     A stamp is a kernel of one warp and takes some microseconds of its stream. It runs when the stream reaches it and an
     SM of the stream's context has room, so a span begins when its work could begin.
@@ -248,22 +240,10 @@ class Timeline:
         stamps = self._stamps.read()
         spans = []
         for number, (name, track, row) in enumerate(list(self._spans)):
-            begin, end_stamp = stamps[2 * number], stamps[2 * number + 1]
-            if begin is not None and end_stamp is not None:
-                spans.append(Span(name, track, row, begin[1], end_stamp[1], begin[0]))
+            begin, close = stamps[2 * number : 2 * number + 2]
+            if begin is not None and close is not None:
+                spans.append(Span(name, track, row, begin[1], close[1], begin[0]))
         return _trace(self._device, "Timeline", SPANS_NOTE, self._places.tracks(), spans)
-
-    def svg(self, path: str | PathLike[str] | None = None) -> str:
-        """``read().svg(path)``"""
-        return self.read().svg(path)
-
-    def html(self, path: str | PathLike[str] | None = None) -> str:
-        """``read().html(path)``"""
-        return self.read().html(path)
-
-    def chrome_trace(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
-        """``read().chrome_trace(path)``"""
-        return self.read().chrome_trace(path)
 
     @staticmethod
     def of_probe(parts: Partitions, *, spin_ns: int = 200_000) -> Trace:

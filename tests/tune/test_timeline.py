@@ -240,7 +240,7 @@ def test_blocks_of_the_probe_are_reported_by_sm(dev: Device) -> None:
 
 def test_the_picture_names_the_device_the_parts_and_every_span(dev: Device) -> None:
     with dev.partition(small=8, large=None) as parts:
-        svg = two_at_once(parts).svg()
+        svg = two_at_once(parts).read().svg()
     root = ElementTree.fromstring(svg)
     words = [text.text for text in root.iter(f"{SVG}text")]
     assert any(dev.name in (word or "") for word in words)
@@ -283,7 +283,7 @@ def test_a_picture_of_more_spans_than_it_has_room_for_names_of_says_how_to_zoom_
 
 def test_a_page_loads_nothing_and_is_written_where_asked(dev: Device, tmp_path: Path) -> None:
     with dev.partition(small=8, large=None) as parts:
-        page = two_at_once(parts).html(tmp_path / "page.html")
+        page = two_at_once(parts).read().html(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
     assert re.findall(r"https?://[^\"]*", page) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"<script|<link|src=|url\(|@import", page)
