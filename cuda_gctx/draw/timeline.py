@@ -14,8 +14,6 @@ __all__ = ["Bar", "Group", "Row", "draw_timeline", "layers"]
 HEAD = 84
 LEFT, PLOT = 245, 860  # where the time axis begins, and how long it is
 ROW, BAR = 24, 18
-THIN_ROW, THIN_BAR, THIN_LABELS = 7, 6, 4  # where there are many rows, as with one for each SM; every fourth is named
-MANY_ROWS = 24
 GROUP_GAP, LEAST_GROUP = 12, 34
 
 
@@ -31,7 +29,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """Work of one stream, or on one SM."""
+    """Work of one stream."""
 
     label: str
     bars: tuple[Bar, ...]
@@ -82,9 +80,7 @@ def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str)
     bars = [bar for group in groups for row in group.rows for bar in row.bars]
     begin = min((bar.start_ns for bar in bars), default=0)
     length = max(max((bar.end_ns for bar in bars), default=0) - begin, 1)
-    thin = sum(len(group.rows) for group in groups) > MANY_ROWS
-    row_height = THIN_ROW if thin else ROW
-    heights = [max(len(group.rows) * row_height, LEAST_GROUP) for group in groups]
+    heights = [max(len(group.rows) * ROW, LEAST_GROUP) for group in groups]
     colours = colours_of(group.name for group in groups)
     drawing = Drawing(f"{title}: {subtitle}")
     width = LEFT + PLOT + 2 * MARGIN
@@ -94,15 +90,14 @@ def draw_timeline(title: str, subtitle: str, groups: Sequence[Group], note: str)
     for group, height in zip(groups, heights, strict=True):
         colour = colours[group.name]
         drawing.rectangle(MARGIN, y, 6, height, fill=colour, corner=2)
-        labels = max((text_width(row.label, 8 if thin else 11) for row in group.rows), default=0)
+        labels = max((text_width(row.label, 11) for row in group.rows), default=0)
         drawing.text(MARGIN + 14, y + 13, group.name, bold=True, room=LEFT - 8 - labels - 8 - (MARGIN + 14))
         drawing.text(MARGIN + 14, y + 28, group.note, size=11, kind="faint")
         for position, row in enumerate(group.rows):
-            top = y + position * row_height
-            if row.label and not (thin and position % THIN_LABELS):
-                baseline, size = (top + 6.5, 8) if thin else (top + 16, 11)
-                drawing.text(LEFT - 8, baseline, row.label, size=size, kind="faint", anchor="end")
-            _draw_row(drawing, row, top, THIN_BAR if thin else BAR, begin, length, colour)
+            top = y + position * ROW
+            if row.label:
+                drawing.text(LEFT - 8, top + 16, row.label, size=11, kind="faint", anchor="end")
+            _draw_row(drawing, row, top, begin, length, colour)
         y += height + GROUP_GAP
     drawing.text(MARGIN, y + 14, note, size=11, kind="faint")
     return drawing.svg(width, y + 30)
@@ -116,12 +111,12 @@ def _draw_axis(drawing: Drawing, length: int, bottom: float) -> None:
         drawing.text(x, HEAD - 12, f"{time // size} {unit}", size=11, kind="faint", anchor="middle")
 
 
-def _draw_row(drawing: Drawing, row: Row, top: float, height: float, begin: int, length: int, colour: str) -> None:
+def _draw_row(drawing: Drawing, row: Row, top: float, begin: int, length: int, colour: str) -> None:
     scale = PLOT / length
     stacked = layers(row.bars)
-    each = height / max(len(stacked), 1)
+    each = BAR / max(len(stacked), 1)
     for number, layer in enumerate(stacked):
-        y = top + 3 + number * each if height == BAR else top + number * each
+        y = top + 3 + number * each
         for bar in layer:
             width = max((bar.end_ns - bar.start_ns) * scale, 1)
             x = LEFT + (bar.start_ns - begin) * scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.probe import Stamps, probe_blocks_per_sm, run_probe
+from cuda_gctx._core.probe import Stamps
 from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Span", "Timeline", "Trace", "Track"]
 
-PROBE_TIMEOUT_NS = 10_000_000_000
-LONGEST_PROBE_NS = 1_000_000_000
 MOST_SPANS = 1_000_000
-SPANS_NOTE = (
-    "A bar begins when its stream reached it and an SM of its partition had room, and ends when its work completed."
-)
-PROBE_NOTE = "A bar is a block of the probe kernel on its SM."
+NOTE = "A bar begins when its stream reached it and an SM of its partition had room, and ends when its work completed."
 # In pictures of more spans the bars become too narrow for names.
 MANY_SPANS = 100
 ZOOM_NOTE = " To zoom in, open the file of chrome_trace() in ui.perfetto.dev."
@@ -56,9 +51,8 @@ class Track:
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of work: its track, its row (a stream or an SM), and when it ran, in ns of the device timer.
-
-    sm: the SM of its first stamp, or of the block.
+    """A piece of work: its track, its row (a stream), the SM of its first stamp, and when it ran, in ns of the device
+    timer.
     """
 
     name: str
@@ -83,8 +77,6 @@ class Trace(Pictured):
     device: str
     device_id: int
     driver: str
-    title: str
-    note: str
     tracks: tuple[Track, ...]
     spans: tuple[Span, ...]
 
@@ -106,16 +98,16 @@ class Trace(Pictured):
         return Bar(span.name, span.start_ns, span.end_ns, f"{text}\n{span.track}, {span.row}, SM {span.sm}")
 
     def _title_of_page(self) -> str:
-        return f"{self.title}: {self.device}"
+        return f"Timeline: {self.device}"
 
     def _picture(self) -> str:
-        note = self.note + (ZOOM_NOTE if len(self.spans) > MANY_SPANS else "")
+        note = NOTE + (ZOOM_NOTE if len(self.spans) > MANY_SPANS else "")
         groups = []
         for track, rows in self._rows().items():
             # A single stream needs no label in addition to its partition.
             bars = [Row(row if len(rows) > 1 else "", tuple(map(self._bar, spans))) for row, spans in rows.items()]
             groups.append(Group(track.name, str(track), tuple(bars)))
-        return draw_timeline(self.title, f"{self.device}, driver {self.driver}", groups, note)
+        return draw_timeline("Timeline", f"{self.device}, driver {self.driver}", groups, note)
 
     def chrome_trace(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
         """The trace for ui.perfetto.dev and chrome://tracing, as a dictionary; also written to `path` as JSON.
@@ -243,27 +235,4 @@ class Timeline:
             begin, close = stamps[2 * number : 2 * number + 2]
             if begin is not None and close is not None:
                 spans.append(Span(name, track, row, begin[1], close[1], begin[0]))
-        return _trace(self._device, "Timeline", SPANS_NOTE, self._places.tracks(), spans)
-
-    @staticmethod
-    def of_probe(parts: Partitions, *, spin_ns: int = 200_000) -> Trace:
-        """Fill all partitions with the kernel of verify() concurrently; returns when each block ran, and on which SM.
-
-        spin_ns: how long a block takes.
-        """
-        spin_ns = as_int("spin_ns", spin_ns, 0, LONGEST_PROBE_NS)
-        per_sm = max(1, probe_blocks_per_sm(parts[0].context))
-        with ExitStack() as closing:
-            everyone = with_background(parts)
-            streams = [closing.enter_context(part.context.create_stream()) for part in everyone]
-            blocks = [part.sm_count * per_sm for part in everyone]
-            seen = run_probe(streams, blocks, spin_ns, PROBE_TIMEOUT_NS)
-        spans, tracks = [], []
-        for part, ran in zip(everyone, seen, strict=True):
-            tracks.append(Track(part.name, part.sm_count, tuple(sorted({sm for sm, _, _ in ran}))))
-            spans += [Span("block", part.name, f"SM {sm}", start, end, sm) for sm, start, end in sorted(ran)]
-        return _trace(parts.device, "Probe blocks by SM", PROBE_NOTE, tuple(tracks), spans)
-
-
-def _trace(device: Device, title: str, note: str, tracks: tuple[Track, ...], spans: list[Span]) -> Trace:
-    return Trace(device.name, device.device_id, driver_version(), title, note, tracks, tuple(spans))
+        return Trace(self._device.name, self._device.device_id, driver_version(), self._places.tracks(), tuple(spans))

@@ -266,7 +266,6 @@ DOORS: dict[str, Door] = {
     "curve(progress)": Door(BOOL, None, lambda w, v: tune.curve(work, device=w.dev, progress=v)),
     "overlap(progress)": Door(BOOL, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, progress=v)),
     "Timeline(spans)": Door(INT, 8, lambda w, v: tune.Timeline(w.dev, spans=v)),
-    "Timeline.of_probe(spin_ns)": Door(INT, 1000, lambda w, v: tune.Timeline.of_probe(w.parts, spin_ns=v)),
     # ---- the drop-ins and libraries
     "get_device_resource(cu_dev)": Door(INT, 0, lambda w, v: flashinfer.get_device_resource(v), (), "device_id"),
     "get_sm_count_constraint(major)": Door(INT, 9, lambda w, v: flashinfer.get_sm_count_constraint(v, 0), ()),

@@ -219,22 +219,6 @@ def test_only_partitions_and_devices_have_timelines(dev: Device) -> None:
         Timeline(dev, spans=1.5)  # type: ignore[arg-type]
 
 
-# ---- blocks of the probe
-
-
-def test_blocks_of_the_probe_are_reported_by_sm(dev: Device) -> None:
-    with dev.partition(small=8, large=None) as parts:
-        parts.verify()
-        trace = Timeline.of_probe(parts)
-        owned = {part.name: part.sm_ids for part in parts}
-    assert {track.name: track.sm_ids for track in trace.tracks} == owned
-    for span in trace.spans:
-        assert span.row == f"SM {span.sm}"
-        assert span.sm in (owned[span.track] or ())
-        assert span.duration_ns >= 200_000
-    assert {span.sm for span in trace.spans} == set(range(dev.sm_count))
-
-
 # ---- pictures and traces
 
 
@@ -312,9 +296,12 @@ def test_the_trace_is_what_perfetto_reads(dev: Device, tmp_path: Path) -> None:
 
 
 def test_what_overlaps_has_threads_of_its_own_in_the_trace(dev: Device) -> None:
-    with dev.partition(small=8) as parts:
-        events = Timeline.of_probe(parts).chrome_trace()["traceEvents"]
+    with dev.partition(small=8, large=None) as parts:
+        trace = two_at_once(parts).read()
+    spans = tuple(replace(span, track="small", row="stream 1") for span in trace.spans)
+    events = replace(trace, spans=spans).chrome_trace()["traceEvents"]
     work = [event for event in events if event["ph"] == "X"]
+    assert len({event["tid"] for event in work}) == 2
     for a, b in combinations(work, 2):
         assert a["tid"] != b["tid"] or a["ts"] + a["dur"] <= b["ts"] or b["ts"] + b["dur"] <= a["ts"]
 
