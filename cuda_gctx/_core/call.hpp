@@ -33,12 +33,12 @@
 namespace gctx {
 
 #ifdef Py_GIL_DISABLED
-template <typename Box>
-using PlaceOfHandle = Slot<Box>;
+inline constexpr bool has_gil = false;
 #else
-template <typename Box>
-using PlaceOfHandle = LockedSlot<Box>;
+inline constexpr bool has_gil = true;
 #endif
+template <typename Box>
+using PlaceOfHandle = std::conditional_t<has_gil, LockedSlot<Box>, Slot<Box>>;
 
 // What the slots of all that is made in a context have in common.
 struct ChildSlot {
@@ -214,6 +214,15 @@ void renew(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
   if (slot.borrow().get() != handle.get()) [[unlikely]] {
     drop(std::exchange(handle, slot.get()));
   }
+}
+
+// Calls a function that asks whether a context is current.
+template <auto function>
+int call_after_blocks(ObjectSlot<ContextBox>& slot) {
+  if (const auto box = slot.borrow()) {
+    box.get()->state().take_what_is_left();
+  }
+  return call<function>(slot);
 }
 
 // Ends what the thread made current, in one step for all who hold the GIL.

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Sequence
 
 cimport cython
-from cython.operator cimport dereference
 from libc.stdint cimport uint64_t, uintptr_t
 from libcpp.memory cimport unique_ptr
 from libcpp.optional cimport optional
@@ -400,7 +399,7 @@ def context_stream(Context context not None, size_t number=0, priority=None):
 
 def serve_as(Context context not None, resources):
     """Record that a context has the SMs of these groups, which another split than its own can have made."""
-    cpp.serve_as(context._slot, dereference(cpp.merged(sms_of(resources))))
+    cpp.serve_as(context._slot, cpp.merged(sms_of(resources)))
 
 
 def any_keeps_capture(contexts):

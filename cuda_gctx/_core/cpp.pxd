@@ -180,6 +180,8 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         void demand_usable() except +raise_error
         SmResourcePtr known_device_sm(int) except +raise_error
 
+    const bint has_gil
+
     struct ContextCounts:
         uint64_t made
         uint64_t destroyed
@@ -215,8 +217,8 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         ContextHandle& context() noexcept
 
     cdef cppclass ThreadEntries:
-        cbool enter(Entry&, const void*) except +raise_error
-        cbool leave_at_once(Entry&, const void*) noexcept
+        cbool enter "enter<gctx::has_gil>"(Entry&, const void*) except +raise_error
+        cbool leave_at_once "leave_at_once<gctx::has_gil>"(Entry&, const void*) noexcept
         Entry* take_left() noexcept
 
     ThreadEntries* this_thread "&gctx::ThreadEntries::here"() except +raise_error
@@ -313,15 +315,15 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         unique_ptr[NewContext]&, Slot[ContextBox]&
     ) except -1
     int create_context "gctx::make<&gctx::NewContext::create>"(Slot[ContextBox]&, unique_ptr[NewContext]&) except -1
-    int close_context "gctx::call<&gctx::close_context>"(Slot[ContextBox]&) except -1
-    int demand_not_current "gctx::call<&gctx::demand_not_current>"(Slot[ContextBox]&) except -1
+    int close_context "gctx::call_after_blocks<&gctx::close_context>"(Slot[ContextBox]&) except -1
+    int demand_not_current "gctx::call_after_blocks<&gctx::demand_not_current>"(Slot[ContextBox]&) except -1
     int pin_context "gctx::call<&gctx::ContextBox::pin>"(Slot[ContextBox]&) except -1
     int synchronize_context "gctx::call<&gctx::synchronize_context>"(Slot[ContextBox]&) except -1
     int any_has_capture "gctx::call<&gctx::any_has_capture>"(vector[ContextHandle]&) except -1
     SmResourcePtr context_sm "gctx::call<&gctx::sm_resource>"(Slot[ContextBox]&) except *
     CUdevResource context_workqueue "gctx::call<&gctx::workqueue_config>"(Slot[ContextBox]&) except *
     CUdevResource existing_workqueue "gctx::call<&gctx::existing_workqueue>"(Slot[ContextBox]&) except *
-    int serve_as "gctx::call<&gctx::serve_as>"(Slot[ContextBox]&, const SmResource&) except -1
+    int serve_as "gctx::call<&gctx::serve_as>"(Slot[ContextBox]&, const SmResourcePtr&) except -1
 
     # Streams and events:
     int create_stream "gctx::make<&gctx::create_stream>"(

@@ -119,15 +119,18 @@ cdef extern from *:
       of->tp_dealloc = end;
       PyType_Modified(of);
     }
-    #ifdef Py_GIL_DISABLED
-    enum { gctx_keeps_blocks = 0 };
-    #else
-    enum { gctx_keeps_blocks = 1 };
-    #endif
+    static PyObject* gctx_bind(PyObject* self, PyObject* instance, PyObject* type) {
+      (void)type;
+      return Py_NewRef(instance != NULL ? instance : self);
+    }
+    static void gctx_set_bind(PyObject* type) {
+      ((PyTypeObject*)type)->tp_descr_get = gctx_bind;
+      PyType_Modified((PyTypeObject*)type);
+    }
     """
     void gctx_set_slots(object, Py_ssize_t, void (*)(PyObject*) noexcept) noexcept
     void gctx_destroy_block(PyObject*) noexcept
-    bint gctx_keeps_blocks
+    void gctx_set_bind(object) noexcept
     Py_ssize_t PyVectorcall_NARGS(size_t) noexcept
     void Py_SET_REFCNT(PyObject*, Py_ssize_t) noexcept
 
@@ -135,22 +138,16 @@ cdef extern from *:
 cdef class _Callable:
     """A method of objects that can be called: of an instance, it is the instance itself."""
 
-    def __get__(self, instance, kind):
-        return self if instance is None else instance
-
     def __call__(self, instance, *args):
         return instance(*args)
 
 
-cdef object call_block(PyObject* called, PyObject** arguments, size_t count, PyObject* names):
+cdef object call_block(CurrentBlock block, PyObject** arguments, size_t count, PyObject* names):
     """Enters a block if there are no arguments, and leaves it if there are those of ``__exit__``."""
-    cdef CurrentBlock block = <CurrentBlock>called
+    if cpp.has_gil:
+        return block.enter() if PyVectorcall_NARGS(count) == 0 else block.leave()
     with cython.critical_section(block):
-        if PyVectorcall_NARGS(count) != 0:
-            block.leave()
-            return None
-        block.enter()
-        return block._context
+        return block.enter() if PyVectorcall_NARGS(count) == 0 else block.leave()
 
 
 cdef void end_block(PyObject* block) noexcept:
@@ -184,7 +181,7 @@ cdef class CurrentBlock:
         if self._slot != NULL and cpp.drop_beside(self._entry.context(), self._slot[0]):
             report_failures()
 
-    cdef int enter(self) except -1:
+    cdef object enter(self):
         cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         cdef PyThreadState* state = PyThreadState_GetUnchecked()
         # What can raise comes before the push.
@@ -201,25 +198,25 @@ cdef class CurrentBlock:
             release_left()
         self._task = <object>task
         Py_INCREF(self)  # until it has left the list of its thread
-        return 0
+        return self._context
 
-    cdef int enter_again(self) except -1:
-        cdef CurrentBlock again = new_block(NULL, self._slot, self._context)
-        call_block(<PyObject*>again, NULL, 0, NULL)
+    cdef object enter_again(self):
+        cdef CurrentBlock again = make_block(NULL, self._slot, self._context)
+        call_block(again, NULL, 0, NULL)
         if self._more is None:
             self._more = []
         self._more.append(again)
-        return 0
+        return self._context
 
-    cdef int leave(self) except -1:
-        cdef void* task = task_here()
+    cdef object leave(self):
+        cdef void* task = task_of(PyThreadState_GetUnchecked())
         if self._more is None and entries != NULL and entries.leave_at_once(self._entry, task):
             self._task = None
             Py_DECREF(self)
-            return 0
+            return None
         return self.leave_slowly(task)
 
-    cdef int leave_slowly(self, const void* task) except -1:
+    cdef object leave_slowly(self, const void* task):
         """Leave the block that was entered last on this thread, or else the one that was entered last."""
         cdef CurrentBlock block
         cdef CurrentBlock found = None
@@ -233,7 +230,6 @@ cdef class CurrentBlock:
             cpp.leave(cpp.this_thread(), found._entry, task)
         finally:
             release_left()
-        return 0
 
 
 make_only_here(CurrentBlock, "a block comes from Context.current()")
@@ -241,6 +237,7 @@ make_only_here(CurrentBlock, "a block comes from Context.current()")
 
 cdef int set_slots() except -1:
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
+    gctx_set_bind(_Callable)
     gctx_set_slots(CurrentBlock, <char*>&block._call - <char*><PyObject*>block, end_block)
     return 0
 
@@ -248,19 +245,13 @@ cdef int set_slots() except -1:
 set_slots()
 
 
-cdef CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
-    """A block of a context, which it keeps for its slot. `kept`: where one that is not in use may be."""
-    cdef CurrentBlock block
-    if kept != NULL and kept[0] != NULL:
-        block = <CurrentBlock>kept[0]
-        kept[0] = NULL
-        Py_DECREF(block)
-    else:
-        block = CurrentBlock.__new__(CurrentBlock)
-        block._call = <void*>call_block
-        block._slot = slot
-        block._entry.be_of(<void*>block, slot.get())
-    if gctx_keeps_blocks:
+cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
+    """One that nothing has kept. `kept`: where it may be kept, or null."""
+    cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
+    block._call = <void*>call_block
+    block._slot = slot
+    block._entry.be_of(<void*>block, slot.get())
+    if cpp.has_gil:
         block._kept = kept
     block._context = context
     return block

@@ -14,7 +14,7 @@ namespace gctx {
 // Two tasks of one thread would each work in the other's context.
 void ThreadEntries::demand_task(const void* task) const {
   const Entry* inner = top;
-  while (inner != nullptr && (inner->block_ == nullptr || inner->state_.load() != State::open)) {
+  while (inner != nullptr && !inner->is_open_block()) {
     inner = inner->below_;
   }
   if (inner != nullptr && inner->task_ != task) [[unlikely]] {
@@ -22,24 +22,6 @@ void ThreadEntries::demand_task(const void* task) const {
                " is still open on this thread, and belongs to another task (another contextvars.Context): a block must "
                "not contain an await or a switch; give the work of tasks explicit streams");
   }
-}
-
-inline void ThreadEntries::add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept {
-  entry.context_->note_thread(system_id);
-  entry.before_ = before;
-  entry.place_ = place;
-  entry.task_ = task;
-  entry.below_ = top;
-  entry.thread_.store(system_id, std::memory_order_relaxed);
-  entry.state_.store(State::open, std::memory_order_relaxed);
-  top = &entry;
-}
-
-Entry* ThreadEntries::next_of(Entry* entry, const Runtime& runtime) noexcept {
-  while (entry != nullptr && &entry->runtime() != &runtime) {
-    entry = entry->below_;
-  }
-  return entry;
 }
 
 // What set_current has made current since the innermost block was entered, and what it has put in the place of that.
@@ -70,72 +52,21 @@ Entry* ThreadEntries::without_left_blocks(Entry* first) noexcept {
 
 // ---- blocks
 
-bool ThreadEntries::enter(Entry& entry, const void* task) {
-  ContextBox& box = *entry.context_;
-  box.demand_usable();
-  if (!entry.is_idle()) [[unlikely]] {
-    return false;
-  }
-  if (top != nullptr) {
-    if (without_left_blocks(top) != top) [[unlikely]] {
-      return false;
-    }
-    demand_task(task);
-  }
-  demand_room();
-  const Driver& driver = box.runtime().driver();
-  CUcontext before = nullptr;
-  GCTX_CALL(driver, cuCtxGetCurrent, &before);
-  std::size_t place = 0;
-  if (const Entry* const inner = next_of(top, box.runtime())) {
-    place = inner->place_ + 1;
-    if (inner->shown() != before) [[unlikely]] {  // other code has pushed something, or taken it away
-      ContextStack stack(driver, places);
-      stack.look();
-      stack.check();
-      place = place_of_next(box.runtime());
-    }
-  }
-  if (!box.state().make_current()) [[unlikely]] {
-    box.fail_closed();
-  }
-  const CUresult result = driver.cuCtxPushCurrent(box.handle());
-  if (result != CUDA_SUCCESS) [[unlikely]] {
-    box.state().make_not_current();
-    driver.fail(result, "cuCtxPushCurrent");
-  }
-  add(entry, before, place, task);
-  return true;
+// The place of the next entry, by the whole stack.
+std::size_t ThreadEntries::look_for_next(const Runtime& runtime) {
+  ContextStack stack(runtime.driver(), places);
+  stack.look();
+  stack.check();
+  return place_of_next(runtime);
 }
 
-bool ThreadEntries::leave_at_once(Entry& entry, const void* task) noexcept {
-  if (top != &entry || entry.task_ != task || entry.set_ ||
-      (entry.below_ != nullptr && without_left_blocks(entry.below_) != entry.below_)) [[unlikely]] {
-    return false;
+// Of leave_at_once(): something else was on top, or what came to light is not what was current before.
+void ThreadEntries::undo_pop(const Driver& driver, CUcontext popped) noexcept {
+  if (failed_pop == CUDA_SUCCESS) {
+    ContextStack(driver, places).push(popped);
+  } else if (failed_pop == CUDA_ERROR_INVALID_CONTEXT) {
+    failed_pop = CUDA_SUCCESS;  // nothing was there: other code has popped it
   }
-  ContextBox& box = *entry.context_;
-  const Runtime& runtime = box.runtime();
-  State expected = State::open;
-  if (!runtime.is_usable() || !entry.state_.compare_exchange_strong(expected, State::idle)) [[unlikely]] {
-    return false;
-  }
-  const Driver& driver = runtime.driver();
-  CUcontext popped = nullptr;
-  CUcontext now = nullptr;
-  failed_pop = driver.cuCtxPopCurrent(&popped);
-  if (failed_pop != CUDA_SUCCESS || popped != box.handle() || driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS ||
-      now != entry.before_) [[unlikely]] {
-    if (failed_pop == CUDA_SUCCESS) {
-      ContextStack(driver, places).push(popped);
-    } else if (failed_pop == CUDA_ERROR_INVALID_CONTEXT) {
-      failed_pop = CUDA_SUCCESS;  // nothing was there: other code has popped it
-    }
-    entry.state_.store(State::open);
-    return false;
-  }
-  top = entry.below_;
-  box.state().make_not_current();
-  return true;
 }
 
 // In a forked child its driver is gone, and so is what it made current.
@@ -157,7 +88,7 @@ void ThreadEntries::leave(Entry& entry, const void* task) {
     fail_state(entry.name() + " belongs to a driver that is inactive" + until);
   }
   for (const Entry* inner = top; inner != &entry; inner = inner->below_) {
-    if (inner->block_ != nullptr && inner->state_.load() == State::open) {
+    if (inner->is_open_block()) {
       fail_state(entry.name() + " was left before " + inner->name() + ", which was entered inside it" + until);
     }
   }
@@ -185,7 +116,7 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
   for_each_set(runtime, [&](const ContextHandle&) { ++sets; });
   const bool is_in_place = sets <= 1 && inner != nullptr && previous && inner->shown() == previous->handle();
   auto entry = is_in_place ? nullptr : std::make_unique<Entry>(nullptr, context);
-  demand_room(sets);
+  parted.reserve(usual_depth + sets);
   if (!context->state().make_current()) {
     context->fail_closed();
   }

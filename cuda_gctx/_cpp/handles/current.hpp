@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "handles/types.hpp"
+#include "handles/context.hpp"
 
 namespace gctx {
 
@@ -55,11 +55,15 @@ class Entry {
   // over: it is no block any more, but may still be on the driver's stack.
   enum class State : int { idle, open, left, over };
 
+  bool is_open_block() const noexcept {
+    return block_ != nullptr && state_.load(std::memory_order_relaxed) == State::open;
+  }
+  bool is_open_in(const void* task) const noexcept { return is_open_block() && task_ == task; }
   // Of set_current, or as good as that.
   bool is_set() const noexcept { return block_ == nullptr || state_.load(std::memory_order_relaxed) == State::over; }
   bool owns(CUcontext handle) const noexcept;
-  CUcontext shown() const noexcept;
-  Runtime& runtime() const noexcept;
+  CUcontext shown() const noexcept { return (set_ ? set_ : context_)->handle(); }
+  Runtime& runtime() const noexcept { return context_->runtime(); }
   std::string name() const;  // of a block, for messages
 
   void* block_ = nullptr;  // null: of set_current
@@ -88,10 +92,12 @@ struct ThreadEntries {
 
   // Pushes the context of a block; all or nothing. False if the entry is in use, or else if the innermost one was left
   // before its turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread.
-  // `task` stays valid as long as the entry is on the list.
+  // `task` stays valid as long as the entry is on the list. has_lock: see ContextState::make_current().
+  template <bool has_lock = false>
   [[nodiscard]] bool enter(Entry& entry, const void* task);
 
   // Pops it. True if that was all there was to do. Calls nothing that takes long.
+  template <bool has_lock = false>
   [[nodiscard]] bool leave_at_once(Entry& entry, const void* task) noexcept;
 
   // The same where other code has changed what is current, or the block is not the innermost one. Makes current what
@@ -114,10 +120,6 @@ struct ThreadEntries {
   // What follows is of the list itself: see entries.cpp.
 
   void demand_task(const void* task) const;
-  void demand_room(std::size_t sets = 0) {  // so that leaving needs no memory
-    places.reserve(usual_depth);
-    parted.reserve(usual_depth + sets);
-  }
   void add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept;
   void release(Entry* first, const Entry* last = nullptr) noexcept;  // without the last one
 
@@ -127,6 +129,8 @@ struct ThreadEntries {
   std::size_t index_of(const Entry& entry) const noexcept;
   void cut(const Entry& block) noexcept;
   std::size_t place_of_next(const Runtime& runtime) const noexcept;
+  std::size_t look_for_next(const Runtime& runtime);
+  void undo_pop(const Driver& driver, CUcontext popped) noexcept;
   template <typename Work>
   void for_each_set(const Runtime& runtime, Work&& work) const;
   static bool has_owner(CUcontext handle, const Entry* entry) noexcept;
@@ -138,11 +142,92 @@ struct ThreadEntries {
 
   const long system_id;
   Entry* top = nullptr;
-  std::vector<CUcontext> places;       // the driver's stack from the bottom, when it is looked at
+  // The driver's stack from the bottom, when it is looked at. With room from the start: leaving needs no memory.
+  std::vector<CUcontext> places;
   Entry* gone = nullptr;               // blocks that have left the list, for take_left()
   std::vector<ContextHandle> parted;   // what entries that stay have let go of, for release()
   CUresult failed_pop = CUDA_SUCCESS;  // of leave_at_once()
 };
+
+// ---- what a block usually takes: it is entered and left in one task, and other code leaves its place alone
+
+inline void ThreadEntries::add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept {
+  entry.context_->note_thread(system_id);
+  entry.before_ = before;
+  entry.place_ = place;
+  entry.task_ = task;
+  entry.below_ = top;
+  entry.thread_.store(system_id, std::memory_order_relaxed);
+  entry.state_.store(State::open, std::memory_order_relaxed);
+  top = &entry;
+}
+
+inline Entry* ThreadEntries::next_of(Entry* entry, const Runtime& runtime) noexcept {
+  while (entry != nullptr && &entry->runtime() != &runtime) {
+    entry = entry->below_;
+  }
+  return entry;
+}
+
+template <bool has_lock>
+[[gnu::always_inline]] inline bool ThreadEntries::enter(Entry& entry, const void* task) {
+  ContextBox& box = *entry.context_;
+  const Runtime& runtime = box.runtime();
+  runtime.demand_usable();
+  if (!entry.is_idle()) [[unlikely]] {
+    return false;
+  }
+  if (top != nullptr && !top->is_open_in(task)) [[unlikely]] {
+    if (without_left_blocks(top) != top) {
+      return false;
+    }
+    demand_task(task);
+  }
+  const Driver& driver = runtime.driver();
+  CUcontext before = nullptr;
+  GCTX_CALL(driver, cuCtxGetCurrent, &before);
+  std::size_t place = 0;
+  if (const Entry* const inner = next_of(top, runtime)) {
+    place = inner->place_ + 1;
+    if (inner->shown() != before) [[unlikely]] {  // other code has pushed something, or taken it away
+      place = look_for_next(runtime);
+    }
+  }
+  if (!box.state().make_current<has_lock>()) [[unlikely]] {
+    box.fail_closed();
+  }
+  const CUresult result = driver.cuCtxPushCurrent(box.handle());
+  if (result != CUDA_SUCCESS) [[unlikely]] {
+    box.state().make_not_current();
+    driver.fail(result, "cuCtxPushCurrent");
+  }
+  add(entry, before, place, task);
+  return true;
+}
+
+template <bool has_lock>
+[[gnu::always_inline]] inline bool ThreadEntries::leave_at_once(Entry& entry, const void* task) noexcept {
+  Entry* const outer = entry.below_;
+  ContextBox& box = *entry.context_;
+  if (top != &entry || !entry.is_open_in(task) || entry.set_ || !box.runtime().is_usable() ||
+      (outer != nullptr && !outer->is_open_block() && without_left_blocks(outer) != outer)) [[unlikely]] {
+    return false;
+  }
+  const Driver& driver = box.runtime().driver();
+  CUcontext popped = nullptr;
+  CUcontext now = nullptr;
+  failed_pop = driver.cuCtxPopCurrent(&popped);
+  if (failed_pop != CUDA_SUCCESS || popped != box.handle() || driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS ||
+      now != entry.before_) [[unlikely]] {
+    undo_pop(driver, popped);
+    return false;
+  }
+  top = outer;
+  // Another thread that has tried to leave it meanwhile was refused, and was told that it ends here.
+  entry.state_.store(State::idle, std::memory_order_release);
+  box.state().make_not_current<has_lock>();
+  return true;
+}
 
 // Closes a context that is current nowhere, and not on the driver's stack of this thread. What this thread has set, and
 // other code has replaced since, is not current.

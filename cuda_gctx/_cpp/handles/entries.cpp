@@ -26,7 +26,10 @@ bool is_green_of_ours(Runtime& runtime, CUcontext handle) {
 
 }  // namespace
 
-ThreadEntries::ThreadEntries() : system_id(::syscall(SYS_gettid)) {}
+ThreadEntries::ThreadEntries() : system_id(::syscall(SYS_gettid)) {
+  places.reserve(usual_depth);
+  parted.reserve(usual_depth);
+}
 
 ThreadEntries& ThreadEntries::here() {
   if (known_here == nullptr) [[unlikely]] {
@@ -43,10 +46,6 @@ ThreadEntries::~ThreadEntries() {
     release(std::exchange(top, nullptr));
   }
 }
-
-Runtime& Entry::runtime() const noexcept { return context_->runtime(); }
-
-CUcontext Entry::shown() const noexcept { return (set_ ? set_ : context_)->handle(); }
 
 bool Entry::owns(CUcontext handle) const noexcept {
   return context_->handle() == handle || (set_ && set_->handle() == handle);

@@ -42,7 +42,7 @@ std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, std::vec
       if (overlaps(**a, **b).value_or(false)) {
         fail_value("two of the SMResources contain the same SMs: the driver would count them twice and use them once");
       }
-      if (!(*a)->origin || (*a)->origin != (*b)->origin) {
+      if ((*a)->origin == nullptr || (*a)->origin != (*b)->origin) {
         fail_value("the SMResources of a context must be groups of one split");
       }
     }
@@ -113,11 +113,10 @@ SmResourcePtr sm_resource(const ContextHandle& context) {
   const std::lock_guard lock(known.mutex);
   if (!known.queried) {
     const CUdevResource answer = ask_for(*context, CU_DEV_RESOURCE_TYPE_SM);
-    auto resource = std::make_shared<SmResource>(*sm_resource_from_query(runtime, context->device(), answer));
+    auto resource = std::make_shared<SmResource>(sm_resource_from_query(runtime, context->device(), answer));
     if (known.given) {
       resource->coscheduled = known.given->promised();
-      resource->origin = known.given->origin;
-      resource->members = known.given->members;
+      resource->come_from(known.given);
       resource->also = known.given->also;
     }
     resource->whole_device = resource->sm_count == runtime.device_sm(context->device())->sm_count;
@@ -134,23 +133,23 @@ SmResourcePtr known_sm_resource(ContextBox& context) {
   return lock.owns_lock() ? context.sms().queried : nullptr;
 }
 
-void serve_as(const ContextHandle& context, const SmResource& group) {
+void serve_as(const ContextHandle& context, const SmResourcePtr& group) {
   KnownSms& sms = context->sms();
   const std::lock_guard lock(sms.mutex);
-  if (!sms.given || !group.origin || sms.given->origin == group.origin || !same_sms(*sms.given, group)) {
+  if (!sms.given || group->origin == nullptr || sms.given->origin == group->origin || !same_sms(*sms.given, *group)) {
     return;
   }
-  std::vector<Provenance> also = sms.given->also;
-  if (std::any_of(also.begin(), also.end(), [&](const Provenance& one) { return one.origin == group.origin; })) {
+  std::vector<SmResourcePtr> also = sms.given->also;
+  if (std::any_of(also.begin(), also.end(), [&](const auto& one) { return one->origin == group->origin; })) {
     return;
   }
   if (also.size() == most_splits) {
     also.erase(also.begin());
   }
-  also.push_back({group.origin, group.members});
+  also.push_back(group);
   for (SmResourcePtr* known : {&sms.given, &sms.queried}) {
     if (*known) {
-      auto resource = std::make_shared<SmResource>(**known);
+      auto resource = std::make_shared<SmResource>(*known);
       resource->also = also;
       *known = std::move(resource);
     }

@@ -46,7 +46,7 @@ std::unique_ptr<NewContext> claim_context(Runtime& runtime, int device, std::vec
 SmResourcePtr sm_resource(const ContextHandle& context);
 SmResourcePtr known_sm_resource(ContextBox& context);  // null if it has to be queried, or waited for
 // That its SMs are those of a group of another split too, whose other groups are then known to be disjoint from it.
-void serve_as(const ContextHandle& context, const SmResource& group);
+void serve_as(const ContextHandle& context, const SmResourcePtr& group);
 CUdevResource workqueue_config(const ContextHandle& context);  // the device's, with what this context has
 CUdevResource existing_workqueue(
     const ContextHandle& context);  // its queues themselves, which another context can share

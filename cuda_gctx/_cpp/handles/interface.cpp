@@ -117,7 +117,9 @@ std::unique_ptr<gctx_context> context_of(gctx::Runtime& runtime, std::vector<gct
   }
   const auto fresh =
       gctx::claim_context(runtime, device, std::move(sms), std::nullopt, name != nullptr ? name : "", exclusive, true);
-  return std::make_unique<gctx_context>(gctx_context{fresh->create(), sm_count});
+  auto made = std::make_unique<gctx_context>(gctx_context{fresh->create(), sm_count});
+  made->box->state().leave_none();
+  return made;
 }
 
 }  // namespace

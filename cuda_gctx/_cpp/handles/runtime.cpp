@@ -168,7 +168,7 @@ SmResourcePtr Runtime::device_sm(int ordinal) {
   if (!state.sm) {
     CUdevResource queried{};
     GCTX_CALL(driver_, cuDeviceGetDevResource, state.device, &queried, CU_DEV_RESOURCE_TYPE_SM);
-    auto resource = std::make_shared<SmResource>(*sm_resource_from_query(*this, ordinal, queried));
+    auto resource = std::make_shared<SmResource>(sm_resource_from_query(*this, ordinal, queried));
     resource->whole_device = true;
     state.sm = std::move(resource);
   }

@@ -40,15 +40,14 @@ SmResourcePtr SplitContexts::splittable(const SmResourcePtr& group) {
   const std::shared_ptr<Slot> slot = slot_of(*group);
   const std::lock_guard lock(slot->mutex);
   if (!slot->context) {
-    auto usable = std::make_shared<SmResource>(*group);
+    auto usable = std::make_shared<SmResource>(group);
     usable->dry_run = false;
     slot->context = claim_context(runtime_, group->device, {usable}, std::nullopt, "", false, false)->create();
     slot->is_made = true;
   }
   // The same SMs, but as a part of the split that this group came from.
-  auto resource = std::make_shared<SmResource>(*sm_resource(slot->context));
-  resource->origin = group->origin;
-  resource->members = group->members;
+  auto resource = std::make_shared<SmResource>(sm_resource(slot->context));
+  resource->come_from(group);
   return resource;
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 namespace gctx {
 
@@ -35,9 +36,23 @@ class ContextState {
     }
   }
 
-  // It becomes current somewhere: false unless it is open.
-  bool make_current() noexcept { return add(one_current, Phase::open); }
-  void make_not_current() noexcept { word_.fetch_sub(one_current); }
+  // It becomes current somewhere: false unless it is open. Of threads that share a lock, whoever makes it not current
+  // leaves the count for the next one, so that neither has to change the word.
+  template <bool has_lock = false>
+  bool make_current() noexcept {
+    return (has_lock && std::exchange(is_one_left_, false)) || add(one_current, Phase::open);
+  }
+  template <bool has_lock = false>
+  void make_not_current() noexcept {
+    if (has_lock && leaves_one_ && !is_one_left_) {
+      is_one_left_ = true;
+    } else {
+      word_.fetch_sub(one_current);
+    }
+  }
+  // With that lock, before it is asked whether it is current.
+  void take_what_is_left() noexcept { word_.fetch_sub(std::exchange(is_one_left_, false) ? one_current : 0); }
+  void leave_none() noexcept { leaves_one_ = false; }  // of a context that is closed without that lock
   bool is_current_anywhere() const noexcept { return (word_.load() & current_mask) != 0; }
 
   // Open and current nowhere: closed, and gone at once if nothing uses it.
@@ -81,6 +96,8 @@ class ContextState {
   }
 
   std::atomic<std::uint64_t> word_{0};
+  bool is_one_left_ = false;
+  bool leaves_one_ = true;
 };
 
 }  // namespace gctx

@@ -62,7 +62,7 @@ bool any_place(const SmResource& resource, bool is_itself, const Look& look) {
   };
   return (resource.origin && upwards(*resource.origin, resource.members)) ||
          std::any_of(resource.also.begin(), resource.also.end(),
-                     [&](const Provenance& one) { return upwards(*one.origin, one.members); });
+                     [&](const SmResourcePtr& one) { return upwards(*one->origin, one->members); });
 }
 
 // The answer where the two meet in one split; nothing if they never do, or meet without showing it.
@@ -128,7 +128,7 @@ SmResourcePtr merged(const std::vector<SmResourcePtr>& resources) {
   if (resources.size() == 1) {
     return resources.front();
   }
-  auto result = std::make_shared<SmResource>(*resources.front());
+  auto result = std::make_shared<SmResource>(resources.front());
   result->requested.reset();
   result->also.clear();
   for (auto it = std::next(resources.begin()); it != resources.end(); ++it) {

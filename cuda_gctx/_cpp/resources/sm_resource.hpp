@@ -32,14 +32,17 @@ struct SplitCall {
   SmResourcePtr parent;
 };
 
-// Which pieces of a split a resource is, ascending.
-struct Provenance {
-  std::shared_ptr<const SplitCall> origin;
-  Members members;
-};
-
 struct SmResource {
   SmResource() noexcept {}  // so that arrays of them are not cleared before they are initialised
+  explicit SmResource(const SmResourcePtr& other) : SmResource(*other) { come_from(other); }  // a copy
+  SmResource& operator=(const SmResource&) = delete;
+
+  // From the split that gave another resource, as the same pieces.
+  void come_from(const SmResourcePtr& other) {
+    origin = other->origin;
+    members = other->members;
+    keeps_origin = origin == nullptr || other->keeps_origin ? other->keeps_origin : other;
+  }
 
   const Driver* driver = nullptr;
   int device = 0;
@@ -61,14 +64,21 @@ struct SmResource {
   bool splittable = false;
   bool whole_device = false;
 
-  std::shared_ptr<const SplitCall> origin;  // null for a device's own resource and for foreign contexts
-  Members members;                          // which pieces of `origin`, ascending
+  // Null for a device's own resource and for foreign contexts. A piece and its split are one block of memory; what is
+  // copied from a piece keeps that.
+  const SplitCall* origin = nullptr;
+  Members members;  // which pieces of `origin`, ascending
+  SmResourcePtr keeps_origin;
+  SplitCall dealt;  // of the last piece: the split, for all of them
 
-  // Further splits that gave the same SMs: a context that is kept serves the groups of one split after the other.
-  std::vector<Provenance> also;
+  // From further splits that gave the same SMs: a context that is kept serves the groups of one split after the other.
+  std::vector<SmResourcePtr> also;
 
   // What a request for as many SMs can have promised.
   unsigned promised() const noexcept { return coscheduled != 0 ? std::min(alignment, coscheduled) : alignment; }
+
+ private:
+  SmResource(const SmResource&) = default;
 };
 
 // The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see

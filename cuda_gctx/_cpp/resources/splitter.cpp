@@ -45,17 +45,23 @@ struct Splitter::Cut {
   CUdevResource rest{};
 };
 
+// One of an array. libstdc++ 12 wants what can be copied there, and copies nothing.
+struct Splitter::Piece : SmResource {
+  Piece() noexcept {}
+  Piece(const Piece&) noexcept : Piece() {}
+};
+
 // The groups of one split and its remainder, the last piece: one block of memory that lives as long as any of them.
 class Splitter::Pieces {
  public:
   Pieces(const Splitter& splitter, std::size_t groups, Strategy strategy)
-      : splitter_(splitter), groups_(groups), block_(std::make_shared<SmResource[]>(groups + 1)) {
-    auto call = std::make_shared<const SplitCall>(SplitCall{*splitter.input_});
+      : splitter_(splitter), groups_(groups), block_(std::make_shared<Piece[]>(groups + 1)) {
+    remainder().dealt.parent = *splitter.input_;
     for (std::size_t i = 0; i <= groups; ++i) {
       SmResource& piece = block_[static_cast<std::ptrdiff_t>(i)];
       piece.driver = splitter.input().driver;
       piece.device = splitter.input().device;
-      piece.origin = i != groups ? call : std::move(call);
+      piece.origin = &remainder().dealt;
       piece.strategy = splitter.label_.value_or(strategy);
       piece.dry_run = splitter.dry_run_;
     }
@@ -99,7 +105,7 @@ class Splitter::Pieces {
  private:
   const Splitter& splitter_;
   std::size_t groups_;
-  std::shared_ptr<SmResource[]> block_;
+  std::shared_ptr<Piece[]> block_;
 };
 
 // ---- the order of the ways

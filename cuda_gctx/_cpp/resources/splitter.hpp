@@ -48,6 +48,7 @@ class Splitter {
   using Resources = InlineVector<CUdevResource, 8>;
   using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
   struct Cut;
+  struct Piece;
   class Pieces;
   // How SMs outside of co-scheduled sets come in: where the count demands it; beyond at least one set, as BACKFILL has
   // it; in pairs alone.

@@ -292,6 +292,31 @@ void a_block_that_was_left_late_is_in_use_until_it_is_taken() {
   CHECK(here.enter(first, nullptr) && here.leave_at_once(first, nullptr));
 }
 
+void a_count_that_a_block_left_for_the_next_one_is_taken_before_a_context_is_closed() {
+  Machine machine("h200@13.0");
+  const auto contexts = two_contexts(machine.runtime());
+  ThreadEntries& here = ThreadEntries::here();
+  for (const bool leaves_one : {true, false}) {
+    const ContextHandle& context = contexts[leaves_one ? 0 : 1];
+    ContextState& state = context->state();
+    if (!leaves_one) {
+      state.leave_none();
+    }
+    Entry outer(&outer, context);
+    Entry inner(&inner, context);
+    for (int i = 0; i < 2; ++i) {
+      CHECK(here.enter<true>(outer, nullptr) && here.enter<true>(inner, nullptr));
+      CHECK(here.leave_at_once<true>(inner, nullptr) && here.leave_at_once<true>(outer, nullptr));
+      CHECK(state.is_current_anywhere() == leaves_one);
+    }
+    CHECK(message_of<Error>([&] { context->close(); }).empty() != leaves_one);
+    state.take_what_is_left();
+    CHECK(!state.is_current_anywhere());
+    context->close();
+    CHECK(state.is_gone());
+  }
+}
+
 // compute-sanitizer reports calls that answer an error as errors of the program.
 void looking_at_the_stack_makes_no_call_that_fails() {
   Machine machine("h200@13.0");
@@ -566,6 +591,7 @@ int main() {
   what_was_current_before_a_block_is_current_after_it();
   what_was_set_in_a_block_outlives_it_in_the_driver();
   a_block_that_was_left_late_is_in_use_until_it_is_taken();
+  a_count_that_a_block_left_for_the_next_one_is_taken_before_a_context_is_closed();
   looking_at_the_stack_makes_no_call_that_fails();
   the_newest_form_of_a_function_is_called();
   what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them();

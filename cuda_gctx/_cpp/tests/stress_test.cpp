@@ -115,8 +115,8 @@ void closing_making_and_pushing_are_one_after_the_other() {
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
     start([&] {
-      SmResource group = *sm_resource(context);
-      group.origin = std::make_shared<const SplitCall>();  // as another split gives it
+      const auto group = std::make_shared<SmResource>(sm_resource(context));
+      group->origin = &group->dealt;  // as another split gives it
       serve_as(context, group);
     });
     for (std::thread& thread : threads) {
