@@ -12,7 +12,8 @@ from cuda_gctx._core.stream cimport Stream
 
 cdef vector[unsigned int] ascending(sm_ids):
     cdef vector[unsigned int] ids
-    for one in sorted(sm_ids or ()):
+    sm_ids = sm_ids or ()
+    for one in sorted(sm_ids):  # Cython 3.2 does not compile sorted(sm_ids or ())
         ids.push_back(one)
     return move(ids)  # a copy may throw where nothing catches it
 
