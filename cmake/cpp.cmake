@@ -32,8 +32,12 @@ if(NOT TARGET cuda_gctx_headers)
   add_library(cuda_gctx_headers INTERFACE)
   target_include_directories(cuda_gctx_headers SYSTEM INTERFACE "${CUDA_GCTX_CUDA_INCLUDE}")
   target_compile_features(cuda_gctx_headers INTERFACE cxx_std_20)
-  # CMake's own choice is -O3, which builds slower and larger and gains nothing where the driver is waited for.
-  target_compile_options(cuda_gctx_headers INTERFACE $<$<CONFIG:Release>:-O2>)
+  # CMake's own choice is -O3, which builds slower and larger and gains nothing where the driver is waited for. A target
+  # has another level as its property: options of its own stand before what it inherits, and the last level counts.
+  define_property(TARGET PROPERTY CUDA_GCTX_OPTIMISATION BRIEF_DOCS "Another level than -O2, such as -Os"
+                                                         FULL_DOCS "In a release")
+  set(level "$<TARGET_PROPERTY:CUDA_GCTX_OPTIMISATION>")
+  target_compile_options(cuda_gctx_headers INTERFACE "$<$<CONFIG:Release>:$<IF:$<BOOL:${level}>,${level},-O2>>")
   if(CUDA_GCTX_SANITIZE)
     target_compile_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE} -fno-omit-frame-pointer -g)
     target_link_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE})
@@ -67,7 +71,7 @@ function(add_cpp_test name library)
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE cuda_gctx_strict Threads::Threads ${CMAKE_DL_LIBS})
   # It runs for as long as it takes to compile at most: what is fast is what it calls.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O0>)
+  set_target_properties(${name} PROPERTIES CUDA_GCTX_OPTIMISATION -O0)
   target_compile_definitions(${name} PRIVATE CUDA_GCTX_SIM_LIBRARY="${library}")
   add_test(NAME ${name} COMMAND ${name} ${ARGN})
   set_tests_properties(${name} PROPERTIES TIMEOUT 120)
