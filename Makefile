@@ -41,10 +41,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Ninja, which builds with all cores, takes no part in the jobs of make.
 unexport MAKEFLAGS
 # What checks the sources and what builds the pages have environments of their own too, so that "make --jobs=2 lint test docs" can work in all of them
-# at once. Commands that install into the package's environment take turns.
+# at once. The pip of the tools installs into all of them: to install one itself takes longer than most of what it installs. Nothing is compiled before it is
+# imported: most modules never are. Commands that install into the package's environment take turns.
 LINTERS := build/linters
 PAGES := build/pages
-INSTALL := flock $(VENV) $(BIN)/python -m pip install -q
+install_into = $(TOOL)/python -m pip --python $1/bin/python install -q --no-compile
+INSTALL := flock $(VENV) $(call install_into,$(VENV))
 
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
@@ -91,7 +93,7 @@ releases:
 	$(PYTHON) tests/outside/releases.py
 
 cluster: $(VENV)/package $(VENV)/testers $(VENV)/torch
-	$(BIN)/pip install --quiet ray cuda-bindings
+	$(INSTALL) ray cuda-bindings
 	CUDA_GCTX_DRIVER=sim $(BIN)/pytest --long tests/docs/test_cluster_examples.py
 
 mutants: $(VENV)/package $(VENV)/testers
@@ -123,7 +125,7 @@ develop: $(TOOLS)/builders $(VENV)/test-requirements.txt
 	rm -rf $(WHEEL) && mkdir -p $(WHEEL)
 	$(TOOL)/python tools/editable.py $(WHEEL) $(PACKAGE_BUILD)
 	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
-	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] -r $(VENV)/test-requirements.txt
+	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] pip -r $(VENV)/test-requirements.txt
 	ln -sf $(CURDIR)/$(TOOL)/cmake $(CURDIR)/$(TOOL)/ninja $(BIN)
 	rm -f $(VENV)/package
 
@@ -189,7 +191,7 @@ format: $(LINTERS)/installed
 
 # The reference comes from the built package.
 docs: $(VENV)/package $(PAGES)/installed
-	$(PAGES)/bin/python -m pip install -q --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(call install_into,$(PAGES)) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
 	rm -rf build/docs
 	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 	$(PAGES)/bin/python tools/links.py build/docs
@@ -207,7 +209,7 @@ reproducible: $(VENV)/wheel-tools
 
 sbom: $(VENV)/package $(VENV)/wheel-tools
 	$(BIN)/python -m venv --clear --without-pip build/sbom
-	$(BIN)/python -m pip --python build/sbom/bin/python install -q $(WHEEL)/*.whl
+	$(call install_into,build/sbom) $(WHEEL)/*.whl
 	version=$$(build/sbom/bin/python -c "import importlib.metadata as m; print(m.version('cuda-gctx'))") && \
 	  sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > build/sbom-pyproject.toml
 	$(BIN)/cyclonedx-py environment --pyproject build/sbom-pyproject.toml --mc-type library --output-reproducible \
@@ -217,13 +219,17 @@ clean:
 	rm -rf $(VENV) build
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --without-pip $(VENV)
+
+$(TOOLS)/pip:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOL)/python -m pip install -q 'pip>=23.1'
+	touch $@
 
 # The build requirements are installed once, so that a second build compiles only what has changed.
-$(TOOLS)/builders: pyproject.toml
-	$(PYTHON) -m venv $(TOOLS)
+$(TOOLS)/builders: pyproject.toml | $(TOOLS)/pip
 	$(TOOL)/python tools/requirements.py of build > $(TOOLS)/requirements.txt
-	$(TOOL)/python -m pip install -q 'pip>=23.1' -r $(TOOLS)/requirements.txt 'cmake>=3.20' ninja
+	$(call install_into,$(TOOLS)) -r $(TOOLS)/requirements.txt 'cmake>=3.20' ninja
 	touch $@
 
 COMPILING := "Compiling the package: about 4 minutes of one core the first time, later only what has changed."
@@ -232,41 +238,39 @@ $(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python
 	rm -rf $(WHEEL)
 	$(TOOL)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) --wheel-dir $(WHEEL) .
 	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
-	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli]
+	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] pip
 	touch $@
 
 # What the tests need besides: the demo does not install it.
-$(VENV)/test-requirements.txt: pyproject.toml tools/requirements.py | $(BIN)/python
+$(VENV)/test-requirements.txt: pyproject.toml tools/requirements.py | $(BIN)/python $(TOOLS)/pip
 	$(BIN)/python tools/requirements.py of test comm > $@
 
 $(VENV)/testers: $(VENV)/test-requirements.txt
 	$(INSTALL) -r $<
 	touch $@
 
-$(VENV)/wheel-tools: pyproject.toml | $(BIN)/python
+$(VENV)/wheel-tools: pyproject.toml | $(BIN)/python $(TOOLS)/pip
 	$(BIN)/python tools/requirements.py of wheels > $(VENV)/wheels-requirements.txt
 	$(INSTALL) -r $(VENV)/wheels-requirements.txt
 	touch $@
 
 # The CPU build of torch, for the tests of ranks. Its local version keeps pip from a build for CUDA, which is gigabytes;
-# where no such build can be had for this Python, those tests are skipped and say so. Most of its modules, and of those
-# that it requires, are never imported: the first import compiles the others.
+# where no such build can be had for this Python, those tests are skipped and say so.
 TORCH_CPU ?= torch==2.13.0+cpu
 $(VENV)/torch: | $(VENV)/testers
-	if $(INSTALL) --no-compile '$(TORCH_CPU)'; \
+	if $(INSTALL) '$(TORCH_CPU)'; \
 	  then PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed'; \
 	  else echo "$(TORCH_CPU) cannot be had: tests of ranks will be skipped"; fi
 	touch $@
 
-# Most modules of both environments are never imported.
-$(LINTERS)/installed: pyproject.toml
-	$(PYTHON) -m venv $(LINTERS)
+$(LINTERS)/installed: pyproject.toml | $(TOOLS)/pip
+	$(PYTHON) -m venv --without-pip $(LINTERS)
 	$(LINTERS)/bin/python tools/requirements.py of lint > $(LINTERS)/requirements.txt
-	$(LINTERS)/bin/python -m pip install -q --no-compile -r $(LINTERS)/requirements.txt
+	$(call install_into,$(LINTERS)) -r $(LINTERS)/requirements.txt
 	touch $@
 
-$(PAGES)/installed: pyproject.toml
-	$(PYTHON) -m venv $(PAGES)
+$(PAGES)/installed: pyproject.toml | $(TOOLS)/pip
+	$(PYTHON) -m venv --without-pip $(PAGES)
 	$(PAGES)/bin/python tools/requirements.py of docs cli > $(PAGES)/requirements.txt
-	$(PAGES)/bin/python -m pip install -q --no-compile -r $(PAGES)/requirements.txt
+	$(call install_into,$(PAGES)) -r $(PAGES)/requirements.txt
 	touch $@
