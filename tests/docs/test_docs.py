@@ -10,6 +10,7 @@ here, each of their names has to come from somewhere. Commands in ``sh`` blocks 
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import dis
 import json
@@ -42,30 +43,45 @@ DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
 CHILD_LIMIT_S = 120
 PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cuda_gctx.cli"]}
 
-# Runs the blocks of a page: takes JSON on the standard input, and writes JSON to the standard output.
-RUN_PAGE = """
-import contextlib, gc, io, json, os, sys, tempfile, traceback
+# Imports the package once, and runs each page in a fork: takes a line of JSON for each page on the standard input, and
+# writes one to the standard output.
+RUN_PAGES = f"""
+import contextlib, gc, io, json, os, signal, sys, tempfile, traceback
+import cuda_gctx.partitions
 from cuda_gctx.sim import session
 
-page = json.load(sys.stdin)
-names = {"__name__": "__main__"}
-printed = []
-problem = None
-folder = tempfile.TemporaryDirectory()
-os.chdir(folder.name)  # pages write files
-try:
-    with session("h200", driver="13.0"):
-        for line, source in page["blocks"]:
-            out = io.StringIO()
-            with contextlib.redirect_stdout(out):
-                # As many empty lines in front as the page has, so that a traceback names the line of the page.
-                exec(compile("\\n" * line + source, page["name"], "exec"), names)
-            printed.append(out.getvalue())
-        names.clear()
-        gc.collect()
-except BaseException:
-    problem = traceback.format_exc()
-json.dump({"printed": printed, "problem": problem}, sys.stdout)
+def run(page):
+    names = {{"__name__": "__main__"}}
+    printed = []
+    problem = None
+    try:
+        with session("h200", driver="13.0"):
+            for line, source in page["blocks"]:
+                out = io.StringIO()
+                with contextlib.redirect_stdout(out):
+                    # As many empty lines in front as the page has, so that a traceback names the line of the page.
+                    exec(compile("\\n" * line + source, page["name"], "exec"), names)
+                printed.append(out.getvalue())
+            names.clear()
+            gc.collect()
+    except BaseException:
+        problem = traceback.format_exc()
+    return {{"printed": printed, "problem": problem}}
+
+for line in sys.stdin:
+    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            signal.alarm({CHILD_LIMIT_S})
+            os.dup2(errors.fileno(), 2)
+            with tempfile.TemporaryDirectory() as folder:
+                os.chdir(folder)  # pages write files
+                json.dump(run(json.loads(line)), answer)
+            sys.exit()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        answer.seek(0)
+        errors.seek(0)
+        print(json.dumps([status, errors.read(), answer.read()]), flush=True)
 """
 
 
@@ -103,13 +119,28 @@ def child(*command: str, text: str | None = None, **environment: str) -> subproc
     )
 
 
+@cache
+def page_runner() -> subprocess.Popen[str]:
+    runner = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", RUN_PAGES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "CUDA_GCTX_DRIVER": "sim:h200@13.0"},
+    )
+    atexit.register(runner.communicate)  # closes its standard input, which ends it
+    return runner
+
+
 def run_page(name: str, blocks: list[Block]) -> list[str]:
     request = {"name": name, "blocks": [(block.line, block.text) for block in blocks]}
-    done = child(
-        sys.executable, "-W", "error", "-c", RUN_PAGE, text=json.dumps(request), CUDA_GCTX_DRIVER="sim:h200@13.0"
-    )
-    assert done.returncode == 0, f"the child of {name} ended with {done.returncode}: {done.stderr}"
-    answer = json.loads(done.stdout)
+    runner = page_runner()
+    assert runner.stdin
+    assert runner.stdout
+    print(json.dumps(request), file=runner.stdin, flush=True)
+    status, errors, text = json.loads(runner.stdout.readline())
+    assert status == 0, f"the child of {name} ended with {status}: {errors}"
+    answer = json.loads(text)
     assert answer["problem"] is None, f"{name}:\n{answer['problem']}"
     printed: list[str] = answer["printed"]
     return printed
