@@ -34,28 +34,31 @@ def listed(page: str) -> list[str]:
 NAVIGATION = ["index", *listed("index")]
 READ = [page for page in NAVIGATION if not page.startswith("reference/")]
 APPENDIX = sorted(f"appendix/{path.stem}" for path in (DOCS / "appendix").glob("*.md"))
+# Those of classes, which the pages of their groups link to.
+CLASSES = sorted(f"reference/{path.parent.name}/{path.stem}" for path in (DOCS / "reference").glob("*/*.md"))
 
 
 def text_of(page: str) -> str:
-    """A page without its front matter and its comments."""
-    text = re.sub(r"\A---\n.*?\n---\n", "", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL)
+    """A page without its front matter, the way back to its group, and its comments."""
+    text = re.sub(r"\A---\n.*?\n---\n|\A\[Reference\][^\n]*\n", "", (DOCS / f"{page}.md").read_text(), flags=re.DOTALL)
     return re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
 
 
-def test_a_page_stands_in_the_navigation_once_or_in_the_appendix() -> None:
+def test_a_page_stands_in_the_navigation_once_or_is_of_a_class_or_in_the_appendix() -> None:
     pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")}
     assert len(NAVIGATION) == len(set(NAVIGATION))
-    appendix = pages - set(NAVIGATION)
+    appendix = pages - {*NAVIGATION, *CLASSES}
+    assert set(NAVIGATION) & set(CLASSES) == set()
     assert {page for page in appendix if not page.startswith("appendix/")} == set()
     contents = text_of("appendix/index")
     assert {f"appendix/{name}" for name in re.findall(r"\]\(([\w-]+)\.md\)", contents)} == appendix - {"appendix/index"}
 
 
 def test_the_navigation_is_short() -> None:
-    assert len(NAVIGATION) <= 30
+    assert len(NAVIGATION) <= 32
 
 
-@pytest.mark.parametrize("page", [*READ, *APPENDIX])
+@pytest.mark.parametrize("page", [*NAVIGATION, *CLASSES, *APPENDIX])
 def test_a_page_opens_with_its_answer(page: str) -> None:
     title, opening = text_of(page).strip().split("\n\n")[:2]
     assert re.fullmatch(r"# .+", title), f"{page} does not begin with its title"
@@ -64,13 +67,13 @@ def test_a_page_opens_with_its_answer(page: str) -> None:
     assert len(opening) <= LINES_OF_AN_OPENING * CHARACTERS_OF_A_LINE
 
 
-@pytest.mark.parametrize("page", [*READ, "../README", *APPENDIX])
+@pytest.mark.parametrize("page", [*NAVIGATION, "../README", *APPENDIX])
 def test_tables_fit_a_screen(page: str) -> None:
     rules = re.findall(r"^\|[ :|-]+\|$", text_of(page), re.MULTILINE)
     assert [rule for rule in rules if rule.count("|") - 1 > COLUMNS] == []
 
 
-@pytest.mark.parametrize("page", [*READ, "../README"])
+@pytest.mark.parametrize("page", [*NAVIGATION, *CLASSES, "../README"])
 def test_code_is_narrow_enough_for_a_column(page: str) -> None:
     blocks = re.findall(
         r"^```(?:python|sh|c|cpp|cython|rust|cmake)\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE
@@ -78,7 +81,7 @@ def test_code_is_narrow_enough_for_a_column(page: str) -> None:
     assert [line for block in blocks for line in block.splitlines() if len(line) > COLUMNS_OF_CODE] == []
 
 
-@pytest.mark.parametrize("page", [*NAVIGATION, "../README", *APPENDIX])
+@pytest.mark.parametrize("page", [*NAVIGATION, *CLASSES, "../README", *APPENDIX])
 def test_an_output_shows_the_values_that_the_reader_came_for(page: str) -> None:
     # Lines may be left out, by a line with nothing but "...". In a line, it is part of what was printed.
     blocks = page_blocks.blocks_of((DOCS / f"{page}.md").read_text())

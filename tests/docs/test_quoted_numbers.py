@@ -15,11 +15,11 @@ import pytest
 
 from ..conftest import REPOSITORY
 from .settings import SETTINGS, settings_of
-from .test_pages import NAVIGATION
+from .test_pages import CLASSES, NAVIGATION
 
 # Pages on which a number of an example is no reason for the same number in a sentence.
 STRICT = ["../README", "index", "install", "which-should-i-use", "guarantee", "how-to"]
-PAGES = ["../README", *NAVIGATION]
+PAGES = ["../README", *NAVIGATION, *CLASSES]
 NOT_PROSE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)*(?!\w)")

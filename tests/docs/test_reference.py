@@ -1,5 +1,5 @@
-"""The reference has every public module, and everything in it that can be called has a docstring, which names what it
-takes, returns and raises."""
+"""The reference has every public module, a page for each class, and an example of what can be called. A docstring names
+what that takes, returns and raises."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ from pathlib import Path
 from types import FunctionType
 from typing import get_origin
 
+import pytest
+
 import cuda_gctx
 
 from ..conftest import REPOSITORY
 
-PAGES = sorted((REPOSITORY / "docs" / "reference").glob("*.md"))
+REFERENCE = REPOSITORY / "docs" / "reference"
+GROUPS = sorted(REFERENCE.glob("*.md"))
+PAGES_OF_CLASSES = sorted(REFERENCE.glob("*/*.md"))
+# A class that its group's page lists with its module stands on its own page.
+PAGES = [*PAGES_OF_CLASSES, *GROUPS]
 NAMED = re.compile(r"^\.\. auto(module|class|exception|function|data):: ([\w.]+)$", re.MULTILINE)
 # What has no example of its own, and why.
 WITHOUT_EXAMPLE = {
@@ -29,20 +35,19 @@ WITHOUT_EXAMPLE = {
     "empty_per_locality_domain": "always raises",
     "get_locality_domain_count": "needs a card with locality domains",
     "split_device_green_ctx_by_locality_domain": "needs a card with locality domains",
-    "SMCounts": "comes from a split",
-    "SplitResource": "comes from a split",
     "Fork": "comes from fork()",
     "max_workqueue_concurrency": "needs driver 13.1",
     "GreenContext.split": "needs all SMs of the device",
     "Decisions.find": "for the blocks of this package",
     "Decisions.measure": "for the blocks of this package",
-    "Gemm": "for the blocks of this package",
     "cupy_block": "for the blocks of this package",
     "torch_block": "for the blocks of this package",
     "demand_choice": "for the blocks of this package",
 }
 # Programs, modules for the other modules of the package, and the library of the core, which is not a module.
-WITHOUT_REFERENCE = {"bench", "cli", "draw", "measure", "libcuda_gctx"}
+WITHOUT_REFERENCE = {"at_start", "bench", "cli", "draw", "measure", "libcuda_gctx"}
+# Packages with a module for each library, which users import.
+OF_MODULES = {"compat", "interop"}
 
 
 def names_of_pages() -> dict[str, Path]:
@@ -61,11 +66,28 @@ DOCUMENTED = sorted({name.rpartition(".")[0] for name in DESCRIBED} | {"cuda_gct
 
 
 def public_modules() -> set[str]:
-    """Modules and packages that users import: with names of their own, and no underscore in the path."""
+    """Modules that users import."""
     found = {"cuda_gctx"}
-    for module in pkgutil.iter_modules(cuda_gctx.__path__, "cuda_gctx."):
-        if module.name.split(".")[1] not in WITHOUT_REFERENCE and "._" not in module.name:
+    packages = [cuda_gctx]
+    for package in packages:
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            name = module.name.rpartition(".")[2]
+            if name in WITHOUT_REFERENCE or name.startswith("_"):
+                continue
             found.add(module.name)
+            if name in OF_MODULES:
+                packages.append(importlib.import_module(module.name))
+    return found
+
+
+def public_classes() -> dict[int, str]:
+    """The names of the public classes, each once; exceptions and warnings share a page."""
+    found: dict[int, str] = {}
+    for module in sorted(public_modules()):
+        for name in getattr(importlib.import_module(module), "__all__", ()):
+            thing = getattr(importlib.import_module(module), name)
+            if inspect.isclass(thing) and not issubclass(thing, BaseException):
+                found[id(thing)] = name
     return found
 
 
@@ -92,6 +114,26 @@ def test_every_public_name_has_a_place_in_the_reference() -> None:
         if id(getattr(importlib.import_module(module), name)) not in described
     ]
     assert missing == []
+
+
+def test_each_class_has_a_page_of_its_own() -> None:
+    titles = [re.findall(r"^# (.*)$", page.read_text(), re.MULTILINE) for page in PAGES_OF_CLASSES]
+    classes = public_classes()
+    assert sorted(name for [name, *_] in titles) == sorted(classes.values())
+    described: dict[int, Path] = {}
+    for name, page in DESCRIBED.items():
+        module, _, short = name.rpartition(".")
+        described.setdefault(id(getattr(importlib.import_module(module), short)), page)
+    assert {number: described[number].stem for number in classes} == classes
+
+
+@pytest.mark.parametrize("page", PAGES_OF_CLASSES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_the_page_of_a_class_has_an_example_and_a_link_from_its_group_and_back(page: Path) -> None:
+    group, text = page.parent.with_suffix(".md"), page.read_text()
+    assert f"]({group.stem}/{page.name})" in group.read_text()
+    [title] = re.findall(r"^# (.*)$", group.read_text(), re.MULTILINE)
+    assert text.startswith(f"[Reference](../index.md) / [{title}](../{group.name})\n\n# {page.stem}\n\n")
+    assert re.search(r"^```python$", text, re.MULTILINE)
 
 
 def test_what_can_be_called_has_an_example_on_its_page() -> None:
