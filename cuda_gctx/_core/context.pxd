@@ -18,7 +18,7 @@ cdef class Context:
     cdef DeviceResources _resources
     cdef object _owner
     cdef str _name
-    cdef PyObject* _kept_block  # of current(), while no statement uses it
+    cdef PyObject* _kept_block  # of current(); None: no more
     cdef object __weakref__
 
 

@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_here, make_only_here
-from cuda_gctx._core.current cimport drop_kept_block, new_block
+from cuda_gctx._core.current cimport keep_no_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event
@@ -76,7 +76,7 @@ def context_of(InContext child not None):
 
 cdef int let_go(Context context) except -1:
     """Close the object; the context itself may stay open."""
-    drop_kept_block(&context._kept_block)
+    keep_no_block(&context._kept_block, context)
     context._slot.drop()
     with cython.critical_section(context):
         context._resources = None
@@ -130,8 +130,8 @@ cdef class Context:
         context._owner = owner
         return made_context(context)
 
-    def __dealloc__(self):
-        drop_kept_block(&self._kept_block)
+    def __del__(self):
+        keep_no_block(&self._kept_block, self)
 
     @property
     def is_green(self):
@@ -240,6 +240,7 @@ cdef class Context:
         return above.verify({self.name or "context": self})
 
     @cython.binding(False)
+    @cython.always_allow_keywords(False)
     def current(self):
         """A ``with`` block in which the context is current on the calling thread. It restores the previous one.
 

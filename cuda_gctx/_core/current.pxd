@@ -5,8 +5,8 @@ cimport cuda_gctx._core.cpp as cpp
 
 cdef class CurrentBlock:
     cdef void* _call  # what Python calls: it enters or leaves the block
+    cdef PyObject* _of  # the context, which keeps this block, or is kept by it:
     cdef object _context
-    cdef PyObject** _kept  # where the context keeps a block; null while it keeps this one
     cdef cpp.Slot[cpp.ContextBox]* _slot  # of the context
     cdef cpp.Entry _entry
     cdef object _task  # in which it was entered
@@ -19,24 +19,20 @@ cdef class CurrentBlock:
 
 
 cdef extern from *:
-    object as_new "(PyObject*)"(PyObject*)  # a reference that the caller has
+    Py_ssize_t Py_REFCNT(PyObject*) noexcept
 
 
 cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context)
 
 
-cdef inline object new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
-    """A block of a context, which it keeps for its slot. `kept`: where one that is not in use may be."""
-    cdef PyObject* block = kept[0]
-    if block == NULL:
-        return make_block(kept, slot, context)
-    kept[0] = NULL
-    (<CurrentBlock>block)._kept = kept
-    (<CurrentBlock>block)._context = context
-    return as_new(block)
+cdef inline CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
+    """A block of a context, for its slot. `kept`: one that it keeps, for when nobody has it; or null."""
+    if kept[0] != NULL and Py_REFCNT(kept[0]) == 1:
+        return <CurrentBlock>kept[0]
+    return make_block(kept, slot, context)
 
 
-cdef void drop_kept_block(PyObject** kept) noexcept
+cdef void keep_no_block(PyObject** kept, object context) noexcept
 cdef void* task_here() except NULL
 cdef dict given_here()
 cdef void release_left() noexcept

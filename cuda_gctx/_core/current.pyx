@@ -107,16 +107,12 @@ cdef void release_left() noexcept:
 
 cdef extern from *:
     """
-    /* What a cdef class cannot declare: its objects are called without a tuple of the arguments, and one that goes may
-       be kept. */
-    static destructor gctx_destroy_block;
-    static void gctx_set_slots(PyObject* type, Py_ssize_t offset, destructor end) {
+    /* What a cdef class cannot declare: its objects are called without a tuple of the arguments. */
+    static void gctx_set_call(PyObject* type, Py_ssize_t offset) {
       PyTypeObject* const of = (PyTypeObject*)type;
       of->tp_vectorcall_offset = offset;
       of->tp_call = PyVectorcall_Call;
       of->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
-      gctx_destroy_block = of->tp_dealloc;
-      of->tp_dealloc = end;
       PyType_Modified(of);
     }
     static PyObject* gctx_bind(PyObject* self, PyObject* instance, PyObject* type) {
@@ -128,11 +124,9 @@ cdef extern from *:
       PyType_Modified((PyTypeObject*)type);
     }
     """
-    void gctx_set_slots(object, Py_ssize_t, void (*)(PyObject*) noexcept) noexcept
-    void gctx_destroy_block(PyObject*) noexcept
+    void gctx_set_call(object, Py_ssize_t) noexcept
     void gctx_set_bind(object) noexcept
     Py_ssize_t PyVectorcall_NARGS(size_t) noexcept
-    void Py_SET_REFCNT(PyObject*, Py_ssize_t) noexcept
 
 
 cdef class _Callable:
@@ -148,24 +142,6 @@ cdef object call_block(CurrentBlock block, PyObject** arguments, size_t count, P
         return block.enter() if PyVectorcall_NARGS(count) == 0 else block.leave()
     with cython.critical_section(block):
         return block.enter() if PyVectorcall_NARGS(count) == 0 else block.leave()
-
-
-cdef void end_block(PyObject* block) noexcept:
-    """Keeps a block that goes for the next one of its context, if that has none: most are made for one statement."""
-    cdef PyObject** kept = (<CurrentBlock>block)._kept
-    if (
-        kept == NULL
-        or kept[0] != NULL
-        or (<CurrentBlock>block)._more is not None
-        or (<CurrentBlock>block)._slot.borrow().get() == NULL
-    ):
-        gctx_destroy_block(block)
-        return
-    Py_SET_REFCNT(block, 1)
-    kept[0] = block
-    (<CurrentBlock>block)._kept = NULL
-    _context = (<CurrentBlock>block)._context  # until the end: with it, what it keeps may go
-    (<CurrentBlock>block)._context = None
 
 
 @cython.final
@@ -198,15 +174,15 @@ cdef class CurrentBlock:
             release_left()
         self._task = <object>task
         Py_INCREF(self)  # until it has left the list of its thread
-        return self._context
+        return <object>self._of
 
     cdef object enter_again(self):
-        cdef CurrentBlock again = make_block(NULL, self._slot, self._context)
+        cdef CurrentBlock again = make_block(NULL, self._slot, <object>self._of)
         call_block(again, NULL, 0, NULL)
         if self._more is None:
             self._more = []
         self._more.append(again)
-        return self._context
+        return <object>self._of
 
     cdef object leave(self):
         cdef void* task = task_of(PyThreadState_GetUnchecked())
@@ -238,7 +214,7 @@ make_only_here(CurrentBlock, "a block comes from Context.current()")
 cdef int set_slots() except -1:
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
     gctx_set_bind(_Callable)
-    gctx_set_slots(CurrentBlock, <char*>&block._call - <char*><PyObject*>block, end_block)
+    gctx_set_call(CurrentBlock, <char*>&block._call - <char*><PyObject*>block)
     return 0
 
 
@@ -246,19 +222,25 @@ set_slots()
 
 
 cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
-    """One that nothing has kept. `kept`: where it may be kept, or null."""
+    """Another one, which the context keeps if it has none: most are for one statement."""
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
     block._call = <void*>call_block
     block._slot = slot
     block._entry.be_of(<void*>block, slot.get())
-    if cpp.has_gil:
-        block._kept = kept
-    block._context = context
+    block._of = <PyObject*>context
+    if cpp.has_gil and kept != NULL and kept[0] == NULL:
+        Py_INCREF(block)
+        kept[0] = <PyObject*>block
+    else:
+        block._context = context
     return block
 
 
-cdef void drop_kept_block(PyObject** kept) noexcept:
+cdef void keep_no_block(PyObject** kept, object context) noexcept:
+    """The context goes or is closed: if somebody has the block that it keeps, it is kept by that from now on."""
     cdef PyObject* block = kept[0]
-    kept[0] = NULL
-    if block != NULL:
+    kept[0] = <PyObject*>None
+    if block != NULL and block != <PyObject*>None:
+        if Py_REFCNT(block) > 1:
+            (<CurrentBlock>block)._context = context
         Py_DECREF(<object>block)

@@ -151,11 +151,15 @@ def test_a_context_keeps_one_block_for_its_statements_and_goes_at_once(dev: Devi
     # A block keeps its context, and a context that keeps a block goes without a collection.
     is_there, block = weakref.ref(last), last.current()
     del last
-    with block:
+    with block as last:
+        assert is_there() is last
+    again = last.current()
+    del last, block
+    with again:
         assert is_there() is not None
     gc.disable()
     try:
-        del block
+        del again
         assert is_there() is None
     finally:
         gc.enable()
