@@ -270,20 +270,12 @@ def _hosts(found: Measurement[Any], report: Report, chosen: Record) -> Iterator[
 
 
 def _streams(found: Measurement[Any], report: Report) -> Iterator[str]:
-    streams, objective = _by_kind(report, "streams"), report.objective
-    if streams is None:
+    streams = _by_kind(report, "streams")
+    if streams is None or streams.overlap is None or streams.launch_bound:
         return
-    if isinstance(objective, TailLatency):
-        alone = report.alone[objective.part].value
-        first = next((r for r in report.results if r.plan.kind == "priority" and r.plan.first == objective.part), None)
-        if streams.seconds.value >= LEAST_SLOWDOWN * alone:
-            text = f"on plain streams the {title_of(objective)} is {streams.seconds.value / alone:.1f}x that alone"
-            if first is not None and (slower := first.seconds.value / alone) > LEAST_SLOWDOWN:
-                text += f"; with a priority it is {slower:.1f}x (a priority does not preempt running blocks)"
-            yield text
-    elif streams.overlap is None or streams.launch_bound or any(facts.waits for facts in found.facts.values()):
+    if any(facts.waits for facts in found.facts.values()):
         return
-    elif streams.overlap < NO_OVERLAP:
+    if streams.overlap < NO_OVERLAP:
         cause = launches_block() or too_few_queues(len(report.alone), "streams")
         yield "no overlap on plain streams" + (f": {cause}" if cause is not None else "")
     elif streams.overlap < WHOLE_OVERLAP:
@@ -299,9 +291,6 @@ def _partitions(ranking: Ranking[Any], report: Report, chosen: Record) -> Iterat
     best = chosen if chosen in placed else min(disjoint, key=lambda c: (not ranking.accepts(c), ranking.relative(c)))
     assert best.plan is not None
     result, what = report.result(best.plan), title_of(report.objective)
-    if result.plan.kind == "overlay" and isinstance(report.objective, TailLatency):
-        ratio = result.seconds.value / report.bound
-        yield f"over the others ({result.plan}) the {what} is {ratio:.2f}x that alone"
     slowed: dict[str, float] = {}
     for name, part in result.parts.items():
         if part.alone is None:
