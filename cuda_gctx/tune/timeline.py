@@ -18,7 +18,7 @@ from cuda_gctx._core.stream import Stream, is_capturing
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import Pictured, written
-from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
+from cuda_gctx.draw.timeline import draw_timeline, layers
 from cuda_gctx.partitions import Partition, Partitions, with_background
 from cuda_gctx.tune._guard import driver_version
 
@@ -66,6 +66,10 @@ class Span:
     def duration_ns(self) -> int:
         return self.end_ns - self.start_ns
 
+    @property
+    def where(self) -> str:
+        return f"{self.track}, {self.row}, SM {self.sm}"
+
 
 @dataclass(frozen=True)
 class Trace(Pictured):
@@ -92,22 +96,12 @@ class Trace(Pictured):
             rows.setdefault(span.track, {}).setdefault(span.row, []).append(span)
         return {track: rows[track.name] for track in self.tracks if track.name in rows}
 
-    def _bar(self, span: Span) -> Bar:
-        begin, end = span.start_ns - self.start_ns, span.end_ns - self.start_ns
-        text = f"{span.name}: {in_words(begin)} to {in_words(end)}, took {in_words(span.duration_ns)}"
-        return Bar(span.name, span.start_ns, span.end_ns, f"{text}\n{span.track}, {span.row}, SM {span.sm}")
-
     def _title_of_page(self) -> str:
         return f"Timeline: {self.device}"
 
     def _picture(self) -> str:
         note = NOTE + (ZOOM_NOTE if len(self.spans) > MANY_SPANS else "")
-        groups = []
-        for track, rows in self._rows().items():
-            # A single stream needs no label in addition to its partition.
-            bars = [Row(row if len(rows) > 1 else "", tuple(map(self._bar, spans))) for row, spans in rows.items()]
-            groups.append(Group(track.name, str(track), tuple(bars)))
-        return draw_timeline("Timeline", f"{self.device}, driver {self.driver}", groups, note)
+        return draw_timeline("Timeline", f"{self.device}, driver {self.driver}", self._rows(), note)
 
     def chrome_trace(self, path: str | PathLike[str] | None = None) -> dict[str, Any]:
         """The trace for ui.perfetto.dev and chrome://tracing, as a dictionary; also written to `path` as JSON.

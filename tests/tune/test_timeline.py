@@ -16,9 +16,9 @@ import pytest
 
 from cuda_gctx import CUDAError, Device, Partitions
 from cuda_gctx.draw.durations import in_words
-from cuda_gctx.draw.timeline import Bar, Group, Row, draw_timeline, layers
+from cuda_gctx.draw.timeline import draw_timeline, layers
 from cuda_gctx.tune import spin
-from cuda_gctx.tune.timeline import Span, Timeline, Trace
+from cuda_gctx.tune.timeline import Span, Timeline, Trace, Track
 
 from ..common import green, refusal, split
 from ..raw import Raw
@@ -236,10 +236,12 @@ def test_the_picture_names_the_device_the_parts_and_every_span(dev: Device) -> N
 
 def test_names_that_cannot_be_written_or_are_too_long_leave_the_picture_whole() -> None:
     name = "n" * 100 + "\x07"
-    bar = Bar("bell\x07", 0, 10, "\x1b[31mred")
-    svg = draw_timeline("Timeline", "a GPU" * 100, [Group(name, "8 SMs", (Row("stream 1", (bar,)),))], "")
+    rows = {row: [Span("bell\x07", "\x1b[31mred", row, 0, 10, 3)] for row in ("stream 1", "stream 2")}
+    svg = draw_timeline("Timeline", "a GPU" * 100, {Track(name, 8, None): rows}, "")
     root = ElementTree.fromstring(svg)
-    assert [title.text for title in root.iter(f"{SVG}title")] == ["a GPU" * 100, "n" * 100 + "\ufffd", "\ufffd[31mred"]
+    titles = [title.text or "" for title in root.iter(f"{SVG}title")]
+    assert titles[:2] == ["a GPU" * 100, "n" * 100 + "\ufffd"]
+    assert titles[2] == "bell\ufffd: 0 ns to 10 ns, took 10 ns\n\ufffd[31mred, stream 1, SM 3"
     shown = "".join(root.itertext())
     [fits] = re.findall("\ufffd(n+)\N{HORIZONTAL ELLIPSIS}", shown)
     assert 14 <= len(fits) <= 18  # what fits next to the name of the row
@@ -324,7 +326,7 @@ def test_the_table_of_a_trace_has_a_line_for_each_span(dev: Device) -> None:
 
 
 def test_layers_hold_nothing_that_overlaps() -> None:
-    bars = [Bar("", begin, end, "") for begin, end in [(0, 10), (2, 4), (4, 8), (5, 6), (10, 12)]]
+    bars = [Span("", "", "", begin, end, 0) for begin, end in [(0, 10), (2, 4), (4, 8), (5, 6), (10, 12)]]
     assert [[(bar.start_ns, bar.end_ns) for bar in layer] for layer in layers(bars)] == [
         [(0, 10), (10, 12)],
         [(2, 4), (4, 8)],
