@@ -210,7 +210,7 @@ MUTANTS = {
     ),
     "curves at one rate for all sizes": Mutant(
         "tune/_curves.py",
-        "self._runner.alone_s[PART] = size.alone.step_s  # half",
+        "self.runner.alone_s[PART] = size.alone.step_s  # half",
         "pass  # half",
         "tests/tune/test_curves.py",
     ),

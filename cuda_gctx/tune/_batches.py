@@ -1,8 +1,6 @@
 """Batches of work on the streams of a plan: steps, and mixes, whose parts do not wait for each other.
 
-- Between the steps of a batch lies only what the plan itself needs: the events that join its parts.
-- Steps that are enqueued behind a gate do not wait for launches, so the step time of launch-bound work depends on the
-  gate. Without one, work is enqueued as a program would do it.
+Between the steps of a batch lies only what the plan itself needs: the events that join its parts.
 """
 
 from __future__ import annotations
@@ -15,18 +13,15 @@ from itertools import groupby
 from threading import Barrier
 from typing import TypeAlias
 
-from cuda_gctx._core.device import Device
 from cuda_gctx._core.event import Event
-from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx.measure.loop import TIMED, Batch, is_apart, seconds_between, timed_batch
-from cuda_gctx.partitions.causes import MOST_CONNECTIONS
+from cuda_gctx._core.stream import Stream
+from cuda_gctx.measure.loop import TIMED, Batch, seconds_between, timed_batch
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._measurement import Intervals
-from cuda_gctx.tune._objectives import Objective, TailLatency
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._work import Part, captured, entered
 
-__all__ = ["Trial", "clock_for", "profile", "steps_of"]
+__all__ = ["Trial", "profile", "steps_of"]
 
 # A block around the call of a part on a stream in a step.
 Around: TypeAlias = Callable[[Part, Stream, int], AbstractContextManager[None]]
@@ -98,26 +93,6 @@ class Trial:
         left = weights[other.name] - round(joint * self.share)
         calls = [(self.joint, joint), (first, weights[first.name] - joint), (other, left)]
         return [(part, count) for part, count in calls if count]
-
-
-def clock_for(objective: Objective, device: Device, streams: Mapping[str, Stream], closing: ExitStack) -> Stream:
-    """The stream by whose time calls of the critical part begin: for random arrivals one that waits for no other, in a
-    closed loop that of the part, unless other parts are queued on it.
-
-    closing: closes the stream.
-    """
-    first = next(iter(streams.values()))
-    if not isinstance(objective, TailLatency):
-        return first
-    if objective.closed_loop:
-        own = streams.get(objective.part, first)
-        return closing.enter_context(device.create_stream()) if list(streams.values()).count(own) > 1 else own
-    urgent = StreamOptions(priority=device.priority_range[1])
-    for _ in range(MOST_CONNECTIONS):
-        idle = closing.enter_context(device.create_stream(urgent))
-        if is_apart(idle, set(streams.values())):
-            break
-    return idle
 
 
 def steps_of(

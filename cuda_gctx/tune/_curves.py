@@ -20,15 +20,16 @@ from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import LEAST_PAIRS, Estimate, calls_for, certainty_of, ratio_of_quantiles
 from cuda_gctx.partitions import PartitionPool, partition_sizes
 from cuda_gctx.partitions.layout import Layout, Request
-from cuda_gctx.tune._batches import Trial, clock_for
+from cuda_gctx.tune._batches import Trial
 from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sharing, sitting
 from cuda_gctx.tune._json import Document
-from cuda_gctx.tune._measure import BATCH_S, OutOfTime, Runner
+from cuda_gctx.tune._measure import BATCH_S, OutOfTime
 from cuda_gctx.tune._measurement import Sample, rate_of
 from cuda_gctx.tune._objectives import TailLatency
+from cuda_gctx.tune._openings import Openings
 from cuda_gctx.tune._report import times, words
 from cuda_gctx.tune._sizes import Sizes
-from cuda_gctx.tune._work import Part, Task, examine, naming, part_of
+from cuda_gctx.tune._work import Part, Task, demand_choice, examine, naming, part_of
 
 __all__ = ["Curve", "CurvePoint", "curve"]
 
@@ -209,8 +210,7 @@ def curve(
     work, other = part_of(part, PART), part_of(load, LOAD) if load is not None else None
     objective = TailLatency(PART, quantile, 0.0, rate, closed_loop)
     budget_s, seed = as_seconds("budget_s", budget_s), as_int("seed", seed)
-    if launch not in ("calls", "graphs"):
-        raise ValueError(f"launch must be calls or graphs, not {launch!r}")
+    demand_choice("launch", launch, ("calls", "graphs"))
     device = device_of(device)
     requests = Sizes(device, [PART, LOAD], sizes, partition_sizes(device)).requests()
     parts = tuple(Part(name, one.function) for name, one in ((PART, work), (LOAD, other)) if one is not None)
@@ -232,27 +232,26 @@ def curve(
     )
 
 
-class _Measuring:
+class _Measuring(Openings):
     """Measures a part in partitions, and its single calls without and with a load, until a deadline.
 
     names: those of the part and the load for people.
     """
 
     def __init__(self, task: Task, objective: TailLatency, held: Sitting, names: Sequence[str]) -> None:
-        self.task, self.objective, self.held, self.names = task, objective, held, names
+        super().__init__(task, held)
+        self.objective, self.names = objective, names
         self.sizes: list[_Size] = []
-        self.complete = True
-        self._until = clock.now() + task.budget_s
-        self._runner = held.closing.enter_context(Runner(objective, self._until, task.launch, task.seed))
+        self.complete = False
         # As many calls as all rounds together need for the quantile, and not more.
         enough = calls_for(objective.quantile, certainty_of(LEAST_PAIRS))
-        self._runner.most_calls = max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))
+        self.runner.most_calls = max(LEAST_CALLS, ceil(2 * enough / LEAST_PAIRS))
 
     def run(self, requests: Sequence[tuple[int, Request]]) -> None:
         """Open the sizes, and measure them in rounds."""
         try:
             self._examine()
-            self._open(requests)
+            self.complete = self._open(requests)
             for _, size in in_rounds(self.sizes, MOST_ROUNDS, random.Random(self.task.seed)):
                 self._measure(size)
         except OutOfTime:
@@ -260,11 +259,8 @@ class _Measuring:
         finally:
             self.task.device.sync()
 
-    def _show(self, what: str) -> None:
-        self.held.bar.show(1 - (self._until - clock.now()) / self.task.budget_s, what)
-
     def _examine(self) -> None:
-        stream, runner = self.held.closing.enter_context(self.task.device.create_stream()), self._runner
+        stream, runner = self.held.closing.enter_context(self.task.device.create_stream()), self.runner
         for part, name in zip(self.task.parts, self.names, strict=True):
             with naming(f"{name} alone"):
                 facts = examine(part, stream, runner.demand_time)
@@ -275,51 +271,49 @@ class _Measuring:
         runner.warm(whole)
         self.sizes.append(_Size(self.task.device.sm_count, whole))
 
-    def _open(self, requests: Sequence[tuple[int, Request]]) -> None:
-        """Open partitions, those far apart first, as many as the time suffices for."""
-        until = clock.now() + OPENING_SHARE * self.task.budget_s
+    def _open(self, requests: Sequence[tuple[int, Request]]) -> bool:
+        """Open partitions, those far apart first; returns whether the time suffices for all of them."""
+        complete, until = True, clock.now() + OPENING_SHARE * self.task.budget_s
         for place in _far_apart(len(requests)):
             if clock.now() > until:
-                self.complete = False
-                return
+                return False
             count, request = requests[place]
-            self._show(f"opening {count} SMs")
+            self.show(f"opening {count} SMs")
             pool = self.held.closing.enter_context(PartitionPool(self.task.device))
             with sharing():
                 parts = pool.prepare(Layout.of({PART: request}))
             streams = {PART: parts.part.stream}
-            size = _Size(parts.part.sm_count, self._trial(f"{count} SMs", streams))
+            size = _Size(parts.part.sm_count, self._sized(f"{count} SMs", streams))
             if len(self.task.parts) > 1 and "background" in parts:
-                size.both = self._trial(f"{count} SMs", {**streams, LOAD: parts.background.stream})
+                size.both = self._sized(f"{count} SMs", {**streams, LOAD: parts.background.stream})
             try:
                 for trial in filter(None, (size.alone, size.both)):
-                    self._runner.warm(trial)
+                    self.runner.warm(trial)
             except OutOfTime:
-                self.complete = False
-                return
-            if LEAST_PAIRS * sum(map(self._round_s, [*self.sizes, size])) > self._until - clock.now():
-                self.complete = False
+                return False
+            if LEAST_PAIRS * sum(map(self._round_s, [*self.sizes, size])) > self.runner.deadline - clock.now():
+                complete = False
             else:
                 self.sizes.append(size)
+        return complete
 
-    def _trial(self, name: str, streams: Mapping[str, Stream]) -> Trial:
-        idle = clock_for(self.objective, self.task.device, streams, self.held.closing)
-        return Trial(name, self.task.parts[: len(streams)], streams, idle)
+    def _sized(self, name: str, streams: Mapping[str, Stream]) -> Trial:
+        return Trial(name, self.task.parts[: len(streams)], streams, self.idle(streams))
 
     def _round_s(self, size: _Size) -> float:
         """How long a round of a size takes."""
-        call_s = self._runner.alone_s[PART] = size.alone.pace_s
-        calls_s = self._runner.latency_batch_s(self.task.parts[:1], self.objective) if size.both is not None else 0.0
+        call_s = self.runner.alone_s[PART] = size.alone.pace_s
+        calls_s = self.runner.latency_batch_s(self.task.parts[:1], self.objective) if size.both is not None else 0.0
         return max(BATCH_S, call_s) + 2 * calls_s
 
     def _measure(self, size: _Size) -> None:
-        self._show(f"measuring {self.names[0]} in {size.sm_count} SMs")
-        shape = self._runner.shape([size.alone])
-        size.seconds.append(self._runner.back_to_back(size.alone, shape).seconds)
+        self.show(f"measuring {self.names[0]} in {size.sm_count} SMs")
+        shape = self.runner.shape([size.alone])
+        size.seconds.append(self.runner.back_to_back(size.alone, shape).seconds)
         if size.both is not None:
-            self._runner.alone_s[PART] = size.alone.step_s  # half of what it can take in this size
-            size.latency.append(self._runner.batch(size.alone, shape))
-            size.loaded.append(self._runner.batch(size.both, shape))
+            self.runner.alone_s[PART] = size.alone.step_s  # half of what it can take in this size
+            size.latency.append(self.runner.batch(size.alone, shape))
+            size.loaded.append(self.runner.batch(size.both, shape))
 
 
 def _far_apart(count: int) -> list[int]:

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
 from cuda_gctx._core.text import parsed_json
-from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput
-from cuda_gctx.tune._plans import Plan
+from cuda_gctx.partitions.layout import Layout
+from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, settle
 
-__all__ = ["Document"]
+__all__ = ["Document", "settle_by_type"]
 
 Value = TypeVar("Value", bound="Document")
 Made = TypeVar("Made")
@@ -30,7 +30,7 @@ class Document:
 
     def to_json(self) -> str:
         """The value as JSON, for from_json()."""
-        return json.dumps({"schema": self.schema, **_plain(self)}, indent=1)
+        return json.dumps(_plain(self), indent=1)
 
     @classmethod
     def from_json(cls: type[Value], text: str) -> Value:
@@ -38,8 +38,11 @@ class Document:
 
         text: what to_json() returned. Anything else raises a ValueError that names the field.
         """
+        return cls._read(parsed_json(text))
+
+    @classmethod
+    def _read(cls: type[Value], value: Any) -> Value:
         what = f"{cls.__name__.lower()} of schema {cls.schema}"
-        value = parsed_json(text)
         if not isinstance(value, Mapping) or value.get("schema") != cls.schema:
             raise ValueError(f"not a {what}: measure again with this version")
         try:
@@ -53,16 +56,23 @@ class Document:
         """Raise an error if the fields do not fit each other."""
 
 
+def settle_by_type(value: Any) -> None:
+    """Check the fields of a frozen dataclass by their types; a TypeError or ValueError names the field."""
+    kinds = _kinds(type(value))  # type: ignore[arg-type]
+    settle(value, **{name: _read(kind, getattr(value, name), name) for name, kind in kinds.items()})
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, Plan):
-        return value.to_dict()
+    if isinstance(value, Layout):
+        return json.loads(value.to_json())
     if isinstance(value, Throughput):
         return {"throughput": dict(value.weights)}
     if isinstance(value, TailLatency):
         found = asdict(value)
         return {"tail_latency": found.pop("part"), **found}
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        schema: dict[str, Any] = {"schema": value.schema} if isinstance(value, Document) else {}
+        return schema | {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
@@ -71,9 +81,12 @@ def _plain(value: Any) -> Any:
 def _read(kind: Any, value: Any, path: str) -> Any:
     """A value of a type. TypeError or ValueError with the path of what is wrong."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Plan or kind == Objective:
+    document = kind if isinstance(kind, type) and issubclass(kind, Document) else None
+    if document or kind is Layout or kind == Objective:
         try:
-            return Plan.from_dict(value) if kind is Plan else _objective(value)
+            if kind is Layout:
+                return value if isinstance(value, Layout) else Layout.from_json(json.dumps(value))
+            return document._read(value) if document else _objective(value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
     if type(None) in arguments:
@@ -81,11 +94,11 @@ def _read(kind: Any, value: Any, path: str) -> Any:
         return None if value is None else _read(kind, value, path)
     if isinstance(kind, type) and is_dataclass(kind):
         return _made(kind, value, path)
-    if origin is dict:
-        found = _is(dict, "an object", value, path)
+    if origin in (dict, Mapping):
+        found = _is(Mapping, "a mapping", value, path)  # type: ignore[type-abstract]
         return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in found.items()}
     if origin is tuple:
-        items = _is(list, "a list", value, path)
+        items = value if isinstance(value, tuple) else _is(list, "a list or tuple", value, path)
         return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(items))
     if hasattr(kind, "_fields"):  # a named tuple
         if len(_is(list, "a list", value, path)) != len(kind._fields):

@@ -1,22 +1,19 @@
 """Measuring plans within a budget: which batches, of how many steps or calls, and what counts of them.
 
-- When each part ran is observed in separate batches.
 - All plans of a round get the same number of steps and the same gate, on which the step time of launch-bound work
   depends.
-- The first steps of a plan are not counted, because kernels are loaded and allocators grow. Neither is the first
-  second, in which a chip that has rested runs faster than later.
+- The first steps of a plan are not counted, because kernels are loaded and allocators grow.
 - Where the device waits for the host, the work is launch-bound, and the sample says so. Such work is enqueued without a
-  gate, as a program would do it: by a host thread for each part, unless the caller wants one thread or graphs. How fast
-  two threads enqueue depends on how they are scheduled, so each round has new ones.
+  gate, as a program would do it: by a host thread for each part, unless the caller wants one thread or graphs.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from math import ceil
 from threading import Event
 from typing import NamedTuple
 
@@ -160,7 +157,7 @@ class Runner:
             return  # what a first step takes in addition is little of a long one
         before = self._steps(trial, self.steps_for(trial, 2)).seconds
         for _ in range(MOST_WARM_UPS):
-            steps = self.steps_for(trial, max(1, ceil(WARM_S / max(before, WARM_S / MOST_STEPS))))
+            steps = self.steps_for(trial, max(1, math.ceil(WARM_S / max(before, WARM_S / MOST_STEPS))))
             now = self._steps(trial, steps).seconds
             if abs(now - before) <= ALIKE * before:
                 break
@@ -168,21 +165,25 @@ class Runner:
 
     def warm_like(self, trial: Trial, first: Trial) -> None:
         """Let another opening of a plan run until it is as fast as the first one, if that happens soon."""
-        until = clock.now() + self.retry_s
-        while clock.now() < until:
-            sample = self.batch(trial, self.shape([trial]))
-            if sample.seconds <= (1 + ALIKE) * first.step_s or isinstance(self.objective, TailLatency):
-                return
+        fast_s = math.inf if isinstance(self.objective, TailLatency) else (1 + ALIKE) * first.step_s
+        self.run_for(trial, self.retry_s, lambda samples: samples[-1].seconds <= fast_s)
 
     def settle_clocks(self, trial: Trial) -> list[Sample]:
         """Run batches until they take equally long: a chip that has rested is faster than one that is hot or at its
         power limit."""
-        until = clock.now() + MOST_SETTLING_S
-        samples: list[Sample] = []
+
+        def are_alike(samples: Sequence[Sample]) -> bool:
+            last = [sample.seconds for sample in samples[-3:]]
+            return len(last) == 3 and max(last) <= (1 + NOISE) * min(last)
+
+        return self.run_for(trial, MOST_SETTLING_S, are_alike)
+
+    def run_for(self, trial: Trial, seconds: float, is_enough: Callable[[list[Sample]], bool]) -> list[Sample]:
+        """Take samples for so many seconds, or until they are enough."""
+        until, samples = clock.now() + seconds, list[Sample]()
         while clock.now() < until:
             samples.append(self.batch(trial, self.shape([trial])))
-            last = [sample.seconds for sample in samples[-3:]]
-            if len(last) == 3 and max(last) <= (1 + NOISE) * min(last):
+            if is_enough(samples):
                 break
         return samples
 
@@ -224,12 +225,12 @@ class Runner:
     def _depth(self, name: str, critical: str) -> int:
         """How many calls of another part are kept queued, so that it does not run dry during a critical call."""
         alone = self.alone_s
-        return min(MOST_DEPTH, 2 + ceil(2 * alone.get(critical, 0) / max(alone.get(name, 0), 1e-6)))
+        return min(MOST_DEPTH, 2 + math.ceil(2 * alone.get(critical, 0) / max(alone.get(name, 0), 1e-6)))
 
     def calls_of_batch(self, critical: Part, others: Sequence[Part], objective: TailLatency) -> tuple[int, float]:
         """How many critical calls a batch has, and how long it lasts at the least."""
         alone_s = self.alone_s.get(critical.name, 0.0)
-        wanted = min(max(LEAST_CALLS, ceil(TAIL_CALLS / (1 - objective.quantile))), self.most_calls)
+        wanted = min(max(LEAST_CALLS, math.ceil(TAIL_CALLS / (1 - objective.quantile))), self.most_calls)
         if wanted * alone_s > LONG_S:
             wanted = min(wanted, max(LEAST_LONG_CALLS, int(LONG_S / alone_s)))
         other_s = max((self.alone_s.get(part.name, 0.0) for part in others), default=0.0)

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core.arguments import as_bool, as_int, as_number
-from cuda_gctx.tune._plans import settle
 
 __all__ = ["SHARE", "Objective", "TailLatency", "Throughput", "checked", "critical_part", "number_of", "weight_of"]
 
@@ -18,6 +17,12 @@ LARGEST_WEIGHT = 10_000
 # A batch has too few calls for more.
 LARGEST_QUANTILE = 0.999
 SHARE = "a share of at least 0 and less than 1"
+
+
+def settle(value: object, **fields: Any) -> None:
+    """Sets fields of a frozen dataclass. Not by vars(), whose dictionary makes each field dearer to read."""
+    for name, item in fields.items():
+        object.__setattr__(value, name, item)
 
 
 def number_of(name: str, value: object, allowed: str, fits: Callable[[float], bool]) -> float:

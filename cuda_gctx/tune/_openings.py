@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cuda_gctx._core import clock
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CapturingError, CUDAError
-from cuda_gctx._core.stream import Stream, is_capturing
+from cuda_gctx._core.stream import Stream, StreamOptions, is_capturing
+from cuda_gctx.measure.loop import is_apart
 from cuda_gctx.partitions import PartitionPool
-from cuda_gctx.tune._batches import Trial, clock_for
+from cuda_gctx.partitions.causes import MOST_CONNECTIONS
+from cuda_gctx.tune._batches import Trial
 from cuda_gctx.tune._guard import Sitting, sharing
 from cuda_gctx.tune._measure import Runner
 from cuda_gctx.tune._measurement import AS_GRAPHS, BY_ONE_HOST, Measurement, Record
+from cuda_gctx.tune._objectives import TailLatency
 from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._sizes import Allocation, Sizes
 from cuda_gctx.tune._work import Part, PartError, Task, libraries_loaded, naming, why_not
@@ -83,8 +86,7 @@ class Openings:
     def part(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
         """A part alone."""
         streams = {part.name: stream}
-        idle = clock_for(self.task.objective, self.task.device, streams, self.held.closing)
-        return Trial(name, (part,), streams, idle, library_sms)
+        return Trial(name, (part,), streams, self.idle(streams), library_sms)
 
     def plan(
         self, plan: Plan, allocation: Allocation | None = None, where: Device | PartitionPool | None = None
@@ -94,20 +96,40 @@ class Openings:
         candidate = Candidate(plan=plan, trial=trial, allocation=allocation)
         self.found.plans.append(candidate)
         self.show(f"warming up {plan}")
-        with self.forgiving(candidate, trial):
-            self.runner.warm(trial)
+        self.warm(candidate)
         return candidate
 
+    def warm(self, candidate: Candidate) -> None:
+        """Run the first steps of a candidate."""
+        with self.forgiving(candidate, candidate.trial):
+            self.runner.warm(candidate.trial)
+
     def _trial(self, plan: Plan, where: Device | PartitionPool) -> Trial:
-        task, closing = self.task, self.held.closing
         with sharing():
-            streams = closing.enter_context(plan.open(where))
-        idle = clock_for(task.objective, task.device, streams, closing)
-        trial = Trial(plan, task.parts, streams, idle, plan.library_sms)
-        if plan.share is not None and (together := task.together) is not None:
+            streams = self.held.closing.enter_context(plan.open(where))
+        trial = Trial(plan, self.task.parts, streams, self.idle(streams), plan.library_sms)
+        if plan.share is not None and (together := self.task.together) is not None:
             trial.share = share = plan.share
             trial.joint = Part("together", lambda stream: together(stream, share))
         return trial
+
+    def idle(self, streams: Mapping[str, Stream]) -> Stream:
+        """The stream by whose time calls of the critical part begin: for random arrivals one that waits for no other,
+        in a closed loop that of the part, unless other parts are queued on it.
+        """
+        objective, device, closing = self.task.objective, self.task.device, self.held.closing
+        first = next(iter(streams.values()))
+        if not isinstance(objective, TailLatency):
+            return first
+        if objective.closed_loop:
+            own = streams.get(objective.part, first)
+            return closing.enter_context(device.create_stream()) if list(streams.values()).count(own) > 1 else own
+        urgent = StreamOptions(priority=device.priority_range[1])
+        for _ in range(MOST_CONNECTIONS):
+            idle = closing.enter_context(device.create_stream(urgent))
+            if is_apart(idle, set(streams.values())):
+                break
+        return idle
 
     def parts_alone(self, candidate: Candidate) -> list[Candidate]:
         """The parts alone in the partitions of a plan."""
@@ -117,8 +139,7 @@ class Openings:
                 name, stream = f"{part.name} alone in {candidate.plan}", candidate.trial.streams[part.name]
                 trial = self.part(name, part, stream, candidate.trial.library_sms)
                 alone = Candidate(plan=None, trial=trial, allocation=candidate.allocation)
-                with self.forgiving(alone, trial):
-                    self.runner.warm(trial)
+                self.warm(alone)
                 candidate.alone_here[part.name] = alone
                 found.append(alone)
         return found

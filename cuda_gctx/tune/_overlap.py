@@ -20,11 +20,9 @@ from cuda_gctx.tune._objectives import Objective, checked, critical_part
 from cuda_gctx.tune._ranking import Ranking, value_of
 from cuda_gctx.tune._report import PartTime, Report, Result
 from cuda_gctx.tune._search import Search
-from cuda_gctx.tune._work import LAUNCHES, Task, libraries_loaded, parts_of
+from cuda_gctx.tune._work import LAUNCHES, Task, demand_choice, libraries_loaded, parts_of
 
 __all__ = ["overlap"]
-
-LIBRARY_CHOICES = ("off", "on", "auto")
 
 
 def overlap(
@@ -71,10 +69,8 @@ def overlap(
     objective = checked(objective, [part.name for part in parts])
     budget_s = as_seconds("budget_s", budget_s)
     seed = as_int("seed", seed)
-    if library_sms not in LIBRARY_CHOICES:
-        raise ValueError(f"library_sms must be one of {', '.join(LIBRARY_CHOICES)}, not {library_sms!r}")
-    if launch not in LAUNCHES:
-        raise ValueError(f"launch must be one of {', '.join(LAUNCHES)}, not {launch!r}")
+    demand_choice("library_sms", library_sms, ("off", "on", "auto"))
+    demand_choice("launch", launch, LAUNCHES)
     if library_sms == "on" and not libraries_loaded():
         raise ValueError('library_sms="on" needs torch or CuPy with a GPU, and neither is imported: import it first')
     if together is not None and not callable(together):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -10,23 +9,22 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._core.arguments import as_bool, as_int, as_number, of_fields
+from cuda_gctx._core.arguments import as_int
 from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.stream import Stream, StreamOptions
-from cuda_gctx._core.text import parsed_json
 from cuda_gctx.partitions import PartitionPool, Partitions, open_layout
 from cuda_gctx.partitions.layout import BACKGROUND, LARGEST_COUNT, Layout, is_partition_name
 from cuda_gctx.partitions.pool import switch_to
 from cuda_gctx.partitions.verification import VerifyReport, verify
+from cuda_gctx.tune._json import Document, settle_by_type
 
-__all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "settle", "sizes_of"]
+__all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
 
 Kind: TypeAlias = Literal["sequence", "streams", "priority", "together", "overlay", "partitions"]
 KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "together", "overlay", "partitions")  # the simplest first
 HINT = "SM count hint"
 ALL = "all"  # the size of the part of an overlay that has the whole device
-SCHEMA = 3
 
 
 def partition_names(parts: Sequence[str]) -> dict[str, str]:
@@ -36,14 +34,8 @@ def partition_names(parts: Sequence[str]) -> dict[str, str]:
     return {part: part if is_partition_name(part) else next(unused) for part in parts}
 
 
-def settle(value: object, **fields: Any) -> None:
-    """Sets fields of a frozen dataclass. Not by vars(), whose dictionary makes each field dearer to read."""
-    for name, item in fields.items():
-        object.__setattr__(value, name, item)
-
-
 @dataclass(frozen=True)
-class Plan:
+class Plan(Document):
     """A way to run parts.
 
     kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
@@ -60,6 +52,8 @@ class Plan:
     share: in a plan of the kind "together", the share of a call of the other part that a call of `first` takes into it.
     """
 
+    schema = 4
+
     kind: Kind
     parts: tuple[str, ...]
     layout: Layout | None = None
@@ -70,24 +64,11 @@ class Plan:
     share: float | None = None
 
     def __post_init__(self) -> None:
-        parts: object = self.parts
-        if not isinstance(parts, (tuple, list)) or not all(isinstance(part, str) for part in parts):
-            raise TypeError(f"parts must be names, like ('decode', 'prefill'), not {parts!r}")
-        if self.layout is not None and not isinstance(self.layout, Layout):
+        if not isinstance(self.layout, Layout | None):
             raise TypeError(f"layout must be a Layout, not {type(self.layout).__name__}")
-        if not isinstance(self.places, Mapping) or not all(isinstance(place, str) for place in self.places.values()):
-            raise TypeError(f"places must be the name of a partition for each part, not {self.places!r}")
-        if not isinstance(self.sm_counts, Mapping):
-            raise TypeError(f"sm_counts must be a number of SMs for each part, not {self.sm_counts!r}")
-        counts = self.sm_counts.items()
-        settle(
-            self,
-            parts=tuple(self.parts),
-            places=dict(self.places),
-            sm_counts={part: as_int(f"sm_counts[{part!r}]", count, 1, LARGEST_COUNT) for part, count in counts},
-            library_sms=as_bool("library_sms", self.library_sms),
-            share=self.share if self.share is None else as_number("share", self.share),
-        )
+        settle_by_type(self)
+        for part, number in self.sm_counts.items():
+            as_int(f"sm_counts.{part}", number, 1, LARGEST_COUNT)
         if self.kind not in KINDS:
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
@@ -219,48 +200,6 @@ class Plan:
             others = partitions[place].stream_pool(len(placed_here) - 1) if len(placed_here) > 1 else ()
             streams.update(zip(placed_here, (partitions[place].stream, *others), strict=True))
         return streams
-
-    def to_dict(self) -> dict[str, Any]:
-        """What to_json() writes, as a dictionary."""
-        return {
-            "schema": SCHEMA,
-            "kind": self.kind,
-            "parts": list(self.parts),
-            "layout": json.loads(self.layout.to_json()) if self.layout is not None else None,
-            "places": dict(self.places),
-            "first": self.first,
-            "library_sms": self.library_sms,
-            "sm_counts": dict(self.sm_counts),
-            **({} if self.share is None else {"share": self.share}),
-        }
-
-    @classmethod
-    def from_dict(cls, value: Any) -> Plan:
-        """The plan of a dictionary.
-
-        value: what to_dict() returned. Anything else raises a ValueError that names the field.
-        """
-        if not isinstance(value, Mapping) or value.get("schema") != SCHEMA:
-            raise ValueError(f"this is not a plan of schema {SCHEMA}: save it again with this version")
-        fields = {name: item for name, item in value.items() if name != "schema"}
-        try:
-            if fields.get("layout") is not None:
-                fields["layout"] = Layout.from_json(json.dumps(fields["layout"]))
-            return of_fields(cls, fields)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"this is not a plan of schema {SCHEMA}: {error}") from None
-
-    def to_json(self) -> str:
-        """The plan as JSON, which from_json() reads."""
-        return json.dumps(self.to_dict())
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """A plan that was written as JSON.
-
-        text: what to_json() returned. Anything else raises a ValueError that names the field.
-        """
-        return cls.from_dict(parsed_json(text))
 
     def __str__(self) -> str:
         if self.kind == "priority":

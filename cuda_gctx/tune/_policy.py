@@ -16,8 +16,8 @@ from cuda_gctx._core.device import Device
 from cuda_gctx._core.text import table
 from cuda_gctx.tune._guard import device_of, driver_version
 from cuda_gctx.tune._json import Document
-from cuda_gctx.tune._objectives import SHARE, number_of
-from cuda_gctx.tune._plans import Plan, settle
+from cuda_gctx.tune._objectives import SHARE, number_of, settle
+from cuda_gctx.tune._plans import Plan
 from cuda_gctx.tune._report import words
 
 __all__ = ["Policy", "Prediction"]

@@ -79,8 +79,7 @@ class Rounds(Openings):
             candidate.samples.clear()
             candidate.steps.clear()
             if runner.hosts is not None:
-                with self.forgiving(candidate, candidate.trial):
-                    runner.warm(candidate.trial)
+                self.warm(candidate)
         return True
 
     def start_hosts(self) -> None:
@@ -88,8 +87,7 @@ class Rounds(Openings):
         self.found.launched = BY_EACH_HOST
         self.runner.start_hosts(self.task.names)
         [streams] = [c for c in self.found.plans if c.kind == "streams"]
-        with self.forgiving(streams, streams.trial):
-            self.runner.warm(streams.trial)
+        self.warm(streams)
 
     def _is_launch_bound(self, settled: Sequence[Sample]) -> bool:
         """Whether the device waits for the host in sequence, or would if the parts overlapped completely.

@@ -208,7 +208,7 @@ class Search(Rounds):
             self._refine_kind(kind)
 
     def _refine_kind(self, kind: str) -> None:
-        stride = self._sizes.first_stride()
+        stride = max(1, len(self._sizes.sizes) // 8)
         while stride >= 1 and not self.is_full:
             best = self.best_partitions(kind)
             if best is None or best.allocation is None or not self._may_win(best):
@@ -230,10 +230,8 @@ class Search(Rounds):
         again = [one for one in found.values() if not one.is_sequence and self.behind(one) > HOPELESS]
         for candidate in again:
             self.show(f"trying {candidate.plan} again")
-            until = clock.now() + self.runner.retry_s
             with self.forgiving(candidate, candidate.trial):
-                while clock.now() < until:
-                    self.runner.batch(candidate.trial, self.runner.shape([candidate.trial]))
+                self.runner.run_for(candidate.trial, self.runner.retry_s, lambda _: False)
                 candidate.samples.clear()
                 candidate.hopeless = False
         if again:

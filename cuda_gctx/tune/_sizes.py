@@ -177,10 +177,6 @@ class Sizes:
             allocations += [self._allocation(targets, part) for part in (equal if two else equal[:1])]
         return list(dict.fromkeys(allocations))
 
-    def first_stride(self) -> int:
-        """How far from the best to look first, in positions of the list."""
-        return max(1, len(self.sizes) // 8)
-
     def around(self, allocation: Allocation, stride: int) -> list[Allocation]:
         """The allocations next to one: SMs go from one part to another."""
         places = dict(allocation.places)

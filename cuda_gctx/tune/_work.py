@@ -91,6 +91,12 @@ class PartFacts:
     waits: bool
 
 
+def demand_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise a ValueError unless an argument is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+
 def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     """The parts: functions by position, with their own names, or by name. Refuses all that is wrong at once."""
     parts = [part_of(function, "") for function in work]

@@ -249,7 +249,7 @@ DOORS: dict[str, Door] = {
         BOOL, True, lambda w, v: tune.Plan("partitions", ("a",), Layout(a=8), {"a": "a"}, library_sms=v)
     ),
     "Plan(sm_counts)": Door(
-        INT, 8, lambda w, v: tune.Plan("streams", ("a",), sm_counts={"a": v}), (-1, 0), r"sm_counts\['a'\]"
+        INT, 8, lambda w, v: tune.Plan("streams", ("a",), sm_counts={"a": v}), (-1, 0), r"sm_counts\.a"
     ),
     "Plan.verify(timeout)": Door(SECONDS, 5, lambda w, v: APART.verify(w.dev, timeout=v)),
     "Policy.of(quantile)": Door(NUMBER, 0.5, lambda w, v: decided(quantile=v)),

@@ -154,7 +154,7 @@ def test_a_part_can_be_replayed_as_a_graph(dev: Device) -> None:
     [
         ({"part": 3}, "part must be a function"),
         ({"load": 3}, "load must be a function"),
-        ({"launch": "threads"}, "launch must be calls or graphs"),
+        ({"launch": "threads"}, "launch must be one of calls, graphs"),
         ({"budget_s": 0}, "budget_s must be a positive number"),
         ({"sizes": [7]}, "cannot have 7 SMs"),
         ({"device": 0}, "device must be a Device"),
