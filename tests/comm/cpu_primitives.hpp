@@ -4,10 +4,7 @@
 #ifndef CPU_PRIMITIVES
 #define CPU_PRIMITIVES
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <stdint.h>
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
