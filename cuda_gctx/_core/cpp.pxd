@@ -213,6 +213,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         cbool is_idle() noexcept
         cbool is_of_this_thread() noexcept
         void* block() noexcept
+        void* task() noexcept
         void be_of(void*, const ContextHandle&) noexcept
         ContextHandle& context() noexcept
 

@@ -9,10 +9,10 @@ cdef class CurrentBlock:
     cdef object _context
     cdef cpp.Slot[cpp.ContextBox]* _slot  # of the context
     cdef cpp.Entry _entry
-    cdef object _task  # in which it was entered
     cdef list _more  # blocks for this one, which was entered again before it was left
 
     cdef object enter(self)
+    cdef void leave_list(self) noexcept
     cdef object enter_again(self)
     cdef object leave(self)
     cdef object leave_slowly(self, const void* task)
@@ -27,7 +27,7 @@ cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, ob
 
 cdef inline CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
     """A block of a context, for its slot. `kept`: one that it keeps, for when nobody has it; or null."""
-    if kept[0] != NULL and Py_REFCNT(kept[0]) == 1:
+    if kept[0] != NULL and Py_REFCNT(kept[0]) == 1 and (<CurrentBlock>kept[0])._entry.is_idle():
         return <CurrentBlock>kept[0]
     return make_block(kept, slot, context)
 

@@ -98,9 +98,8 @@ cdef void release_left() noexcept:
     cdef cpp.Entry* entry = cpp.this_thread().take_left()
     while entry != NULL:
         block = <CurrentBlock>entry.block()
-        block._task = None
+        block.leave_list()
         cpp.renew(block._entry.context(), block._slot[0])
-        Py_DECREF(block)
         entry = cpp.this_thread().take_left()
     report_failures()
 
@@ -172,9 +171,16 @@ cdef class CurrentBlock:
                 return self.enter_again()
             cpp.leave_what_was_left(cpp.this_thread())
             release_left()
-        self._task = <object>task
-        Py_INCREF(self)  # until it has left the list of its thread
+        # Until it has left the list of its thread.
+        Py_INCREF(<object>task)
+        if self._context is not None:
+            Py_INCREF(self)
         return <object>self._of
+
+    cdef void leave_list(self) noexcept:
+        Py_DECREF(<object>self._entry.task())
+        if self._context is not None:
+            Py_DECREF(self)
 
     cdef object enter_again(self):
         cdef CurrentBlock again = make_block(NULL, self._slot, <object>self._of)
@@ -187,8 +193,7 @@ cdef class CurrentBlock:
     cdef object leave(self):
         cdef void* task = task_of(PyThreadState_GetUnchecked())
         if self._more is None and entries != NULL and entries.leave_at_once(self._entry, task):
-            self._task = None
-            Py_DECREF(self)
+            self.leave_list()
             return None
         return self.leave_slowly(task)
 
@@ -241,6 +246,8 @@ cdef void keep_no_block(PyObject** kept, object context) noexcept:
     cdef PyObject* block = kept[0]
     kept[0] = <PyObject*>None
     if block != NULL and block != <PyObject*>None:
-        if Py_REFCNT(block) > 1:
+        is_open = not (<CurrentBlock>block)._entry.is_idle()
+        if is_open or Py_REFCNT(block) > 1:
             (<CurrentBlock>block)._context = context
-        Py_DECREF(<object>block)
+        if not is_open:  # else it is on the list of a thread, which has the reference from now on
+            Py_DECREF(<object>block)

@@ -42,6 +42,7 @@ class Entry {
   bool is_idle() const noexcept { return state_.load(std::memory_order_relaxed) == State::idle; }
   bool is_of_this_thread() const noexcept;
   void* block() const noexcept { return block_; }
+  void* task() const noexcept { return const_cast<void*>(task_); }
   void be_of(void* block, ContextHandle context) noexcept {
     block_ = block;
     context_ = std::move(context);
