@@ -6,11 +6,12 @@ Two orders hold: the order of work on SMs that are shared, or may be, and the or
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from threading import RLock
 from typing import TypeAlias
 
 from cuda_gctx._core.errors import CapturingError
 from cuda_gctx._core.stream import Stream, capture_of
-from cuda_gctx._core.switching import Switching
+from cuda_gctx._core.switching import Numbered, Switching
 from cuda_gctx.partitions.partitions import Partition, Partitions, lent_streams, sms_of, with_background
 
 # Arrangements that are remembered. Those of plans that a program makes anew again and again would fill the memory.
@@ -25,15 +26,14 @@ def _streams_of(place: Place) -> list[Stream]:
     return [stream for stream in lent if not stream.is_closed]
 
 
-class Arrangement:
+class Arrangement(Numbered):
     """Where each part runs: the partitions of a layout, each under its name, or the parts of a plan.
 
-    number: its number in the core. last_switch: the number of the last switch to it; 0 before the first. places: by
-    their numbers in the core; partitions of two layouts that share a context are one place. uses: names of parts, with
-    the numbers of their places. streams: the streams of the parts of a plan.
+    places: by their numbers in the core; partitions of two layouts that share a context are one place. uses: names of
+    parts, with the numbers of their places.
     """
 
-    __slots__ = ("last_switch", "number", "partitions", "places", "streams", "uses")
+    __slots__ = ("partitions", "places", "uses")
 
     def __init__(
         self,
@@ -43,12 +43,10 @@ class Arrangement:
         uses: frozenset[tuple[str, int]],
         streams: Mapping[str, Stream],
     ) -> None:
-        self.number = number
-        self.last_switch = 0
+        super().__init__(number, streams)
         self.partitions = partitions
         self.places = places
         self.uses = uses
-        self.streams = dict(streams)
 
     def parts_at(self, place: int) -> set[str]:
         """The parts that run in a place."""
@@ -77,19 +75,23 @@ class _Capture:
         self.joined: set[Stream] = set()
 
 
-class Arrangements:
+class Arrangements(Switching):
     """The arrangements of one pool, under its lock."""
 
-    def __init__(self) -> None:
-        self.current: Arrangement | None = None
-        self._switches = 0
-        self.by_key: dict[Hashable, Arrangement] = {}  # by partitions or plan
-        # Arrangements that were left during a capture, which could not record the work outside of it.
-        self.left_in_capture: dict[Arrangement, None] = {}
+    current: Arrangement | None
+    by_key: dict[Hashable, Arrangement]
+    left_in_capture: dict[Arrangement, None]
+
+    def __init__(self, lock: RLock, prepared: dict[object, Partitions]) -> None:
+        super().__init__(lock, prepared)
         self._capture: _Capture | None = None
-        self._switching = Switching()
         self._parts: dict[str, int] = {}  # the numbers of the parts in the core
         self._replaced: list[Arrangement] = []  # which have no key any more, and may be in use
+
+    def clear(self) -> None:
+        super().clear()
+        self._capture = None
+        self._replaced.clear()
 
     def add(
         self,
@@ -100,13 +102,13 @@ class Arrangements:
     ) -> Arrangement:
         """A new arrangement, in place of the previous one with this key."""
         places = list(uses)
-        number = self._switching.add_arrangement(
+        number = self.add_arrangement(
             (self._parts.setdefault(part, len(self._parts)), place.context, sms_of(place), place.sm_ids)
             if isinstance(place, Partition)
             else (self._parts.setdefault(part, len(self._parts)), place, None, None)
             for part, place in places
         )
-        numbers = self._switching.places_of(number)
+        numbers = self.places_of(number)
         arrangement = Arrangement(
             number,
             partitions,
@@ -142,23 +144,21 @@ class Arrangements:
         kept = [arrangement for arrangement in self._replaced if arrangement in self._current_and_left()]
         for arrangement in self._replaced:
             if arrangement not in kept:
-                self._switching.remove_arrangement(arrangement.number)
+                self.remove_arrangement(arrangement.number)
         self._replaced = kept
 
     def note_verified(self, partitions: Partitions) -> None:
         """Record on which SMs a kernel saw the partitions run, to know which partitions share none."""
         for part in with_background(partitions):
             if part.sm_ids is not None:
-                self._switching.note_sm_ids(part.context, part.sm_ids)
+                self.note_sm_ids(part.context, part.sm_ids)
 
     def enter(self, new: Arrangement) -> None:
         """Make an arrangement the current one, behind the work of the earlier ones."""
-        old = self.current
-        if old is not None and (self.left_in_capture or not self._switching.order(old.number, new.number)):
-            self._enter_around_capture(old, new)
-        self.current = new
-        self._switches += 1
-        new.last_switch = self._switches
+        if not self.enter_outside_capture(new):
+            assert self.current is not None
+            self._enter_around_capture(self.current, new)
+            self.make_current(new)
 
     def _enter_around_capture(self, old: Arrangement, new: Arrangement) -> None:
         captures = {
@@ -169,7 +169,7 @@ class Arrangements:
         }
         if not captures:
             left = dict.fromkeys((*self.left_in_capture, old))
-            if not self._switching.order_all([arrangement.number for arrangement in left], new.number):
+            if not self.order_all([arrangement.number for arrangement in left], new.number):
                 raise CapturingError(
                     "a stream that the pool has not lent is capturing a graph in one of its partitions: switch "
                     "before or after the capture"
@@ -225,9 +225,7 @@ class Arrangements:
             if parts[source] <= new.parts_at(source):
                 continue  # it may run next to all of the new arrangement
             followers = [
-                stream
-                for at, stream in later
-                if self._switching.may_share(source, at) or parts[source] & new.parts_at(at)
+                stream for at, stream in later if self.may_share(source, at) or parts[source] & new.parts_at(at)
             ]
             for stream in streams if followers else ():
                 _let_wait(stream, followers)

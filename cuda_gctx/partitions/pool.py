@@ -84,7 +84,7 @@ class PartitionPool:
         self._prepared: dict[object, Partitions] = {}  # by what prepare() was given
         self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
         self._loan_of: dict[Layout, Loan] = {}
-        self._arrangements = Arrangements()
+        self._arrangements = Arrangements(self._lock, self._prepared)
         self._device_streams: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
 
     @property
@@ -179,18 +179,17 @@ class PartitionPool:
 
         requests, named, stream: as for prepare().
         """
-        try:
-            parts = self._prepared[spelling(requests, named)]
-        except (KeyError, TypeError):
-            parts = self.prepare(*requests, stream=stream, **named)
+        known: Partitions | None = self._arrangements.switch_known(spelling(requests, named))
+        if known is not None:
+            return known
+        parts = self.prepare(*requests, stream=stream, **named)
         with self._lock:
             arrangements = self._arrangements
             new = arrangements.by_key.get(parts)
             if new is None:
                 self._demand_open()
                 new = arrangements.add(parts, parts, [(part.name, part) for part in with_background(parts)])
-            if new is not arrangements.current or arrangements.left_in_capture:
-                arrangements.enter(new)
+            arrangements.enter(new)
         return parts
 
     def _arrangement_of(self, plan: Switchable, parts: Partitions | None) -> Arrangement:
@@ -328,7 +327,7 @@ class PartitionPool:
             self._loans.clear()
             self._loan_of.clear()
             # Before the contexts, which its events keep alive.
-            self._arrangements = Arrangements()
+            self._arrangements.clear()
             for stream in self._device_streams.values():
                 stream.close()
             self._device_streams.clear()
@@ -363,23 +362,14 @@ def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
 
     The pool creates each stream on the whole device once, and closes it. These streams share SMs with every partition.
     """
-    with pool._lock:
-        arrangements = pool._arrangements
-        new = arrangements.by_key.get(plan)
-        if new is not None and not _any_closed(new.streams):
-            if new is not arrangements.current or arrangements.left_in_capture:
-                arrangements.enter(new)
-            return new.streams.copy()
-    parts = pool.prepare(plan.layout) if plan.layout is not None else None
-    with pool._lock:
-        pool._demand_open()
-        new = pool._arrangement_of(plan, parts)
-        pool._arrangements.enter(new)
-        return new.streams.copy()
-
-
-def _any_closed(streams: Mapping[str, Stream]) -> bool:
-    for stream in streams.values():  # noqa: SIM110  a generator would be one more object for each switch
-        if stream.is_closed:
-            return True
-    return False
+    arrangements = pool._arrangements
+    new: Arrangement | None = arrangements.switch_to_known(plan)
+    if new is None:
+        parts = pool.prepare(plan.layout) if plan.layout is not None else None
+        with pool._lock:
+            pool._demand_open()
+            new = arrangements.by_key.get(plan)
+            if new is None or not new.is_open:
+                new = pool._arrangement_of(plan, parts)
+            arrangements.enter(new)
+    return new.streams.copy()

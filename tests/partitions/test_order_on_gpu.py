@@ -34,6 +34,8 @@ def test_the_model_finds_a_pool_that_orders_nothing(dev: Device, monkeypatch: py
         self.current = new
 
     monkeypatch.setattr(Arrangements, "enter", orders_nothing)
+    for known in ("switch_known", "switch_to_known"):  # so that all switches are made by enter()
+        monkeypatch.setattr(Arrangements, known, lambda self, key: None)
 
     def is_found(seed: int) -> bool:
         try:
