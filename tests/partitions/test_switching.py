@@ -147,7 +147,8 @@ def test_a_switch_is_one_call_of_the_core_and_leaves_no_objects(dev: Device, tar
         finally:
             sys.setprofile(None)
         is_plan = isinstance(target[0], Plan)
-        assert called == (["switch_to_known"] if is_plan else ["spelling", "switch_known"])
+        known = "switch_to_known" if is_plan else "switch_known"
+        assert [name for name in called if name != "spelling"] == [known]
         # Between launches, the caches are those of others, and each frame costs as much as a driver call.
         assert frames == (["<lambda>", "switch", "switch_to", "__hash__"] if is_plan else ["<lambda>", "switch"])
         dev.sync()
