@@ -26,9 +26,7 @@ MOST_ROWS, MOST_BARS = 16, 14
 # The axis of a picture ends a little behind the sequence and the choice: the bars of far slower plans are cut off.
 BEHIND = 1.6
 WIDTH = 80  # of the table, if possible
-RANGE = "p10 to p90"
 LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
-LEAST_SAMPLES = 5
 
 
 def words(seconds: float) -> str:
@@ -260,7 +258,7 @@ class Report(Document, Pictured):
         """One table that fits a terminal: beyond that, plans are shortened to their sizes, and columns are left out."""
         shown = self.foremost(MOST_ROWS)
         columns = self._columns(shown)
-        expendable = [title for title in (RANGE, "p50", "largest", "overlap") if title in columns]
+        expendable = [title for title in ("p50", "largest", "overlap") if title in columns]
         expendable += [title for name in reversed(self.alone) if (title := self._title(name)) in columns]
         for number, briefly in product(range(len(expendable) + 1), (False, True)):
             names, is_brief = names_of_plans(self, shown, briefly=briefly)
@@ -279,7 +277,6 @@ class Report(Document, Pictured):
         """The columns behind that of the plans, by title."""
         columns: dict[str, list[str | None]] = {
             title_of(self.objective): [words(r.seconds.value) for r in shown],
-            RANGE: [_range(r.seconds) for r in shown],
             "/sequence": [f"{r.relative:.3f}" for r in shown],
         }
         if self.objective == "makespan":
@@ -372,15 +369,6 @@ def names_of_plans(report: Report, results: Sequence[Result], *, briefly: bool =
         return "/".join(sizes[part] for part in report.alone) + (", hint" if plan.library_sms else "")
 
     return [name(result.plan) for result in results], briefly
-
-
-def _range(seconds: Spread) -> str | None:
-    """From p10 to p90, if there are enough samples."""
-    if seconds.samples < LEAST_SAMPLES:
-        return None
-    low, high = words(seconds.p10), words(seconds.p90)
-    unit = high.split()[-1]
-    return f"{low.removesuffix(f' {unit}')} to {high}"
 
 
 def _cell(part: PartTime) -> str | None:
