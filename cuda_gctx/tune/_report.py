@@ -258,8 +258,8 @@ class Report(Document, Pictured):
         """One table that fits a terminal: beyond that, plans are shortened to their sizes, and columns are left out."""
         shown = self.foremost(MOST_ROWS)
         columns = self._columns(shown)
-        expendable = [title for title in ("p50", "largest", "overlap") if title in columns]
-        expendable += [title for name in reversed(self.alone) if (title := self._title(name)) in columns]
+        order = ["p50", "largest", "overlap", *map(self._title, reversed(self.alone))]
+        expendable = [title for title in order if title in columns]
         for number, briefly in product(range(len(expendable) + 1), (False, True)):
             names, is_brief = names_of_plans(self, shown, briefly=briefly)
             left = {title: cells for title, cells in columns.items() if title not in expendable[:number]}
