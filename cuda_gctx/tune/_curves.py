@@ -101,8 +101,6 @@ class Curve(Document, Pictured):
         if not self.points:
             raise ValueError("points is empty")
 
-    # ---- for people
-
     def __repr__(self) -> str:
         first, last = self.points[0], self.points[-1]
         sizes = " and ".join(f"{words(p.seconds.value)} in {p.sm_count} SMs" for p in (first, last))

@@ -106,8 +106,6 @@ class Runner:
             self.hosts.close()
             self.hosts = None
 
-    # ---- time
-
     def demand_time(self) -> None:
         """Raise OutOfTime if the budget is used up."""
         if clock.now() >= self.deadline:
@@ -144,8 +142,6 @@ class Runner:
 
     def _gate_s(self, host_s: float) -> float:
         return AHEAD.gate_s(host_s) if self.gated else 0.0
-
-    # ---- batches
 
     def warm(self, trial: Trial) -> None:
         """Run the first steps of a trial, which are not counted, and estimate how long a step takes."""
@@ -219,8 +215,6 @@ class Runner:
         launch_bound = batch.late and host_s >= LAUNCH_BOUND * step_s and sum(each_s) >= step_s / 2
         trial.step_s, trial.host_s = step_s, host_s
         return Sample(step_s, launch_bound, host_s, calls, steps=steps)
-
-    # ---- latency
 
     def _depth(self, name: str, critical: str) -> int:
         """How many calls of another part are kept queued, so that it does not run dry during a critical call."""

@@ -81,8 +81,6 @@ class Openings:
         """Show progress."""
         self.held.bar.show((clock.now() - self.began) / self.task.budget_s, what)
 
-    # ---- plans and parts
-
     def part(self, name: str, part: Part, stream: Stream, library_sms: bool = False) -> Trial:
         """A part alone."""
         streams = {part.name: stream}
@@ -164,8 +162,6 @@ class Openings:
                     candidate.again.append(trial)
                     candidate.openings += 1
 
-    # ---- divisions of the SMs
-
     def division(self, allocation: Allocation, sizes: Sizes) -> list[Candidate]:
         """The plans of a new division of the SMs: without the SM count hint, with it, or both."""
         if allocation in self.tried or self.is_full:
@@ -206,8 +202,6 @@ class Openings:
             self.found.note(f"the SM count hint was not measured: {reason}")
             self._library_sms = "off"
         return reason is None
-
-    # ---- failures, and the end
 
     @contextmanager
     def forgiving(self, candidate: Candidate, trial: Trial) -> Iterator[None]:

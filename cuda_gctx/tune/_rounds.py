@@ -41,8 +41,6 @@ class Rounds(Openings):
             self._ranking = Ranking(self.found)
         return self._ranking
 
-    # ---- the time
-
     def batch_s(self) -> float:
         """How long a batch of a plan takes at the least: a few steps, one long step, or the calls of a latency."""
         if isinstance(self.found.objective, TailLatency):
@@ -62,8 +60,6 @@ class Rounds(Openings):
     def durations(self) -> dict[str, float]:
         """How long the calls of a step of each part take alone."""
         return {name: alone_s * self.found.weight(name) for name, alone_s in self.runner.alone_s.items()}
-
-    # ---- who enqueues the work
 
     def open_gate(self, settled: Sequence[Sample]) -> bool:
         """Whether the work is launch-bound, and is measured without a gate from now on, by a host thread for each part
@@ -104,8 +100,6 @@ class Rounds(Openings):
         if self.runner.launch != "graphs" and self.found.called_s() >= max(self.durations().values()):
             return True
         return launch_bound([*settled, *self.found.sequence().samples.values()])
-
-    # ---- rounds
 
     def measure(
         self, candidates: Sequence[Candidate], number: int, drop: bool = True, look: Sequence[Candidate] = ()
@@ -167,8 +161,6 @@ class Rounds(Openings):
                 limit = HOPELESS if len(candidate.samples) > 1 else HOPELESS_AT_ONCE
                 accepted = self.ranking.accepts(candidate, leniently=True)
                 candidate.hopeless = self.behind(candidate) > limit or not accepted
-
-    # ---- the best so far
 
     def best_partitions(self, kind: str | None = None) -> Candidate | None:
         """The best plan with partitions, or of a kind of these."""

@@ -54,8 +54,6 @@ class Search(Rounds):
             self._sizes = Sizes(task.device, task.names, None, ())
             self.found.notes.append(f"partitions were not measured: {error}")
 
-    # ---- the phases
-
     def run(self) -> None:
         """Run all phases. Ends early, and notes that, when the budget is used up."""
         self.found.complete = True
@@ -107,8 +105,6 @@ class Search(Rounds):
         self.runner.deadline = self.began + self._search_until()
         self._divide(base)
 
-    # ---- divisions of the SMs
-
     def _search_until(self, share: float = SEARCH_UNTIL) -> float:
         """After how many seconds the sizes have to be known, so that time is left to compare a few finalists with the
         sequence.
@@ -158,8 +154,6 @@ class Search(Rounds):
         made = [candidate for allocation in allocations for candidate in self.division(allocation, self._sizes)]
         self.measure([*base, *made], rounds)
 
-    # ---- shares of the bulk work in a call of the urgent part
-
     @property
     def _urgent_and_bulk(self) -> tuple[str, str]:
         """The part whose calls take in the other, the last one unless a latency is minimized; and the other."""
@@ -194,8 +188,6 @@ class Search(Rounds):
                 raise OutOfTime
             self.measure([self.found.sequence(), best, *made], REFINING_ROUNDS)
             joined += [one for one in made if one.samples]
-
-    # ---- plans next to the best ones
 
     def _may_win(self, best: Candidate) -> bool:
         """Whether the best plan of a kind is so close to the fastest one that plans next to it may win."""

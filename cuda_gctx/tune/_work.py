@@ -136,9 +136,6 @@ def naming(what: object) -> Iterator[None]:
         raise
 
 
-# ---- libraries
-
-
 def _library(name: str) -> Any:
     """The library of this name; None if it is not loaded, or has no GPU to work on (a torch for CPUs has none)."""
     library: Any = sys.modules.get(name)
@@ -180,9 +177,6 @@ def why_not(stream: Stream) -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
-# ---- graphs
-
-
 def captured(part: Part, stream: Stream, library_sms: bool, plan: object, closing: ExitStack) -> Part:
     """The part as a graph that is captured on the stream, after a first call, and launched there.
 
@@ -205,9 +199,6 @@ def captured(part: Part, stream: Stream, library_sms: bool, plan: object, closin
             f'{part.name} cannot be captured as a graph ({plan}): {error}; launch="graphs" needs functions that only '
             "enqueue work"
         ) from error
-
-
-# ---- a part by itself
 
 
 def _is_nothing(seconds: float, stream: Stream, gate_s: float) -> bool:

@@ -515,6 +515,7 @@ DECIDING = (
     "tune/_measure.py",
     "tune/_measurement.py",
     "tune/_objectives.py",
+    "tune/_openings.py",
     "tune/_ranking.py",
     "tune/_rounds.py",
     "tune/_search.py",
