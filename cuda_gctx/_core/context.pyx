@@ -246,7 +246,9 @@ cdef class Context:
 
         Blocks of a thread must end in the reverse order in which they began, and must not contain an await.
         """
-        cpp.live(self._slot)
+        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
+        if box.get() == NULL or not box.get().is_live():
+            cpp.live(self._slot)
         return new_block(&self._kept_block, &self._slot, self)
 
     def close(self):

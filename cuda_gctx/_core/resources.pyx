@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 cimport cython
+from cpython.list cimport PyList_New, PyList_SET_ITEM
+from cpython.ref cimport Py_INCREF
 from cython.operator cimport dereference
 from libc.stdint cimport uintptr_t
 from libcpp.utility cimport move
@@ -304,11 +306,14 @@ cdef class SMResource:
         cdef bint only_compute = dry_run is not False and as_bool("dry_run", dry_run)
         cdef cpp.SplitResult result
         cdef size_t position
-        cdef list groups = []
+        cdef list groups
         self._runtime.demand_usable()
         result = cpp.split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
+        groups = PyList_New(result.groups.size())
         for position in range(result.groups.size()):
-            groups.append(SMResource.taking(self._runtime, result.groups[position]))
+            group = SMResource.taking(self._runtime, result.groups[position])
+            Py_INCREF(group)
+            PyList_SET_ITEM(groups, position, group)
         return groups, SMResource.taking(self._runtime, result.remainder)
 
     def __eq__(self, other):
