@@ -32,9 +32,9 @@ pytestmark = pytest.mark.sim_only
 DEVICE_COMMANDS = [["info"], ["sizes"], ["plan", "16", "rest"], ["verify"]]
 
 
-def run(*arguments: str) -> Result:
+def run(*arguments: str, **environment: str) -> Result:
     """The command line in this process, on the driver of this process."""
-    done = CliRunner().invoke(root, arguments, prog_name="cuda-gctx")
+    done = CliRunner().invoke(root, arguments, prog_name="cuda-gctx", env=environment)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return done
@@ -81,8 +81,8 @@ def in_a_terminal(columns: int, *arguments: str) -> str:
 def completed(words: str) -> list[str]:
     """What bash is offered for the last of the words."""
     count = len(words.split(" ")) - 1
-    done = child(COMP_WORDS=words, COMP_CWORD=str(count), _CUDA_GCTX_COMPLETE="bash_complete")
-    assert done.returncode == 0, done.stderr
+    done = run(COMP_WORDS=words, COMP_CWORD=str(count), _CUDA_GCTX_COMPLETE="bash_complete")
+    assert done.exit_code == 0, done.stderr
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
@@ -195,17 +195,16 @@ def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
 # ---- how it ends
 
 
-@pytest.mark.parametrize("arguments", DEVICE_COMMANDS, ids=lambda words: words[0])
+@pytest.mark.parametrize("arguments", [*DEVICE_COMMANDS, ["info", "--json"]], ids=" ".join)
 @pytest.mark.parametrize("driver", ["/no/such/driver.so", "sim:h200,devices=0"])
 def test_without_a_driver_or_device_the_status_is_3_and_the_message_says_what_to_do(
     arguments: list[str], driver: str
 ) -> None:
-    for words in (arguments, [*arguments, "--json"]):
-        done = child(*words, CUDA_GCTX_DRIVER=driver)
-        assert done.returncode == 3
-        assert not done.stdout
-        assert "CUDA_GCTX_DRIVER=sim" in done.stderr
-        assert "Traceback" not in done.stderr
+    done = child(*arguments, CUDA_GCTX_DRIVER=driver)
+    assert done.returncode == 3
+    assert not done.stdout
+    assert "CUDA_GCTX_DRIVER=sim" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None:
@@ -310,11 +309,16 @@ def test_a_mistake_of_the_program_itself_is_not_hidden(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["info"], ["doctor"], ["plan", "16", "rest", "--json"], ["sim", "profiles"], ["--help"], ["plan", "--help"]],
-    ids=" ".join,
+    ("arguments", "unbuffered"),
+    [
+        pytest.param(words.split(), "1" * unbuffered, marks=() if number % 2 == unbuffered else pytest.mark.long)
+        for number, words in enumerate(
+            ["info", "doctor", "plan 16 rest --json", "sim profiles", "--help", "plan --help"]
+        )
+        for unbuffered in (False, True)
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_standard_output_that_is_full_is_one_message(arguments: list[str], unbuffered: str) -> None:
     with open("/dev/full", "w") as full:
         done = child(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
@@ -333,8 +337,9 @@ def test_what_is_simulated_says_so(arguments: list[str], sim: Callable[..., Any]
 
 
 @pytest.mark.parametrize("arguments", [*DEVICE_COMMANDS, ["doctor"]], ids=lambda words: words[0])
-def test_json_is_one_document_that_names_its_command(arguments: list[str]) -> None:
-    done = child(*arguments, "--json")
+def test_json_is_one_document_that_names_its_command(arguments: list[str], sim: Callable[..., Any]) -> None:
+    sim("h200")
+    done = run(*arguments, "--json")
     document = json.loads(done.stdout)
     assert document["command"] == arguments[0]
     assert document["version"] == cuda_gctx.__version__
@@ -382,12 +387,17 @@ def test_a_shell_can_complete(words: str, offered: list[str]) -> None:
 
 @pytest.mark.parametrize("command", ["run", "profiles", "explain", "path"])
 def test_the_options_of_the_software_driver_that_are_offered_are_those_it_has(command: str) -> None:
-    usage = child("sim", command, "--help").stdout
+    usage = run("sim", command, "--help").stdout
     assert set(completed(f"cuda-gctx sim {command} --")) == set(re.findall(r"(?<!\w)--[a-z]+", usage))
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_its_script(shell: str) -> None:
-    done = child(_CUDA_GCTX_COMPLETE=f"{shell}_source")
-    assert done.returncode == 0, done.stderr
+    done = run(_CUDA_GCTX_COMPLETE=f"{shell}_source")
+    assert done.exit_code == 0, done.stderr
     assert "cuda-gctx" in done.stdout
+
+
+def test_a_program_completes_too() -> None:
+    words = "cuda-gctx pl"
+    assert child(COMP_WORDS=words, COMP_CWORD="1", _CUDA_GCTX_COMPLETE="bash_complete").stdout == "plain,plan\n"

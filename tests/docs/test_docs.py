@@ -188,14 +188,14 @@ def test_commands_on_a_page_print_what_the_page_shows(page: Path) -> None:
 
 @pytest.mark.parametrize("page", pages_with("pytest"), ids=name_of)
 def test_test_files_on_a_page_pass(page: Path, tmp_path: Path) -> None:
-    for block in blocks_of(page.read_text()):
-        if block.kind != "pytest":
-            continue
-        path = tmp_path / f"test_line_{block.line}.py"
-        path.write_text(block.text)
-        plugin = () if plugin_is_registered() else ("-p", "cuda_gctx.sim.pytest_plugin")
-        done = child(sys.executable, "-m", "pytest", "-q", *plugin, "--rootdir", str(tmp_path), str(path))
-        assert done.returncode == 0, f"{name_of(page)}:{block.line}:\n{done.stdout}\n{done.stderr}"
+    blocks = {f"test_line_{one.line}.py": one for one in blocks_of(page.read_text()) if one.kind == "pytest"}
+    for file, block in blocks.items():
+        (tmp_path / file).write_text(block.text)
+    plugin = () if plugin_is_registered() else ("-p", "cuda_gctx.sim.pytest_plugin")
+    done = child(sys.executable, "-m", "pytest", "-q", "-rp", *plugin, "--rootdir", str(tmp_path), str(tmp_path))
+    assert done.returncode == 0, f"{name_of(page)}:\n{done.stdout}\n{done.stderr}"
+    passed = {Path(name).name for name in re.findall(r"^PASSED (.*?)::", done.stdout, re.MULTILINE)}
+    assert passed == blocks.keys()
 
 
 def plugin_is_registered() -> bool:
