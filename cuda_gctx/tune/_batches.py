@@ -95,6 +95,10 @@ class Trial:
         return [(part, count) for part, count in calls if count]
 
 
+def _meet_nobody() -> None:
+    """What a thread does that waits for no other one."""
+
+
 def steps_of(
     trial: Trial,
     number: int,
@@ -161,12 +165,12 @@ def steps_of(
             trial.main.record(ended)
             if hosts is not None and apart:
                 meeting = Barrier(len(names))
-                meet = meeting.wait if joined else bool
+                meet = meeting.wait if joined else _meet_nobody
                 own = {part.name: [(part, counts[part.name])] for part in trial.parts}
                 with hosts.running({name: partial(run, one, [name], meet) for name, one in own.items()}, meeting):
                     pass
             else:
-                run(calls, names, bool)
+                run(calls, names, _meet_nobody)
             return list(before_last.values()) if number > 1 else []
 
         return timed_batch(streams, enqueue, gate_s)
