@@ -38,6 +38,9 @@ if(NOT TARGET cuda_gctx_headers)
                                                          FULL_DOCS "In a release")
   set(level "$<TARGET_PROPERTY:CUDA_GCTX_OPTIMISATION>")
   target_compile_options(cuda_gctx_headers INTERFACE "$<$<CONFIG:Release>:$<IF:$<BOOL:${level}>,${level},-O2>>")
+  # GCC collects its garbage from 128 MB on, which takes a sixth of the time of a unit. One takes less than 1 GB without.
+  target_compile_options(cuda_gctx_headers
+                         INTERFACE "$<$<CXX_COMPILER_ID:GNU>:SHELL:--param ggc-min-heapsize=1000000>")
   if(CUDA_GCTX_SANITIZE)
     target_compile_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE} -fno-omit-frame-pointer -g)
     target_link_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE})
