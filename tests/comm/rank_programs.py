@@ -73,8 +73,8 @@ def same_bits(one: Any, other: Any) -> bool:
     return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
-    """Every operation of every topology of a size, compared with the exact value, bit for bit."""
+def compare_topologies(size: int, make: Callable[[Any, Any], Any], types_of_each: int = 2) -> int:
+    """Every operation of every topology of a size, in some of four types, compared with the exact bits."""
     import torch
 
     from cuda_gctx.comm import MixedCommMode, MixedCommOp, expected, run_mixed_comm
@@ -84,7 +84,7 @@ def compare_topologies(size: int, make: Callable[[Any, Any], Any]) -> int:
     for number, first in enumerate(TOPOLOGIES):
         if first.world_size != size or not first.valid_ops:
             continue
-        for dtype in types[number % 2 :: 2]:
+        for dtype in (types * 2)[number % 4 :][:types_of_each]:
             handler = make(first, dtype)
             info = handler.para_info
             for op in info.every_op:
@@ -177,6 +177,15 @@ def every_topology_over_gloo(rank: int, size: int, folder: Path) -> int:
 
 @program
 def every_topology_in_threads(_: int, size: int, folder: Path) -> int:
+    return compare_in_threads(size, types_of_each=1)
+
+
+@program
+def every_topology_and_type_in_threads(_: int, size: int, folder: Path) -> int:
+    return compare_in_threads(size, types_of_each=4)
+
+
+def compare_in_threads(size: int, types_of_each: int) -> int:
     from cuda_gctx.comm import MixedCommHandler, local_world
 
     def work(rank: Any) -> int:
@@ -185,6 +194,7 @@ def every_topology_in_threads(_: int, size: int, folder: Path) -> int:
             lambda first, dtype: MixedCommHandler(
                 *numbers_of(first.at(rank.rank)), dtype, "cpu", comm_backend=rank.backend
             ),
+            types_of_each,
         )
 
     compared = 0

@@ -73,8 +73,11 @@ def test_every_operation_over_gloo_gives_the_exact_bits(size: int, ranks: Ranks,
 
 
 @needs_torch
-def test_every_operation_in_threads_gives_the_exact_bits(ranks: Ranks, tmp_path: Path) -> None:
-    assert ranks.run("every_topology_in_threads", MOST_RANKS, tmp_path, processes=1)[0] > 100
+@pytest.mark.parametrize(
+    "name", ["every_topology_in_threads", pytest.param("every_topology_and_type_in_threads", marks=pytest.mark.long)]
+)
+def test_every_operation_in_threads_gives_the_exact_bits(name: str, ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(name, MOST_RANKS, tmp_path, processes=1)[0] > 100
 
 
 @needs_torch
