@@ -46,7 +46,7 @@ def test_launch_bound_work_is_enqueued_by_a_host_thread_for_each_part(dev: Devic
 
         return enqueue
 
-    report = tune.overlap(a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=3)
+    report = tune.overlap(a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=1.5)
     assert report.launch == "by a host thread for each part"
     # The first look at the work, and all of what is in sequence, is by the caller's thread.
     assert "tune b_0" in threads["b"]
@@ -164,7 +164,7 @@ def gates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("launch", _work.LAUNCHES)
 def test_launch_bound_work_is_measured_without_a_gate(dev: Device, gates: list[float], launch: Any) -> None:
-    tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], launch=launch, budget_s=0.6)
+    tune.overlap(a=slowly, b=lambda s: slowly(s), device=dev, sizes=[8], launch=launch, budget_s=0.3)
     assert gates[0] > 0
     # A graph takes the host no longer than the device here: the host's part of the function is not in it.
     assert (gates[-1] > 0) == (launch == "graphs")
@@ -236,7 +236,7 @@ def test_graphs_are_captured_once_for_each_stream_and_replayed(dev: Device) -> N
         calls += 1
         slowly(stream)
 
-    report = tune.overlap(a=part, b=lambda s: part(s), device=dev, sizes=[8], launch="graphs", budget_s=1)
+    report = tune.overlap(a=part, b=lambda s: part(s), device=dev, sizes=[8], launch="graphs", budget_s=0.5)
     assert report.launch == "as graphs"
     assert report.result(report.choice).seconds.samples >= 7
     # Each opening calls a part once before the capture and once in it; the first look at each part calls it some times.

@@ -48,7 +48,7 @@ def test_work_that_is_launch_bound_is_called_so(dev: Device) -> None:
         host_takes(20_000)  # more than the kernel takes
         spin(stream, 1, 4_000)
 
-    report = tune.overlap(a=slowly, b=slowly, device=dev, sizes=[8])
+    report = tune.overlap(a=slowly, b=slowly, device=dev, sizes=[8], budget_s=1)
     assert any(reason.startswith("launch-bound: the host needs ") for reason in report.reasons)
     assert of_kind(report, "sequence")[0].launch_bound
     assert str(report).splitlines()[0].endswith("; but launch-bound: use CUDA graphs first")
