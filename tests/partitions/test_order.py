@@ -34,6 +34,13 @@ def test_random_programs_keep_both_orders_and_own_their_sms(card: str, driver: s
         assert Program(Device(0), seed).run() == []
 
 
+@pytest.mark.parametrize("seed", [43, 45, 47])
+def test_what_is_recorded_again_is_behind_no_older_wait(seed: int) -> None:
+    """Programs in which work overlaps if a wait counts for an event that was recorded anew after it."""
+    with session("h200", driver="13.0", check=False):
+        assert Program(Device(0), seed).run() == []
+
+
 def orders_nothing(self: Arrangements, new: Any) -> None:
     self.current = new
 

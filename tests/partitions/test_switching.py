@@ -90,7 +90,7 @@ def test_the_driver_calls_of_a_switch_between_plans(sim: Machines) -> None:
         pool.device.sync()
         assert sum(calls_of(machine, lambda: APART.switch(pool)).values()) == 5
         pool.device.sync()
-        assert sum(calls_of(machine, lambda: WIDE.switch(pool)).values()) == 11
+        assert sum(calls_of(machine, lambda: WIDE.switch(pool)).values()) == 10
 
 
 def test_the_benchmark_holds_a_switch_against_its_own_driver_calls(
@@ -108,10 +108,7 @@ def test_the_benchmark_holds_a_switch_against_its_own_driver_calls(
             device.sync()
             made = calls_of(machine, calls.time)
             device.sync()
-            switched = calls_of(machine, target.switch)
-            older = switched.pop("cuEventQuery", 0)  # whether work before the plan before is done: no part of the order
-            assert switched == made
-            assert older <= 2
+            assert calls_of(machine, target.switch) == made
             compared.append(sum(made.values()))
         return [1], [1]
 

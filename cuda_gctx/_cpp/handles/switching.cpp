@@ -72,14 +72,19 @@ Switching::Place& Switching::place_of(const NewUse& use) {
     if (found == places_.end()) {
       for (const auto& other : places_) {
         if (other) {
-          other->shares.resize(places_.size() + 1);
+          for (auto* const known : {&other->shares, &other->waits, &other->covers}) {
+            known->resize(places_.size() + 1);
+          }
         }
       }
       found = places_.emplace(places_.end());
     }
     made->number = static_cast<Number>(found - places_.begin());
-    made->shares.resize(places_.size());
+    for (auto* const known : {&made->shares, &made->waits, &made->covers}) {
+      known->resize(places_.size());
+    }
     *found = std::move(made);
+    forget_waits(**found);
   }
   Place& place = **found;
   if (use.sms && !contains(place.sms, use.sms)) {
@@ -172,6 +177,15 @@ bool Switching::captures(const Arrangement& arrangement) {
   });
 }
 
+// Of the event that was recorded before, or of the place that had this number.
+void Switching::forget_waits(const Place& source) noexcept {
+  for (const auto& place : places_) {
+    if (place) {
+      place->waits[source.number] = place->covers[source.number] = false;
+    }
+  }
+}
+
 void Switching::record(Place& place) {
   const Driver& driver = driver_of(place.context);
   if (place.stream) {
@@ -182,6 +196,8 @@ void Switching::record(Place& place) {
   } else {
     record_all(*place.context, place.event->handle());
   }
+  forget_waits(place);
+  place.covers = place.waits;
 }
 
 void Switching::wait(const Place& place, const EventHandle& event) {
@@ -218,6 +234,26 @@ bool Switching::has_to_wait(const Place& source, const Place& later, const Arran
                         [&](Number part) { return has(next, part, &later); });
   }
   return source.shares[later.number] || std::any_of(next.uses.begin(), next.uses.end(), ran_there);
+}
+
+void Switching::note_wait(Place& place, const Place& source) {
+  if (!place.keeps_a_stream) {
+    place.keeps_a_stream = place.stream || place.context->streams().any() != nullptr;
+  }
+  if (place.keeps_a_stream) {
+    place.waits[source.number] = true;
+    for (std::size_t number = 0; number < place.waits.size(); ++number) {
+      place.waits[number] = place.waits[number] || source.covers[number];
+    }
+  }
+}
+
+// Whether the later place waits for one that is behind the source already. A source that is asked instead whether it is
+// done costs more than all other calls while there is work on the device.
+bool Switching::is_covered(const Place& source, const Place& later, const Arrangement& old, const Arrangement& next) {
+  return std::any_of(old.places.begin(), old.places.end(), [&](const Place* between) {
+    return between->was_recorded && between->covers[source.number] && has_to_wait(*between, later, next);
+  });
 }
 
 bool Switching::order(const std::vector<Number>& left, Number next_number) {
@@ -280,7 +316,8 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
     followers.clear();
     for (Place* later : next.places) {
       // What goes on waited for older work when it began, and ran next to all else of the old arrangement.
-      if (!goes_on(next, old, later) && has_to_wait(*source, *later, next)) {
+      if (!goes_on(next, old, later) && has_to_wait(*source, *later, next) &&
+          (source->was_recorded || !is_covered(*source, *later, old, next))) {
         followers.push_back(later);
       }
     }
@@ -297,12 +334,13 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
 }
 
 void Switching::let_wait(const Arrangement& old) {
-  if (relayed(old)) {
-    return;
-  }
+  const bool was_relayed = relayed(old);
   for (std::size_t at = 0; at < source_count_; ++at) {
-    for (const Place* follower : sources_[at].followers) {
-      wait(*follower, sources_[at].place->event);
+    for (Place* follower : sources_[at].followers) {
+      if (!was_relayed) {
+        wait(*follower, sources_[at].place->event);
+      }
+      note_wait(*follower, *sources_[at].place);
     }
   }
 }

@@ -53,8 +53,13 @@ class Switching {
     std::vector<unsigned> ids;
     std::vector<bool> shares;    // by the number of the other place
     std::vector<Number> behind;  // the parts whose work here the event stands for; empty if nothing has to wait for it
+    // By the number of the other place: whether a stream that stays waits for the other one's event, and whether it did
+    // when the event was recorded. Whatever waits for this event is then behind the other one too.
+    std::vector<bool> waits;
+    std::vector<bool> covers;
     Number number = 0;
-    bool was_recorded = false;  // by the step that is under way
+    bool keeps_a_stream = false;  // as long as the place is there, and other code can use it
+    bool was_recorded = false;    // by the step that is under way
     bool was_asked = false;
   };
   struct Use {
@@ -74,8 +79,11 @@ class Switching {
   static bool goes_on(const Arrangement& from, const Arrangement& to, const Place* place) noexcept;
   static bool has_to_wait(const Place& source, const Place& later, const Arrangement& next) noexcept;
   static bool may_share(const Place& one, const Place& other);
-  static void record(Place& place);
+  void record(Place& place);
+  void forget_waits(const Place& source) noexcept;
   static void wait(const Place& place, const EventHandle& event);
+  static void note_wait(Place& place, const Place& source);
+  static bool is_covered(const Place& source, const Place& later, const Arrangement& old, const Arrangement& next);
   Place& place_of(const NewUse& use);
   void note_sharing(const Place& place);
   void sweep() noexcept;
