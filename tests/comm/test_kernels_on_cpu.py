@@ -147,10 +147,11 @@ def run_calls(
 
 
 @pytest.mark.parametrize(("info", "op"), CASES, ids=ids)
-def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommOp, folder: Path) -> None:
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 20), marks=pytest.mark.long)], ids=["few", "many"])
+def test_every_operation_gives_the_exact_bits(info: ParallelInfo, op: MixedCommOp, seeds: range, folder: Path) -> None:
     element = Element((info.world_size + op) % 4)
     library = build(folder, info, op, geometry_of(info), element=element)
-    for seed in range(4):
+    for seed in seeds:
         ranks = Ranks(info, op, library, geometry_of(info))
         # Near the end of the epochs, where they wrap.
         ranks.set_epochs([0, 0xFFFFFFFD][seed % 2])
