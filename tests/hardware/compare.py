@@ -137,19 +137,20 @@ def sections(path: Path) -> list[str]:
 
 
 @functools.cache
-def simulated(path: Path, folder: Path) -> Any:
-    """What the recorder writes on the software driver, with the card and the driver of a recording."""
+def simulated(path: Path, names: tuple[str, ...]) -> Any:
+    """What the recorder writes of some sections on the software driver, with the card and the driver of a recording."""
     major, minor = divmod(recorded(path)["device"]["driver_version"] // 10, 100)
     card = path.stem.partition("-")[0]
-    out = folder / path.name
-    subprocess.run(
-        [sys.executable, str(FOLDER / "record.py"), "--out", str(out), *(f"--only={name}" for name in sections(path))],
-        env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": f"{card}@{major}.{minor}"},
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=300,
-    )
-    return json.loads(out.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, path.name)
+        subprocess.run(
+            [sys.executable, str(FOLDER / "record.py"), "--out", str(out), *(f"--only={name}" for name in names)],
+            env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": f"{card}@{major}.{minor}"},
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=300,
+        )
+        return json.loads(out.read_text())
 
 
 def differences(real: Any, model: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
@@ -178,19 +179,19 @@ def differs_by_a_crash(place: str, real: Any) -> bool:
     return place.startswith("codes/") and real in SIGNALS
 
 
-def all_differences(path: Path, section: str, folder: Path) -> list[tuple[str, Any, Any]]:
-    """What differs in a section, known or not; `folder` keeps what the software driver answers."""
-    real, model = answers_of(recorded(path), section), answers_of(simulated(path, folder), section)
+def all_differences(path: Path, section: str, replay: Any) -> list[tuple[str, Any, Any]]:
+    """What differs in a section between a recording and what the software driver answered, known or not."""
+    real, model = answers_of(recorded(path), section), answers_of(replay, section)
     if section == "sentences":  # a card was asked those that there were
         model = {sentence: model.get(sentence, "-") for sentence in real}
     return list(contract_differences(real, model) if section == "contract" else differences(real, model, section))
 
 
-def differences_of(path: Path, section: str, folder: Path) -> list[str]:
+def differences_of(path: Path, section: str, replay: Any) -> list[str]:
     """What differs and is not known, in words."""
     return [
         f"{place}\n  recorded  {real}\n  simulated {model}"
-        for place, real, model in all_differences(path, section, folder)
+        for place, real, model in all_differences(path, section, replay)
         if place not in KNOWN_DIFFERENCES and not differs_by_a_crash(place, real)
     ]
 
@@ -204,11 +205,11 @@ def main() -> int:
     if card not in known:
         parser.error(f"the name of the file begins with the card, one of {', '.join(known)}; not {card}")
     total = 0
-    with tempfile.TemporaryDirectory() as folder:
-        for section in sections(path):
-            if section != "measured" and (found := differences_of(path, section, Path(folder))):
-                print(f"{section}:", *found, sep="\n")
-                total += len(found)
+    replay = simulated(path, tuple(sections(path)))
+    for section in sections(path):
+        if section != "measured" and (found := differences_of(path, section, replay)):
+            print(f"{section}:", *found, sep="\n")
+            total += len(found)
     print(f"{total} answers differ" if total else "the answers are the same")
     return int(total > 0)
 

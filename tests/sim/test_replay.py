@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,32 +32,46 @@ def test_there_is_a_recording() -> None:
     assert RECORDINGS
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the answers of the software driver are, which is asked once for each recording."""
-    return tmp_path_factory.mktemp("replay")
-
-
 def compared(path: Path) -> list[str]:
     """All sections but times and amounts of memory, of which a replay has others."""
     return [section for section in sections(path) if section != "measured"]
 
 
+def dealt(path: Path) -> list[str]:
+    """A part of the sections of a recording: one that several recordings have is in the part of one of them.
+
+    Some known differences are of one card: it is that card's part that has their section, or their test fails.
+    """
+    sections_of_all = sorted({section for one in RECORDINGS for section in compared(one)})
+    having = {section: [one for one in RECORDINGS if section in compared(one)] for section in sections_of_all}
+    return [section for number, (section, those) in enumerate(having.items(), 1) if those[number % len(those)] == path]
+
+
+PARTS = [
+    pytest.param(dealt, id="dealt out"),
+    pytest.param(compared, id="whole", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_answers_are_as_recorded(path: Path, folder: Path) -> None:
-    found = [difference for section in compared(path) for difference in differences_of(path, section, folder)]
+def test_answers_are_as_recorded(path: Path, part: Callable[[Path], list[str]]) -> None:
+    replay, recording = simulated(path, ("device", *part(path))), recorded(path)
+    found = [difference for section in part(path) for difference in differences_of(path, section, replay)]
     assert not found, f"{len(found)} answers differ from {path.name}:\n" + "\n".join(found)
-    replay, recording = simulated(path, folder), recorded(path)
     assert replay["device"]["name"] == recording["device"]["name"] + " (simulated)"
-    assert replay["absent"].keys() == recording["absent"].keys(), "functions that the recorded driver lacks"
+    assert replay["absent"].keys() <= recording["absent"].keys(), "functions that the recorded driver has"
+    if part is compared:
+        assert replay["absent"].keys() == recording["absent"].keys(), "functions that the recorded driver lacks"
 
 
-def test_every_known_difference_is_one(folder: Path) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_every_known_difference_is_one(part: Callable[[Path], list[str]]) -> None:
     found = {
         place
         for path in RECORDINGS
-        for section in compared(path)
-        for place, *_ in all_differences(path, section, folder)
+        for section in part(path)
+        for place, *_ in all_differences(path, section, simulated(path, ("device", *part(path))))
     }
     assert KNOWN_DIFFERENCES.keys() <= found
 
