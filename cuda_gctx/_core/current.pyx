@@ -106,7 +106,7 @@ cdef void release_left() noexcept:
 
 cdef extern from *:
     """
-    /* What a cdef class cannot declare: its objects are called without a tuple of the arguments. */
+    /* What a cdef class cannot declare: a call without a tuple of the arguments, and a __get__ that takes no time. */
     static void gctx_set_call(PyObject* type, Py_ssize_t offset) {
       PyTypeObject* const of = (PyTypeObject*)type;
       of->tp_vectorcall_offset = offset;
@@ -130,6 +130,9 @@ cdef extern from *:
 
 cdef class _Callable:
     """A method of objects that can be called: of an instance, it is the instance itself."""
+
+    def __get__(self, instance, kind):
+        return self if instance is None else instance
 
     def __call__(self, instance, *args):
         return instance(*args)
