@@ -3,6 +3,7 @@
 A comment on the line before a block of Python says how it is run:
 
     <!-- on a GPU: torch, numpy<2.5 -->    on a GPU, with these modules, by docs/record_outputs.py
+    <!-- on the CPU: torch -->             on the CPU, by the tests where torch is installed
     <!-- not run: reason -->               not at all
     <!-- pytest -->                        as a file of tests
     (none)                                 on the software driver, by the tests
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 NUMBERS_VARY = "numbers vary"
 RECORDED = "recorded"
 ON_A_GPU = "on a GPU: "
+ON_THE_CPU = "on the CPU: torch"
 GIVEN = re.compile(r"^<!-- given:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
 LIKE = "like: "
 COMMENT = re.compile(r"<!--\s*(.*?)\s*-->")
@@ -54,11 +56,13 @@ class Block:
 
     @property
     def kind(self) -> str:
-        """What is to be done with it: its language, "pytest", "gpu", "given", or "" if it is not run."""
+        """What is to be done with it: its language, "pytest", "gpu", "cpu", "given", or "" if it is not run."""
         if self.comment.startswith("not run"):
             return ""
         if self.comment.startswith(ON_A_GPU):
             return "gpu"
+        if self.comment == ON_THE_CPU:
+            return "cpu"
         return (
             self.comment if self.comment in ("pytest", "given") else self.language
         )

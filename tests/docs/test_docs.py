@@ -20,6 +20,7 @@ import shlex
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -158,7 +159,17 @@ def headings(path: Path) -> frozenset[str]:
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=name_of)
 def test_python_on_a_page_runs_and_prints_what_the_page_shows(page: Path) -> None:
-    found = [block for block in blocks_of(page.read_text()) if block.kind == "python"]
+    runs_as_shown(page, "python")
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("page", pages_with("cpu"), ids=name_of)
+def test_torch_on_the_cpu_prints_what_the_page_shows(page: Path) -> None:
+    runs_as_shown(page, "cpu")
+
+
+def runs_as_shown(page: Path, kind: str) -> None:
+    found = [block for block in blocks_of(page.read_text()) if block.kind == kind]
     for block, printed in zip(found, run_page(name_of(page), found), strict=True):
         if block.below is not None and block.below.language == "text":
             shown = block.below.text
