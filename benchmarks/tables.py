@@ -646,6 +646,7 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Result]], str]]] = {
     "of calls": ("calls", each(calls_section)),
     "of missed targets": ("calls", each(missed_section)),
     "of switches": ("partitions", each(switches_section)),
+    "of switches and their driver calls": ("switches", each(switches_section)),
     "of contexts": ("partitions", each(contexts_section)),
     "of costs": ("partitions", each(costs_section)),
     "of background partitions": ("arrivals", each(arrivals_section)),
