@@ -1,6 +1,6 @@
 """What partitions cost: creating, looking up, switching, device memory; and what they are worth: isolation, latency.
 
-    python benchmarks/partitions.py [--out DIR] [--switches]
+    python benchmarks/partitions.py [--out DIR]
 
 Every layout that is drawn is verified by the SM ids that a kernel saw. Peers (cuda.core, torch) run in this process.
 Latency needs torch, whose GEMM fills the card. On the software driver the times say nothing about a GPU, and peers are
@@ -470,28 +470,20 @@ def measure_background(device: Device) -> list[dict[str, Any]]:
     return rows
 
 
-def headline(result: dict[str, Any]) -> str:
-    return f"{result['card']}, CUDA driver {result['cuda']}, {result['date']}" + " (simulated)" * result["simulated"]
-
-
-def lines_of_switches(result: dict[str, Any]) -> list[str]:
-    return [
-        f"switch, {row['switch']}, {row['partitions']} partitions{' (verified)' * row['verified']}, "
-        f"work {row['work']}: {row['us']['median']:.2f} us median, {row['us']['p99']:.2f} us p99"
-        + (f"; in C {row['raw_us']['median']:.2f} and {row['raw_us']['p99']:.2f}" if "raw_us" in row else "")
-        for row in result["switching"]
-    ]
-
-
 def report(result: dict[str, Any]) -> str:
-    lines = [headline(result)]
+    lines = [f"{result['card']}, CUDA driver {result['cuda']}, {result['date']}" + " (simulated)" * result["simulated"]]
     creation, preparing, openings = result["creation"], result["preparing"], result["openings"]
     lines.append(f"open and close: first {creation['first_us']:.0f} us, again {creation['again_us']['median']:.1f} us")
     lines.append(
         f"look up {preparing['layouts']} layouts: {preparing['prepare_ns']['median']:.0f} ns median, memory "
         f"changed by {preparing['memory_change_bytes']} bytes over {preparing['look_ups']} look-ups"
     )
-    lines += lines_of_switches(result)
+    for row in result["switching"]:
+        lines.append(
+            f"switch, {row['switch']}, {row['partitions']} partitions{' (verified)' * row['verified']}, "
+            f"work {row['work']}: {row['us']['median']:.2f} us median, {row['us']['p99']:.2f} us p99"
+            + (f"; in C {row['raw_us']['median']:.2f} and {row['raw_us']['p99']:.2f}" if "raw_us" in row else "")
+        )
     lines.append(
         f"open and close {openings['openings']} times: {openings['us']['median']:.1f} us median, memory changed by "
         f"{openings['memory_change_bytes']} bytes"
@@ -524,7 +516,6 @@ def main() -> int:
         "--out", type=Path, help="folder for the JSON file (default: benchmarks/results; simulated: none)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random layouts")
-    parser.add_argument("--switches", action="store_true", help="measure only switches, and write *-switches.json")
     arguments = parser.parse_args()
     # Contexts of the rows overlap on purpose, one after the other.
     warnings.simplefilter("ignore", ResourceOverlapWarning)
@@ -537,12 +528,6 @@ def main() -> int:
         tables.REPOSITORY,
     )
     simulated = head["simulated"]
-    if arguments.switches:
-        switches = {**head, "switching": measure_switching(device)}
-        print("\n".join([headline(switches), *lines_of_switches(switches)]))
-        if arguments.out is not None or not simulated:
-            print(f"\n{tables.write(switches, 'switches', arguments.out)}")
-        return 0
     result: dict[str, Any] = {
         **head,
         "creation": measure_creation(device),

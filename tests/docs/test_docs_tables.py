@@ -94,7 +94,7 @@ def test_numbers_that_were_changed_on_pages_and_in_a_picture_are_found_and_put_r
 
 
 def test_a_result_that_was_changed_is_missed_on_its_page(copies: Copies, capsys: pytest.CaptureFixture[str]) -> None:
-    [path] = copies.results.glob("h200-*-partitions.json")
+    [path] = copies.results.glob("*-partitions.json")
     copies.change(path, '"cuda": "13.0"', '"cuda": "13.9"')
     found = copies.check(capsys)
     assert "call-times.md" in found

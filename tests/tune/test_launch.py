@@ -46,7 +46,9 @@ def test_launch_bound_work_is_enqueued_by_a_host_thread_for_each_part(dev: Devic
 
         return enqueue
 
-    report = tune.overlap(a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=1.5)
+    report = tune.overlap(
+        a=part("a"), b=part("b"), device=dev, sizes=[8], objective=OBJECTIVES[objective], budget_s=1.5
+    )
     assert report.launch == "by a host thread for each part"
     # The first look at the work, and all of what is in sequence, is by the caller's thread.
     assert "tune b_0" in threads["b"]
