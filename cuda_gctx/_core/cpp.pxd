@@ -179,7 +179,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         const Driver& driver() noexcept
         int device_count() noexcept
         void demand_usable() except +raise_error
-        SmResourcePtr known_device_sm(int) except +raise_error
+        SmResourcePtr known_device_sm(int) noexcept
 
     const bint has_gil
 

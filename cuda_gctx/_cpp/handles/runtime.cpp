@@ -165,14 +165,14 @@ SmResourcePtr Runtime::device_sm(int ordinal) {
   driver_.require(Feature::green_contexts);
   DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
   const std::lock_guard lock(state.mutex);
-  if (!state.sm) {
+  if (state.sm.load(std::memory_order_relaxed) == nullptr) {
     CUdevResource queried{};
     GCTX_CALL(driver_, cuDeviceGetDevResource, state.device, &queried, CU_DEV_RESOURCE_TYPE_SM);
-    auto resource = std::make_shared<SmResource>(sm_resource_from_query(*this, ordinal, queried));
+    auto* resource = new SmResource(sm_resource_from_query(*this, ordinal, queried));
     resource->whole_device = true;
-    state.sm = std::move(resource);
+    state.sm.store(resource, std::memory_order_release);
   }
-  return state.sm;
+  return known_device_sm(ordinal);
 }
 
 CUdevResource Runtime::device_workqueue(int ordinal) {
@@ -182,10 +182,9 @@ CUdevResource Runtime::device_workqueue(int ordinal) {
   return queried;
 }
 
-SmResourcePtr Runtime::known_device_sm(int ordinal) {
-  DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
-  const std::unique_lock lock(state.mutex, std::try_to_lock);
-  return lock.owns_lock() ? state.sm : nullptr;
+SmResourcePtr Runtime::known_device_sm(int ordinal) const noexcept {
+  const DeviceState& state = devices_[static_cast<std::size_t>(ordinal)];
+  return {SmResourcePtr(), state.sm.load(std::memory_order_acquire)};
 }
 
 }  // namespace gctx

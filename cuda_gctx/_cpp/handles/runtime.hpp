@@ -66,7 +66,7 @@ class Runtime {
   }
 
   SmResourcePtr device_sm(int ordinal);
-  SmResourcePtr known_device_sm(int ordinal);  // null if it has to be queried, or waited for
+  SmResourcePtr known_device_sm(int ordinal) const noexcept;  // null if it has to be queried
   CUdevResource device_workqueue(int ordinal);
 
   // What a unit keeps for this driver, made at its first use. Each has its place.
@@ -102,7 +102,7 @@ class Runtime {
   struct DeviceState {
     CUdevice device = 0;
     std::mutex mutex;
-    SmResourcePtr sm;
+    std::atomic<const SmResource*> sm{nullptr};  // never freed, like its Runtime: pointers to it count nothing
   };
 
   [[noreturn]] void fail_unusable() const;

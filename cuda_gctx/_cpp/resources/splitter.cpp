@@ -38,7 +38,7 @@ unsigned common_divisor(const Needs& needs) {
 
 }  // namespace
 
-// Pieces of one by-count split: equal units and whatever the driver had left.
+// Pieces of one by-count split: equal units and whatever the driver had left. No units where the split does not fit.
 struct Splitter::Cut {
   Resources units;
   unsigned unit_size = 0;
@@ -358,37 +358,35 @@ std::optional<SplitResult> Splitter::structured(const Needs& needs, Fill fill) c
 
 // ---- the split by count
 
-std::optional<Splitter::Cut> Splitter::by_count(unsigned groups, unsigned size, unsigned flags) const {
+Splitter::Cut Splitter::by_count(unsigned groups, unsigned size, unsigned flags) const {
   Cut cut;
   cut.units.resize(groups);
   unsigned got = groups;
   const CUresult answer =
       driver_->cuDevSmResourceSplitByCount(cut.units.data(), &got, input().units.data(), &cut.rest, flags, size);
   if (does_not_fit(answer)) {
-    return std::nullopt;
-  }
-  driver_->check(answer, "cuDevSmResourceSplitByCount");
-  if (got == 0) {
-    return std::nullopt;
+    got = 0;
+  } else {
+    driver_->check(answer, "cuDevSmResourceSplitByCount");
   }
   cut.units.resize(got);
-  cut.unit_size = count_of(cut.units.front());
+  cut.unit_size = got != 0 ? count_of(cut.units.front()) : 0;
   return cut;
 }
 
 std::optional<Grain> Splitter::real_grain() const {
   const unsigned nominal = std::max(grain_.alignment, grain_.minimum);
-  const auto cut = grain_.alignment > pair_size ? by_count(1, nominal, 0) : std::nullopt;
-  if (!cut || cut->unit_size <= nominal) {
+  const Cut cut = grain_.alignment > pair_size ? by_count(1, nominal, 0) : Cut{};
+  if (cut.unit_size <= nominal) {
     return std::nullopt;
   }
-  return Grain{cut->unit_size, cut->unit_size};
+  return Grain{cut.unit_size, cut.unit_size};
 }
 
 unsigned Splitter::in_units_of(unsigned size) const {
   const unsigned most = size != 0 ? sm_count() / size : 0;
-  const auto cut = most != 0 ? by_count(most, size, 0) : std::nullopt;
-  return cut && cut->unit_size == size ? static_cast<unsigned>(cut->units.size()) * size : 0;
+  const Cut cut = most != 0 ? by_count(most, size, 0) : Cut{};
+  return cut.unit_size == size ? static_cast<unsigned>(cut.units.size()) * size : 0;
 }
 
 unsigned Splitter::in_sets_of(unsigned size, std::optional<unsigned> locality_domain) const {
@@ -460,10 +458,10 @@ std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& nee
 
 std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs, unsigned flags) const {
   const unsigned groups = finite_total(needs) / unit;
-  const auto cut = by_count(groups, unit, flags);
+  const Cut cut = by_count(groups, unit, flags);
   // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
-  const bool served = cut && cut->unit_size == unit && cut->units.size() == groups;
-  if (!served || (open_group(needs) != needs.size() && count_of(cut->rest) == 0)) {
+  const bool served = cut.unit_size == unit && cut.units.size() == groups;
+  if (!served || (open_group(needs) != needs.size() && count_of(cut.rest) == 0)) {
     return std::nullopt;
   }
   const bool whole_units =
@@ -471,7 +469,7 @@ std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& nee
   const Strategy strategy = whole_units ? Strategy::by_count : Strategy::composed;
   // Inside of what a split gave, pairs are pairs whichever call dealt them.
   const bool of_pairs = grain_.alignment <= pair_size && !is_whole();
-  return assembled(*cut, needs, of_pairs ? Strategy::fine : strategy, false);
+  return assembled(cut, needs, of_pairs ? Strategy::fine : strategy, false);
 }
 
 std::optional<SplitResult> Splitter::fine(const Needs& needs) const {
@@ -482,12 +480,12 @@ std::optional<SplitResult> Splitter::fine(const Needs& needs) const {
   const unsigned common = common_divisor(needs);
   const unsigned unit = common != 0 ? common : round_down(sm_count(), pair_size);
   const unsigned groups = common != 0 ? finite_total(needs) / unit : 1;
-  const auto cut = unit != 0 ? by_count(groups, unit, CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) : std::nullopt;
-  const bool served = cut && cut->unit_size == unit && cut->units.size() == groups;
-  if (!served || (open && common != 0 && count_of(cut->rest) == 0)) {
+  const Cut cut = unit != 0 ? by_count(groups, unit, CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) : Cut{};
+  const bool served = cut.unit_size == unit && cut.units.size() == groups;
+  if (!served || (open && common != 0 && count_of(cut.rest) == 0)) {
     return std::nullopt;
   }
-  return assembled(*cut, needs, Strategy::fine, true);
+  return assembled(cut, needs, Strategy::fine, true);
 }
 
 // Hands the units of a cut to the groups, in order; an open group gets the rest. No group is made of units and the
