@@ -28,7 +28,7 @@ SOURCES, BUILD, PACKAGE = WORK / "src", WORK / "build", WORK / "package"
 MACHINE = "tests/trust/test_state_machine.py -k random_programs"
 OPERATIONS = "10000"
 HANDLES = "_cpp/handles"
-CURRENT, ENTRIES = f"{HANDLES}/current.cpp", f"{HANDLES}/entries.cpp"
+CURRENT, BLOCKS, ENTRIES = f"{HANDLES}/current.cpp", f"{HANDLES}/current.hpp", f"{HANDLES}/entries.cpp"
 
 MUTANTS = {
     # A context is destroyed while it is current.
@@ -44,11 +44,11 @@ MUTANTS = {
         MACHINE,
     ),
     "a block lets its context go before the pop": Mutant(
-        CURRENT,
+        BLOCKS,
         "  failed_pop = driver.cuCtxPopCurrent(&popped);",
-        "  entry.context_->state().make_not_current();\n"
+        "  box.state().make_not_current<has_lock>();\n"
         "  usleep(300);\n"
-        "  entry.context_->state().make_current();\n"
+        "  (void)box.state().make_current<has_lock>();\n"
         "  failed_pop = driver.cuCtxPopCurrent(&popped);",
         "ctest stress_test",
     ),
@@ -88,7 +88,7 @@ MUTANTS = {
         MACHINE,
     ),
     "a context whose push failed counts as current": Mutant(
-        CURRENT,
+        BLOCKS,
         '    box.state().make_not_current();\n    driver.fail(result, "cuCtxPushCurrent");',
         '    driver.fail(result, "cuCtxPushCurrent");',
         "tests/core/test_current.py",
@@ -154,7 +154,7 @@ MUTANTS = {
         f"{HANDLES}/state.hpp", "if ((word & current_mask) != 0) {", "if (false) {", MACHINE
     ),
     "a block lets go of nothing": Mutant(
-        CURRENT, "  top = entry.below_;\n  box.state().make_not_current();", "  top = entry.below_;", MACHINE
+        BLOCKS, "  box.state().make_not_current<has_lock>();", "", MACHINE
     ),
     "a graph does not keep its context": Mutant(
         f"{HANDLES}/graph.cpp", "std::make_shared<GraphBox>(stream->use())",
