@@ -91,14 +91,14 @@ class Splitter::Pieces {
     piece.flags = only != nullptr && splitter_.driver_->has(Feature::structured_split) ? only->sm.flags : 0;
   }
 
-  SplitResult result() && {
-    SplitResult result;
-    result.groups.reserve(groups_);
+  std::optional<SplitResult> result() && {
+    std::optional<SplitResult> result(std::in_place);
+    result->groups.reserve(groups_);
     for (std::size_t i = 0; i < groups_; ++i) {
-      result.groups.emplace_back(block_, &(*this)[i]);
+      result->groups.emplace_back(block_, &(*this)[i]);
     }
     SmResource* last = &remainder();
-    result.remainder = SmResourcePtr(std::move(block_), last);
+    result->remainder = SmResourcePtr(std::move(block_), last);
     return result;
   }
 
@@ -108,7 +108,7 @@ class Splitter::Pieces {
   std::shared_ptr<Piece[]> block_;
 };
 
-// ---- the order of the ways
+// ---- the order of the ways: each returns one variable, which the way that serves makes in place
 
 std::optional<SplitResult> Splitter::as_asked(const Needs& needs) const {
   const std::size_t open = open_group(needs);
@@ -159,27 +159,28 @@ std::optional<SplitResult> Splitter::loosened(const Needs& needs) const {
 }
 
 std::optional<SplitResult> Splitter::at_once(const Needs& needs) const {
-  if (finite_total(needs) > sm_count()) {
-    return std::nullopt;
+  auto result = in_one_call(needs);
+  if (!result) {
+    result = bisected(needs);
   }
-  if (auto result = in_one_call(needs)) {
-    return result;
-  }
-  return bisected(needs);
+  return result;
 }
 
 std::optional<SplitResult> Splitter::in_one_call(const Needs& needs) const {
-  if (driver_->has(Feature::structured_split)) {
-    for (const Fill fill : {Fill::none, Fill::beyond_sets, Fill::pairs}) {
-      if (auto result = structured(needs, fill)) {
-        return result;
-      }
+  const bool has_structured = driver_->has(Feature::structured_split);
+  auto result = has_structured ? structured(needs, Fill::none) : composed(needs);
+  for (const Fill fill : {Fill::beyond_sets, Fill::pairs}) {
+    if (!result && has_structured) {
+      result = structured(needs, fill);
     }
   }
-  if (auto result = composed(needs)) {
-    return result;
+  if (!result && has_structured) {
+    result = composed(needs);
   }
-  return fine(needs);
+  if (!result) {
+    result = fine(needs);
+  }
+  return result;
 }
 
 // Two calls: the groups that must sit together first, then the others, in pairs of SMs out of what is left over, which
@@ -421,26 +422,18 @@ bool Splitter::units_suffice(const Needs& needs) const {
 std::optional<SplitResult> Splitter::composed(const Needs& needs) const {
   const unsigned step = grain_.alignment;
   const unsigned common = common_divisor(needs);
-  if (!units_suffice(needs) || common == 0) {
-    return std::nullopt;
-  }
+  const bool suffice = common != 0 && units_suffice(needs);
   const bool has_sets = step > pair_size;
-  if (has_sets) {
-    if (auto result = composed_of(step, needs)) {
-      return result;
-    }
+  auto result = suffice && has_sets ? composed_of(step, needs) : std::nullopt;
+  if (!suffice || result || any_promised(needs)) {
+    return result;
   }
-  if (any_promised(needs)) {
-    return std::nullopt;
-  }
-  for (unsigned unit = common; unit >= (has_sets ? 2 * step : step); unit -= step) {
+  for (unsigned unit = common; !result && unit >= (has_sets ? 2 * step : step); unit -= step) {
     if (common % unit == 0) {
-      if (auto result = composed_of(unit, needs)) {
-        return result;
-      }
+      result = composed_of(unit, needs);
     }
   }
-  return std::nullopt;
+  return result;
 }
 
 std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs) const {
@@ -490,7 +483,8 @@ std::optional<SplitResult> Splitter::fine(const Needs& needs) const {
 
 // Hands the units of a cut to the groups, in order; an open group gets the rest. No group is made of units and the
 // rest: from 13.1 on the driver refuses a context over parts of different alignment.
-SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const {
+std::optional<SplitResult> Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy,
+                                               bool is_loose) const {
   Pieces pieces(*this, needs.size(), strategy);
   // A unit of the alignment lies inside one GPC; larger ones may be pieced together.
   const bool holds_sets = !is_loose && cut.unit_size == grain_.alignment;

@@ -69,7 +69,7 @@ class Splitter {
   bool is_whole_sets(const Need& need) const;
   bool units_suffice(const Needs& needs) const;
   Cut by_count(unsigned groups, unsigned size, unsigned flags) const;
-  SplitResult assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
+  std::optional<SplitResult> assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
   const SmResource& input() const noexcept { return **input_; }
   bool is_whole() const noexcept { return input().whole_device; }
 
