@@ -91,7 +91,7 @@ BREAKS = {
         "known_clusters(device),\n    )\n    if False:",
     ),
     "An exception in `__enter__`": (
-        f"{HANDLES}/current.cpp",
+        f"{HANDLES}/current.hpp",
         '    box.state().make_not_current();\n    driver.fail(result, "cuCtxPushCurrent");',
         '    driver.fail(result, "cuCtxPushCurrent");',
     ),
