@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -63,8 +64,7 @@ class InlineVector {
       more_.resize(size);
     } else {
       for (std::size_t at = size_; at < size; ++at) {
-        const T added{};
-        std::memcpy(few_ + at * sizeof(T), &added, sizeof(T));
+        new (few_ + at * sizeof(T)) T{};
       }
     }
     size_ = size;
