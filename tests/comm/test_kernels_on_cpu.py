@@ -12,7 +12,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,13 @@ OTHER_NODE_CASES = [
 
 def ids(value: Any) -> str:
     return name_of(value) if isinstance(value, ParallelInfo) else value.name
+
+
+def one_of_three(faults: Iterable[str]) -> list[Any]:
+    """Faults of the kernels, each of which is a compilation: every run has the first, the fourth, and so on."""
+    return [
+        pytest.param(fault, marks=() if number % 3 == 0 else pytest.mark.long) for number, fault in enumerate(faults)
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -461,7 +468,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("broken", one_of_three(BROKEN))
 def test_broken_sources_are_found_out(broken: str, folder: Path) -> None:
     info = next(one for one in ON_ONE_NODE if (one.tp_size, one.dp_size) == (2, 2))
     op = MixedCommOp.ALLREDUCE_ALLGATHER
@@ -583,7 +590,7 @@ def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, is_copied
     assert ranks.run(calls, 1) == "the device was stopped"
 
 
-@pytest.mark.parametrize("taken_out", ORDERINGS)
+@pytest.mark.parametrize("taken_out", one_of_three(ORDERINGS))
 def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path) -> None:
     # Blocks of several warps, kernels that begin before the one before them has ended, and a host that reads faults.
     file, _, function = taken_out.partition(": ")
