@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import tables
 
@@ -45,6 +45,7 @@ from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.measure.summaries import summary
 from cuda_gctx.partitions import store, with_background
+from cuda_gctx.partitions.arrangements import Place
 from cuda_gctx.tune import Plan, spin
 
 LOOK_UPS = 10_000
@@ -114,9 +115,6 @@ def measure_preparing(device: Device) -> dict[str, Any]:
         "look_ups": LOOK_UPS,
         "memory_change_bytes": before - after,
     }
-
-
-Place: TypeAlias = Partition | Stream
 
 
 def lend(places: Iterable[Place]) -> list[Stream]:
