@@ -40,6 +40,8 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOL):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Ninja, which builds with all cores, takes no part in the jobs of make.
 unexport MAKEFLAGS
+# What is compiled when it is first imported is kept for the hundreds of processes of the tests, wherever the caller keeps nothing.
+unexport PYTHONDONTWRITEBYTECODE
 # What checks the sources and what builds the pages have environments of their own too, so that "make --jobs=2 lint test docs" can work in all of them
 # at once. The pip of the tools installs into all of them: to install one itself takes longer than most of what it installs. Nothing is compiled before it is
 # imported: most modules never are. Commands that install into the package's environment take turns.
@@ -259,7 +261,7 @@ $(VENV)/wheel-tools: pyproject.toml | $(BIN)/python $(TOOLS)/pip
 TORCH_CPU ?= torch==2.13.0+cpu
 $(VENV)/torch: | $(VENV)/testers
 	if $(INSTALL) '$(TORCH_CPU)'; \
-	  then PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo, torch.distributed'; \
+	  then $(BIN)/python -c 'import torch._dynamo, torch.distributed'; \
 	  else echo "$(TORCH_CPU) cannot be had: tests of ranks will be skipped"; fi
 	touch $@
 
