@@ -22,7 +22,7 @@ import pytest
 
 import cuda_gctx
 
-from .shares import CostRecorder, recorded_costs, share, without_share
+from .shares import CostRecorder, OneShare, recorded_costs, share
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_DRIVER = "sim:h200@13.0"
@@ -94,6 +94,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "any_driver: runs on a real driver too, in children and without the fixture dev")
     config.addinivalue_line("markers", "long: takes long; run by --long, which 'make test-long' gives")
     config.stash[uncaptured] = os.dup(2)
+    number, shares = config.option.share
+    if shares > 1:
+        config.pluginmanager.register(OneShare(number, shares, recorded_costs()))
     if config.option.record_costs:
         config.pluginmanager.register(CostRecorder())
     if config.getoption("--real-gpu"):
@@ -150,7 +153,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = without(items, lambda item: (item.get_closest_marker("long") is not None) != config.option.long)
     if config.option.on_gpu:
         others += without(items, lambda item: not runs_on_a_real_driver(item))
-    others += without_share(items, *config.option.share, recorded_costs())
     config.hook.pytest_deselected(items=others)
     simulated = is_simulated()
     for item in items:

@@ -54,12 +54,35 @@ def deal(files: Iterable[str], costs: Mapping[str, float], shares: int) -> list[
     return dealt
 
 
-def without_share(items: list[Any], number: int, shares: int, costs: Mapping[str, float]) -> list[Any]:
-    """Leaves one of several shares in a list of tests, and returns the other tests."""
-    own = deal({file_of(item) for item in items}, costs, shares)[number - 1]
-    others = [item for item in items if file_of(item) not in own]
-    items[:] = [item for item in items if file_of(item) in own]
-    return others
+def test_files(places: Iterable[Path], root: Path) -> set[str]:
+    """The test files of some places, named as the ids of their tests do."""
+    files = (file for place in places for file in (place.rglob("test_*.py") if place.is_dir() else [place]))
+    return {file.relative_to(root).as_posix() for file in files}
+
+
+class OneShare:
+    """A plugin that collects the files of one of several shares, and no others: to import all takes long."""
+
+    def __init__(self, number: int, shares: int, costs: Mapping[str, float]) -> None:
+        self._number, self._shares, self._costs = number, shares, costs
+        self._others: set[str] = set()
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        config = session.config
+        places = [config.invocation_params.dir / place.partition("::")[0] for place in config.args]
+        dealt = deal(test_files(places, config.rootpath), self._costs, self._shares)
+        self._others = set().union(*dealt) - dealt[self._number - 1]
+
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        is_other = collection_path.relative_to(config.rootpath).as_posix() in self._others
+        return True if is_other else None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Files that are named one by one are collected, whatever is to be ignored."""
+        others = [item for item in items if file_of(item) in self._others]
+        items[:] = [item for item in items if file_of(item) not in self._others]
+        config.hook.pytest_deselected(items=others)
 
 
 def record(seconds: Mapping[str, float], costs: Path = COSTS) -> None:

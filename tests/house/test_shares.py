@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from ..conftest import REPOSITORY
-from ..shares import deal, file_of, record, recorded_costs, share, without_share
+from ..shares import deal, record, recorded_costs, share
 
 
-def test_every_test_is_in_one_share_next_to_those_of_its_file() -> None:
-    tests = [f"tests/test_{number % 30}.py::test_{number}" for number in range(100)]
-    costs = {"tests/test_3.py": 7.0}
-    shares = []
-    for number in range(1, 8):
-        items = [SimpleNamespace(nodeid=name) for name in tests]
-        others = without_share(items, number, 7, costs)
-        assert sorted(item.nodeid for item in items + others) == sorted(tests)
-        assert not {file_of(item) for item in items} & {file_of(item) for item in others}
-        shares.append([item.nodeid for item in items])
-    assert sorted(name for names in shares for name in names) == sorted(tests)
+def test_every_file_is_in_one_share() -> None:
+    files = [f"tests/test_{number}.py" for number in range(30)]
+    dealt = deal(files, {"tests/test_3.py": 7.0}, 7)
+    assert sorted(file for share in dealt for file in share) == sorted(files)
     # The long file has a share of its own.
-    assert sorted(len({name.partition("::")[0] for name in names}) for names in shares) == [1, 4, 5, 5, 5, 5, 5]
+    assert sorted(map(len, dealt)) == [1, 4, 5, 5, 5, 5, 5]
+
+
+def test_shares_have_all_tests_together() -> None:
+    files = {"tests/outside/test_programs.py", "tests/outside/test_releases.py", "tests/core/test_versions.py"}
+    shares = []
+    for number in (1, 2):
+        run = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        run += [f"--share={number}/2", "tests/outside", "tests/core/test_versions.py"]
+        done = subprocess.run(run, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        shares.append(set(re.findall(r"^(tests/.*): \d+$", done.stdout, re.MULTILINE)))
+    one, other = shares
+    assert one
+    assert other
+    assert one | other == files
+    assert not one & other
 
 
 def test_shares_take_nearly_the_same_time() -> None:
