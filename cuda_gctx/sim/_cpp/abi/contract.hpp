@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 #include <utility>
 
@@ -136,14 +137,27 @@ inline constexpr bool is_needed = false;
 template <class T>
 inline constexpr bool is_needed<T*> = std::is_function_v<T> || (!std::is_void_v<T> && has_size<T>);
 
+// An argument of a call as a number, and back. Of structures it is the address: no rule says anything of them.
+template <class Argument>
+inline constexpr bool is_number = std::is_integral_v<Argument> || std::is_enum_v<Argument>;
 template <class Argument>
 std::uint64_t number_of_argument(const Argument& argument) {
-  if constexpr (std::is_pointer_v<Argument>) {
-    return reinterpret_cast<std::uint64_t>(argument);
-  } else if constexpr (std::is_integral_v<Argument> || std::is_enum_v<Argument>) {
+  if constexpr (is_number<Argument>) {
     return static_cast<std::make_unsigned_t<Argument>>(argument);
+  } else if constexpr (std::is_pointer_v<Argument>) {
+    return reinterpret_cast<std::uint64_t>(argument);
   } else {
-    return 0;  // structures: no rule says anything of them
+    return reinterpret_cast<std::uint64_t>(&argument);
+  }
+}
+template <class Argument>
+Argument argument_of(std::uint64_t number) {
+  if constexpr (is_number<Argument>) {
+    return static_cast<Argument>(number);
+  } else if constexpr (std::is_pointer_v<Argument>) {
+    return reinterpret_cast<Argument>(number);
+  } else {
+    return *reinterpret_cast<const Argument*>(number);
   }
 }
 
@@ -153,13 +167,15 @@ struct Arguments {
   std::uint32_t needed;
 };
 
-template <Fn function, class... Given>
-inline constexpr std::uint32_t needed_of = [] {
+constexpr std::uint32_t needed_of(Fn function, std::initializer_list<bool> is_needed) {
   std::uint32_t mask = 0;
   std::uint32_t bit = 1;
-  ((mask |= is_needed<Given> ? bit : 0, bit <<= 1), ...);
+  for (const bool one : is_needed) {
+    mask |= one ? bit : 0;
+    bit <<= 1;
+  }
   return (mask & ~contract(function).nulls) | contract(function).needed;
-}();
+}
 
 constexpr bool is_allowed(const Rule& rule, std::uint64_t value) {
   switch (rule.kind) {

@@ -77,8 +77,7 @@ void refuse_in(Capture* capture, CUresult code) {
 
 }  // namespace
 
-CUresult carry_out(Fn function, const Arguments& arguments, const void* body,
-                   CUresult (*run)(const void* body, Call& call)) noexcept {
+CUresult carry_out(Fn function, const Arguments& arguments, CUresult (*body)(Call& call)) noexcept {
   Present& here = present();
   std::shared_ptr<Machine> keep;
   std::unique_lock lock(here.mutex);
@@ -87,7 +86,7 @@ CUresult carry_out(Fn function, const Arguments& arguments, const void* body,
     keep = here.machine;
     Call call{*keep, lock, function, keep->thread(), arguments.numbers};
     check(call, arguments);
-    const CUresult result = run(body, call);
+    const CUresult result = body(call);
     // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
     // more that another thread may destroy meanwhile.
     if (keep->clock.is_full()) {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <iterator>
+#include <initializer_list>
 #include <memory>
 #include <tuple>
 #include <type_traits>
@@ -138,26 +138,28 @@ GCTX_SIM_TABLE(Function, CUfunction, functions, HANDLE, "the module of the funct
 GCTX_SIM_TABLE(Array, CUarray, arrays, HANDLE, "the array is destroyed")
 GCTX_SIM_TABLE(MipmappedArray, CUmipmappedArray, mipmapped_arrays, HANDLE, "the mipmapped array is destroyed")
 
-// An argument as the body of a function takes it: as it is, or the object that a handle names; and, where the function
-// has no such argument, the parameter's own default.
+// What the body of a function takes for an argument, as a number: the argument itself, or the address of the object
+// that a handle names.
+template <class Parameter, class Given>
+std::uint64_t take(Call& call, std::uint64_t number) {
+  if constexpr (std::is_reference_v<Parameter>) {
+    return reinterpret_cast<std::uint64_t>(&find<std::remove_cvref_t<Parameter>>(call, argument_of<Given>(number)));
+  } else {
+    return number;
+  }
+}
+// Likewise, and, where the function has no such argument, the parameter's own default.
 struct LeftOut {};
-template <class Parameter, class Argument>
-struct Taken {
-  Taken(Call&, Argument given) : argument(given) {}
-  Parameter get() const { return argument; }
-  Argument argument;
-};
-template <class Object, class Argument>
-struct Taken<Object&, Argument> {
-  Taken(Call& call, Argument given) : object(find<std::remove_const_t<Object>>(call, given)) {}
-  Object& get() const { return object; }
-  Object& object;
-};
-template <class Parameter>
-struct Taken<Parameter, LeftOut> {
-  Taken(Call&, LeftOut) {}
-  Parameter get() const { return {}; }
-};
+template <class Parameter, class Given>
+Parameter taken(std::uint64_t number) {
+  if constexpr (std::is_reference_v<Parameter>) {
+    return *reinterpret_cast<std::remove_reference_t<Parameter>*>(number);
+  } else if constexpr (std::is_same_v<Given, LeftOut>) {
+    return {};
+  } else {
+    return argument_of<Given>(number);
+  }
+}
 
 // What a call is about, of the objects that it names.
 struct Subjects {
@@ -178,8 +180,7 @@ void spare_captures(Call& call, const Subjects& subjects);
 bool allows(Fn function, std::size_t index, std::uint64_t value);
 
 // Compiled once.
-CUresult carry_out(Fn function, const Arguments& arguments, const void* body,
-                   CUresult (*run)(const void* body, Call& call)) noexcept;
+CUresult carry_out(Fn function, const Arguments& arguments, CUresult (*body)(Call& call)) noexcept;
 
 template <class T>
 inline constexpr bool is_handle = false;
@@ -189,14 +190,24 @@ inline constexpr bool is_handle<T*> = !has_size<T> && !std::is_void_v<T> && !std
 // The place of the argument that each parameter of a body takes: those `without` one, and those beyond the last, have
 // none. Arguments beyond the last parameter are numbers and pointers that change nothing: the contract says what they
 // may be.
-template <std::size_t given, std::size_t parameters, std::size_t... without>
-inline constexpr auto places_of = [] {
-  std::array<std::size_t, parameters + 1> places{};
-  for (std::size_t i = 0, next = 0; i < parameters; ++i) {
-    places[i] = ((i == without) || ...) || next == given ? given : next++;
+using Places = std::array<std::size_t, 16>;
+constexpr Places places_of(std::size_t given, std::initializer_list<std::size_t> without) {
+  Places places{};
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const bool has_none = next == given || std::ranges::find(without, i) != without.end();
+    places[i] = has_none ? given : next++;
   }
   return places;
-}();
+}
+// Of a call, which of its arguments are handles: whether each has its parameter.
+constexpr bool takes_handles(std::size_t parameters, std::initializer_list<bool> handles) {
+  return std::ranges::find(handles.begin() + std::min(parameters, handles.size()), handles.end(), true) ==
+         handles.end();
+}
+
+template <class Answer, class... Parameters>
+std::index_sequence_for<Parameters...> indices_of(Answer (*body)(Call&, Parameters...));
 
 template <Fn function, class Signature, auto body, std::size_t... without>
 struct Entry;
@@ -204,37 +215,32 @@ struct Entry;
 template <Fn function, class... Given, auto body, std::size_t... without>
 struct Entry<function, CUresult(Given...), body, without...> {
   static CUresult CUDAAPI call(Given... given) noexcept {
-    const std::array<std::uint64_t, sizeof...(Given) + 1> numbers{number_of_argument(given)...};
-    const std::tuple<Given..., LeftOut> arguments{given..., LeftOut{}};
-    const auto run = [&](Call& call) { return take(call, arguments, body); };
-    return carry_out(function, {numbers.data(), needed_of<function, Given...>}, std::addressof(run),
-                     [](const void* what, Call& call) { return (*static_cast<const decltype(run)*>(what))(call); });
+    const std::uint64_t numbers[]{number_of_argument(given)..., 0};
+    constexpr std::uint32_t needed = needed_of(function, {is_needed<Given>...});
+    return carry_out(function, {numbers, needed}, [](Call& c) { return run(c, body, decltype(indices_of(body)){}); });
   }
 
  private:
-  template <class Answer, class... Parameters>
-  static CUresult take(Call& call, const auto& arguments, Answer (*)(Call&, Parameters...)) {
-    static_assert(
-        [at = std::size_t{0}]() mutable {
-          return ((at++ < sizeof...(Parameters) - sizeof...(without) || !is_handle<Given>) && ...);
-        }(),
-        "a handle that no parameter takes would not be looked up");
-    constexpr auto places = places_of<sizeof...(Given), sizeof...(Parameters), without...>;
-    return [&]<std::size_t... i>(std::index_sequence<i...>) {
-      const std::tuple taken{Taken<Parameters, std::tuple_element_t<places[i], std::tuple<Given..., LeftOut>>>(
-          call, std::get<places[i]>(arguments))...};
-      if constexpr (contract(function).in_capture != InCapture::safe) {
-        Subjects subjects;
-        (subjects.take(std::get<i>(taken).get()), ...);
-        spare_captures(call, subjects);
-      }
-      if constexpr (std::is_void_v<Answer>) {
-        body(call, std::get<i>(taken).get()...);
-        return CUDA_SUCCESS;
-      } else {
-        return body(call, std::get<i>(taken).get()...);
-      }
-    }(std::index_sequence_for<Parameters...>{});
+  static constexpr Places places = places_of(sizeof...(Given), {without...});
+  template <std::size_t i>
+  using Argument = std::tuple_element_t<places[i], std::tuple<Given..., LeftOut>>;
+
+  template <class Answer, class... Parameters, std::size_t... i>
+  static CUresult run(Call& c, Answer (*)(Call&, Parameters...), std::index_sequence<i...>) {
+    static_assert(takes_handles(sizeof...(Parameters) - sizeof...(without), {is_handle<Given>...}),
+                  "a handle that no parameter takes would not be looked up");
+    const std::uint64_t numbers[]{take<Parameters, Argument<i>>(c, c.arguments[places[i]])..., 0};
+    if constexpr (contract(function).in_capture != InCapture::safe) {
+      Subjects subjects;
+      (subjects.take(taken<Parameters, Argument<i>>(numbers[i])), ...);
+      spare_captures(c, subjects);
+    }
+    if constexpr (std::is_void_v<Answer>) {
+      body(c, taken<Parameters, Argument<i>>(numbers[i])...);
+      return CUDA_SUCCESS;
+    } else {
+      return body(c, taken<Parameters, Argument<i>>(numbers[i])...);
+    }
   }
 };
 

@@ -28,91 +28,99 @@ struct Object {
   bool hidden = false;       // made by the driver for itself: no entry in the ledger
 };
 
-template <class T>
-class HandleTable {
+// The handles of a table, whatever its objects are.
+class Handles {
  public:
-  HandleTable(unsigned table, unsigned epoch)
-      : base_((std::uint64_t{1} << 46) | (std::uint64_t{table} << 41) |
-              (static_cast<std::uint64_t>(epoch & 0x3fff) << 27)) {}
-
-  T& add(std::unique_ptr<T> object) {
-    std::size_t slot = slots_.size();
-    if (free_.empty()) {
-      slots_.emplace_back();
-    } else {
-      slot = free_.back();
-      free_.pop_back();
-    }
-    object->handle = base_ | ((static_cast<std::uint64_t>(slot) + 1) << 6);
-    orphans_.erase(slot);
-    slots_[slot] = std::move(object);
-    ++live_;
-    return *slots_[slot];
-  }
-
-  template <class Handle>
-  T* find(Handle handle) const noexcept {
-    const std::size_t slot = slot_of(handle);
-    return slot < slots_.size() ? slots_[slot].get() : nullptr;
-  }
+  Handles(const Handles&) = delete;
+  Handles& operator=(const Handles&) = delete;
 
   // Was it given out by this table, and is its object gone?
   template <class Handle>
   bool is_stale(Handle handle) const noexcept {
-    const std::size_t slot = slot_of(handle);
+    const std::size_t slot = slot_of(std::bit_cast<std::uint64_t>(handle));
     return slot < slots_.size() && slots_[slot] == nullptr;
   }
-
   // An object that goes with its context: its handle answers so until it is given out again.
-  void orphan(const T& object) { orphans_.insert(slot_of(object.handle)); }
+  void orphan(const Object& object);
   template <class Handle>
   bool is_orphan(Handle handle) const noexcept {
-    return orphans_.contains(slot_of(handle));
+    return is_orphan_at(slot_of(std::bit_cast<std::uint64_t>(handle)));
   }
-
-  std::unique_ptr<T> remove(const T& object) {
-    free_.push_back(slot_of(object.handle));
-    return remove_reserving(object);
-  }
-
-  // The handle is stale, but only `add_at` gives it out again.
-  std::unique_ptr<T> remove_reserving(const T& object) {
-    --live_;
-    return std::move(slots_[slot_of(object.handle)]);
-  }
-  T& add_at(std::uint64_t handle, std::unique_ptr<T> object) {
-    object->handle = handle;
-    ++live_;
-    return *(slots_[slot_of(handle)] = std::move(object));
-  }
-
   std::size_t live() const noexcept { return live_; }
 
+ protected:
+  Handles(unsigned table, unsigned epoch)
+      : base_((std::uint64_t{1} << 46) | (std::uint64_t{table} << 41) |
+              (static_cast<std::uint64_t>(epoch & 0x3fff) << 27)) {}
+  ~Handles() = default;
+
+  Object* find(std::uint64_t handle) const noexcept {
+    const std::size_t slot = slot_of(handle);
+    return slot < slots_.size() ? slots_[slot] : nullptr;
+  }
+  void add(Object& object);
+  void add_at(std::uint64_t handle, Object& object);
+  void remove(const Object& object, bool reserving);
+  const std::vector<Object*>& slots() const noexcept { return slots_; }
+
+ private:
+  bool is_orphan_at(std::size_t slot) const noexcept;
+  std::size_t slot_of(std::uint64_t handle) const noexcept {
+    constexpr std::uint64_t slot_mask = ((std::uint64_t{1} << 21) - 1) << 6;
+    if ((handle & ~slot_mask) != base_) {
+      return static_cast<std::size_t>(-1);
+    }
+    return static_cast<std::size_t>((handle & slot_mask) >> 6) - 1;
+  }
+
+  std::uint64_t base_;
+  std::vector<Object*> slots_;
+  std::vector<std::size_t> free_;
+  std::set<std::size_t> orphans_;
+  std::size_t live_ = 0;
+};
+
+// Owns its objects.
+template <class T>
+class HandleTable : public Handles {
+ public:
+  HandleTable(unsigned table, unsigned epoch) : Handles(table, epoch) {}
+  ~HandleTable() {
+    for (Object* object : slots()) {
+      delete static_cast<T*>(object);
+    }
+  }
+
+  T& add(std::unique_ptr<T> object) {
+    Handles::add(*object);
+    return *object.release();
+  }
+  template <class Handle>
+  T* find(Handle handle) const noexcept {
+    return static_cast<T*>(Handles::find(std::bit_cast<std::uint64_t>(handle)));
+  }
+  std::unique_ptr<T> remove(const T& object) { return removed(object, false); }
+  // The handle is stale, but only `add_at` gives it out again.
+  std::unique_ptr<T> remove_reserving(const T& object) { return removed(object, true); }
+  T& add_at(std::uint64_t handle, std::unique_ptr<T> object) {
+    Handles::add_at(handle, *object);
+    return *object.release();
+  }
   template <class Visit>
   void each(Visit&& visit) const {
-    for (const auto& slot : slots_) {
-      if (slot) {
-        visit(*slot);
+    for (Object* object : slots()) {
+      if (object != nullptr) {
+        visit(*static_cast<T*>(object));
       }
     }
   }
 
  private:
-  template <class Handle>
-  std::size_t slot_of(Handle handle) const noexcept {
-    const auto value = std::bit_cast<std::uint64_t>(handle);
-    constexpr std::uint64_t slot_mask = ((std::uint64_t{1} << 21) - 1) << 6;
-    if ((value & ~slot_mask) != base_) {
-      return static_cast<std::size_t>(-1);
-    }
-    return static_cast<std::size_t>((value & slot_mask) >> 6) - 1;
+  std::unique_ptr<T> removed(const T& object, bool reserving) {
+    T* const own = find(object.handle);
+    Handles::remove(object, reserving);
+    return std::unique_ptr<T>(own);
   }
-
-  std::uint64_t base_;
-  std::vector<std::unique_ptr<T>> slots_;
-  std::vector<std::size_t> free_;
-  std::set<std::size_t> orphans_;
-  std::size_t live_ = 0;
 };
 
 template <class Handle>

@@ -95,6 +95,7 @@ CUresult answer(const char* name, CUresult (*driver)(Given...), Arguments... arg
         return std::array<std::uint64_t, sizeof...(Given) + 1>{gctx::sim::number_of_argument(one)...};
       },
       given);
+  constexpr std::uint32_t needed = gctx::sim::needed_of(function, {gctx::sim::is_needed<Given>...});
   InFlight& own = own_call();
   std::copy_n(numbers.begin(), sizeof...(Given), own.arguments.begin());
   own.count = sizeof...(Given);
@@ -104,7 +105,7 @@ CUresult answer(const char* name, CUresult (*driver)(Given...), Arguments... arg
   calls.fetch_add(1, std::memory_order_relaxed);
   if (result == CUDA_SUCCESS) {
     successes.fetch_add(1, std::memory_order_relaxed);
-    if (!gctx::sim::fits(function, {numbers.data(), gctx::sim::needed_of<function, Given...>}, newest_version)) {
+    if (!gctx::sim::fits(function, {numbers.data(), needed}, newest_version)) {
       broken(name, "with arguments that its contract excludes");
     }
   }
