@@ -157,7 +157,7 @@ class Fibers {
   }
 
   static inline Fibers* now_ = nullptr;
-  std::mt19937 random_;
+  Random random_;
   u32 ranks_, without_ = 0;
   u64 steps_, left_ = 0;
   jmp_buf own_;
@@ -247,7 +247,7 @@ struct BlockState {
     block.leave();
     warps[thread / 32].leave();
   }
-  void some_load(std::mt19937& random) {
+  void some_load(Random& random) {
     if (loads.empty()) {
       return;
     }
@@ -299,7 +299,7 @@ struct World {
 struct Stream {
   World& world;
   Agent agent;
-  std::mt19937 random;
+  Random random;
   std::unique_ptr<Launch> running, next;
   std::vector<std::unique_ptr<Launch>> unordered;
 
@@ -328,7 +328,7 @@ struct Here {
   BlockState* state;
   World* world;
   Agent agent;
-  std::mt19937 random;
+  Random random;
 };
 
 // Set by every fiber after it was let run.
@@ -713,7 +713,7 @@ void begin_kernel(Stream& stream, void (*kernel)(const void*), const HostCall& c
       agent.knows.ordinary[agent.actor] = world.events[agent.actor] + 1;
       u32 own_seed = seed + block * 1000 + thread;
       world.fibers.add(rank, [=, &world, arguments = call.arguments, threads = call.threads, blocks = call.blocks] {
-        Here mine{thread, threads, block, blocks, state, &world, agent, std::mt19937(own_seed)};
+        Here mine{thread, threads, block, blocks, state, &world, agent, Random(own_seed)};
         here = &mine;
         // Now and then a thread begins when the others have done nearly all that they can without it.
         pause_for(mine.random() % 16 == 0 ? mine.random() % 256 : 0);
@@ -733,7 +733,7 @@ void begin_kernel(Stream& stream, void (*kernel)(const void*), const HostCall& c
 static void watch(World& world, u32 actor, u32 rank, u64 fault, const bool& is_over, u32 seed) {
   Agent host{actor, rank, Knowledge(world.actors)};
   host.knows.ordinary[actor] = 1;
-  std::mt19937 random(seed);
+  Random random(seed);
   while (!is_over) {
     if (as_number(memory->load(host, fault, 8, true, random)) != 0) {
       if (as_number(memory->load(host, fault + 8, 8, false, random)) == 0) {
@@ -748,10 +748,11 @@ static void watch(World& world, u32 actor, u32 rank, u64 fault, const bool& is_o
 static std::string what_is_wrong;
 extern "C" const char* wrong() { return what_is_wrong.c_str(); }
 
-// Runs the calls of all ranks. Afterwards wrong() says what is: a deadlock, if they did not come to their ends within
-// the steps; a race; nothing. faults: the records that the host reads meanwhile, or none.
-extern "C" void run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed, u64 steps,
-                          const u64* faults) {
+// Runs the calls of all ranks, whose kernels begin_call begins. Afterwards wrong() says what is: a deadlock, if they
+// did not come to their ends within the steps; a race; nothing. faults: the records that the host reads meanwhile, or
+// none.
+extern "C" void run_ranks(BeginCall* begin_call, const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed,
+                          u64 steps, const u64* faults) {
   // A thread each, the barriers and the bulk stores of a block; of two kernels at once; a stream and the host.
   constexpr u32 BARRIERS = 16;
   u32 each = 0;
@@ -768,7 +769,7 @@ extern "C" void run_ranks(const HostCall* calls, u32 ranks, u32 count, size_t sh
       free.push_back(rank * each + at);
     }
     world.fibers.add(rank, [=, &world, &is_over] {
-      Stream stream{world, {rank * each, rank, Knowledge(world.actors)}, std::mt19937(seed + rank), nullptr, nullptr};
+      Stream stream{world, {rank * each, rank, Knowledge(world.actors)}, Random(seed + rank), nullptr, nullptr};
       stream.agent.next();
       const HostCall* last = nullptr;
       auto finish = [&] {

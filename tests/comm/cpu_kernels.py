@@ -55,7 +55,7 @@ PACKETS_AT_ONCE = 3
 STEPS = 20_000_000
 
 # Fibers jump between stacks, which a checked longjmp refuses.
-COMPILED = ("-std=c++20", "-fPIC", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE")
+COMPILED = ("-std=c++20", "-shared", "-fPIC", "-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE")
 
 u32, u64 = ctypes.c_uint32, ctypes.c_uint64
 
@@ -227,7 +227,7 @@ def _library(
     for name, part in parts.items():
         undefined = "".join(f"#undef {word}\n" for word in re.findall(r"^#define (\w+)", part, re.MULTILINE))
         text += f"namespace {name} {{\n{part}\n}}\n{undefined}"
-    text += "u32 taken_out = 0;\nvoid begin_call(Stream& stream, const HostCall& call, u32 seed) {\n"
+    text += 'u32 taken_out = 0;\nextern "C" void begin_call(Stream& stream, const HostCall& call, u32 seed) {\n'
     for number, (space, arguments, kernel) in enumerate(kernels):
         given = f"{space}::{kernel}(*static_cast<const {space}::{arguments}*>(arguments));"
         run = f"begin_kernel(stream, [](const void* arguments) {{ {given} }}, call, seed)"
@@ -238,12 +238,15 @@ def _library(
         text = text.replace(old, new)
     library = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if not library.exists():
-        fibers = folder / "cpu_fibers.o"
+        fibers = folder / "cpu_fibers.so"
         if not fibers.exists():
-            subprocess.run(["g++", *COMPILED, "-O2", "-c", HERE / "cpu_fibers.cpp", "-o", fibers], check=True)
+            subprocess.run(
+                ["g++", *COMPILED, "-O3", "-march=native", HERE / "cpu_fibers.cpp", "-o", fibers], check=True
+            )
         made = library.with_suffix(".cpp")
         made.write_text(text)
-        subprocess.run(["g++", *COMPILED, "-O0", "-shared", made, fibers, "-o", library], check=True)
+        # The fibers bring the libraries of the language: to link those takes as long as to compile kernels.
+        subprocess.run(["g++", *COMPILED, "-O0", "-nostdlib", made, fibers, "-o", library], check=True)
     return ctypes.CDLL(str(library))
 
 
@@ -519,7 +522,7 @@ class Ranks:
         records = [int(one.ctypes.data) for one in self.faults]
         watched = (u64 * len(records))(*records) if self.is_watched else None
         how = ctypes.c_size_t(shared), u32(seed), u64(STEPS), watched
-        self.library.run_ranks(table, len(calls), count, *how)
+        self.library.run_ranks(self.library.begin_call, table, len(calls), count, *how)
         self.library.wrong.restype = ctypes.c_char_p
         return str(self.library.wrong().decode())
 

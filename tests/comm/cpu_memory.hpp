@@ -15,12 +15,31 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
-#include <random>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "cpu_primitives.hpp"
+
+// The choices of a seed. There is one for each thread of each kernel, so that it has to begin at once.
+class Random {
+ public:
+  using result_type = u32;
+
+  explicit Random(u64 seed) : state_(seed) {}
+  static constexpr u32 min() { return 0; }
+  static constexpr u32 max() { return ~0u; }
+  // As in splitmix64.
+  u32 operator()() {
+    u64 mixed = state_ += 0x9e3779b97f4a7c15;
+    mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9;
+    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
+    return static_cast<u32>(mixed >> 32);
+  }
+
+ private:
+  u64 state_;
+};
 
 // What is done in one order: the ordinary accesses of a thread, the copies that complete on a barrier, the stores of a
 // thread's bulk copies, and what those read.
@@ -147,7 +166,7 @@ class Memory {
 
   // ---- words, which are stored and loaded as a whole
 
-  Vector load(Agent& agent, u64 address, u32 bytes, bool acquires, std::mt19937& random) {
+  Vector load(Agent& agent, u64 address, u32 bytes, bool acquires, Random& random) {
     Place& place = places_[address / GRAIN];
     demand(agent.knows.ordinary, place.written, "a load of a word", "a store");
     note(place.words_read, agent.event());

@@ -108,7 +108,8 @@ struct Stream;
 // Begins the blocks of one kernel, which takes the address of its arguments.
 void begin_kernel(Stream& stream, void (*kernel)(const void*), const HostCall& call, u32 seed);
 
-// The kernel of a call, by its number: written by cpu_kernels.py for the kernels that are in the library.
-void begin_call(Stream& stream, const HostCall& call, u32 seed);
+// Begins the kernel of a call, by its number: written by cpu_kernels.py for the kernels that are in a library.
+typedef void BeginCall(Stream& stream, const HostCall& call, u32 seed);
+extern "C" BeginCall begin_call;
 
 #endif

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import itertools
+import mmap
 import os
 import random
 import re
@@ -745,3 +746,34 @@ def test_nodes_that_do_not_agree_or_do_not_come_are_a_fault_that_names_the_rank(
     assert faults[0] == (Fault.TIMEOUT, 2)
     assert faults[2] == (0, 0)
     assert {kind for kind, _ in faults[1::2]} == {Fault.TIMEOUT}
+
+
+class Aliased:
+    """Memory that is mapped twice, as by two processes."""
+
+    def __init__(self, size: int) -> None:
+        file = os.memfd_create("tensor")
+        os.ftruncate(file, size)
+        self._maps = [mmap.mmap(file, size) for _ in range(2)]
+        os.close(file)
+        self.own, self.peers = (np.frombuffer(one, np.uint16) for one in self._maps)
+
+
+def test_the_kernel_gives_each_rank_the_address_under_which_it_sees_the_tensor(folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
+    ranks = Ranks(info, op, library, geometry_of(info))
+    inputs, outputs = ([Aliased(4096) for _ in range(2)] for _ in range(2))
+    calls = []
+    for rank in range(2):
+        inputs[rank].own[:] = np.full(2048, rank + 1, np.float16).view(np.uint16)
+        calls.append(ranks.call(rank, MixedCommMode.TWO_EXCHANGE, inputs[rank].own, outputs[rank].own, grid=2))
+        two = ranks._kept[-1]
+        # What a rank knows of its own tensor is of no use to others: only its peer is given the alias.
+        two.input_at[:], two.output_at[:] = (0, 0), (0, 0)
+        two.input_at[1 - rank] = inputs[rank].peers.ctypes.data
+        two.output_at[1 - rank] = outputs[rank].peers.ctypes.data
+    assert ranks.run(calls, seed=1) == ""
+    for rank in range(2):
+        assert ranks.fault(rank) == (0, 0)
+        assert (outputs[rank].own.view(np.float16) == 3).all()

@@ -27,7 +27,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
     "tests/comm/test_handler.py": {"_gpu", "_messages"},
     "tests/comm/test_kernels_on_cpu.py": {"_kept"},
-    "tests/comm/test_tensors.py": {"_kept"},
     "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
     "tests/compat/test_flashinfer.py": {"cuda_gctx._core.context", "cuda_gctx._core.probe"},
     "tests/compat/test_torch_green.py": {"_active", "cuda_gctx._core.context", "cuda_gctx._core.probe"},
