@@ -23,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -56,7 +57,9 @@ def initialise_gloo(rank: int, size: int, folder: Path) -> Any:
     return dist
 
 
+@cache
 def inputs_of(rows: int, size: int, dtype: Any, seed: int) -> list[Any]:
+    """The inputs of all ranks. Threads that are ranks share them: nothing writes to an input."""
     import torch
 
     made = []
