@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <queue>
 #include <utility>
 
 namespace gctx::sim {
@@ -84,22 +83,23 @@ bool Sms::fits(const Sm& sm, const BlockNeeds& needs) const {
 }
 
 void Sms::deal(const SmSet& among, const BlockNeeds& needs, const std::function<bool(std::size_t)>& take) const {
-  using Place = std::pair<unsigned, std::size_t>;  // how many blocks are there, and the SM
-  std::vector<Place> places;
-  for (std::size_t i = 0; i < sms_.size(); ++i) {
-    if (among.test(i) && fits(sms_[i], needs)) {
-      places.emplace_back(sms_[i].blocks, i);
-    }
-  }
-  std::priority_queue<Place, std::vector<Place>, std::greater<>> least(std::greater<>(), std::move(places));
-  while (!least.empty()) {
-    const std::size_t i = least.top().second;
-    least.pop();
-    if (!take(i)) {
-      return;
-    }
-    if (fits(sms_[i], needs)) {
-      least.emplace(sms_[i].blocks, i);
+  // All SMs with so many blocks, then all with the next number of them, to which those before may belong by now.
+  constexpr unsigned none = std::numeric_limits<unsigned>::max();
+  for (unsigned blocks = 0, next = none; blocks != none; blocks = std::exchange(next, none)) {
+    for (std::size_t i = 0; i < sms_.size(); ++i) {
+      const Sm& sm = sms_[i];
+      if (!among.test(i) || !fits(sm, needs)) {
+        continue;
+      }
+      if (sm.blocks == blocks) {
+        if (!take(i)) {
+          return;
+        }
+        if (!fits(sm, needs)) {
+          continue;
+        }
+      }
+      next = std::min(next, sm.blocks);
     }
   }
 }
@@ -150,14 +150,18 @@ void Sms::place(std::span<const std::size_t> places, Resident run, std::uint64_t
   run.places = places.size();
   run.started = now;
   run.go_on(*this, run.cost, run.count);
-  for (const std::size_t i : places) {
+  const auto begin = [&](std::size_t i, Resident&& one) {
     Sm& sm = sms_[i];
     touch(sm, now);
-    sm.take(run.needs);
-    sm.residents.push_back(run);
-    run.index += run.count;
+    sm.take(one.needs);
+    sm.residents.push_back(std::move(one));
     busy_.set(i);
+  };
+  for (const std::size_t i : places.first(places.size() - 1)) {
+    begin(i, Resident(run));
+    run.index += run.count;
   }
+  begin(places.back(), std::move(run));
 }
 
 void Sms::add_flow(const WorkPtr& work, double bytes, std::uint64_t now) {
@@ -257,7 +261,7 @@ std::uint64_t Sms::next_end(std::uint64_t now) {
 void Sms::collect(std::uint64_t now, const std::function<void(Resident&)>& give_more,
                   const std::function<void(std::size_t, const Resident&)>& ended,
                   const std::function<void(const WorkPtr&)>& flow_ended) {
-  std::vector<Resident*> over;
+  over_.clear();
   each_busy([&](std::size_t, Sm& sm) {
     if (sm.end > now) {
       return;
@@ -265,12 +269,12 @@ void Sms::collect(std::uint64_t now, const std::function<void(Resident&)>& give_
     touch(sm, now);
     for (Resident& resident : sm.residents) {
       if (is_over(resident.left_ns)) {
-        over.push_back(&resident);
+        over_.push_back(&resident);
       }
     }
   });
-  std::ranges::sort(over, {}, &Resident::run);
-  for (Resident* resident : over) {
+  std::ranges::sort(over_, {}, &Resident::run);
+  for (Resident* resident : over_) {
     give_more(*resident);
   }
   each_busy([&](std::size_t i, Sm& sm) {

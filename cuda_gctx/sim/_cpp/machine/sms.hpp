@@ -129,7 +129,8 @@ class Sms {
   std::vector<Sm> sms_;
   SmSet busy_;
   std::vector<Flow> flows_;
-  std::uint64_t runs_ = 0;  // begun
+  std::vector<Resident*> over_;  // in collect(), kept for its memory alone
+  std::uint64_t runs_ = 0;       // begun
   std::uint64_t flows_updated_ = 0;
   bool stale_ = false;  // some SM is, or the flows are others
 };
