@@ -64,7 +64,8 @@ class Trial:
 
     def stream_of(self, part: Part) -> Stream:
         """The stream of a part, or of what is done together."""
-        return self.streams.get(part.name, self.main)
+        stream = self.streams.get(part.name)
+        return self.main if stream is None else stream
 
     def capture(self, closing: ExitStack) -> None:
         """From now on, replay graphs in place of calling the functions; closing: destroys the graphs."""

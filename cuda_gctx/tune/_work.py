@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -148,24 +148,27 @@ def libraries_loaded() -> bool:
 
 
 @contextmanager
-def _library_sms(stream: Stream, on: bool) -> Iterator[None]:
+def _library_sms(stream: Stream) -> Iterator[None]:
     """Set the SM count hint of the loaded libraries to that of the stream, within a block."""
-    with ExitStack() as blocks:
-        if on:
-            from cuda_gctx.interop.library_sms import cupy_block, torch_block
+    from cuda_gctx.interop.library_sms import cupy_block, torch_block
 
-            for name, block in zip(LIBRARIES, (torch_block, cupy_block), strict=True):
-                library = _library(name)
-                if library is not None:
-                    blocks.enter_context(block(library, stream, "on"))
+    with ExitStack() as blocks:
+        for name, block in zip(LIBRARIES, (torch_block, cupy_block), strict=True):
+            library = _library(name)
+            if library is not None:
+                blocks.enter_context(block(library, stream, "on"))
         yield
 
 
 @contextmanager
-def entered(stream: Stream, library_sms: bool = False) -> Iterator[None]:
-    """A block in which libraries work on the stream, with its SM count as their hint if `library_sms` is set."""
-    with current_stream_of_frameworks(stream), _library_sms(stream, True) if library_sms else nullcontext():
+def _with_library_sms(stream: Stream) -> Iterator[None]:
+    with current_stream_of_frameworks(stream), _library_sms(stream):
         yield
+
+
+def entered(stream: Stream, library_sms: bool = False) -> AbstractContextManager[None]:
+    """A block in which libraries work on the stream, with its SM count as their hint if `library_sms` is set."""
+    return _with_library_sms(stream) if library_sms else current_stream_of_frameworks(stream)
 
 
 def why_not(stream: Stream) -> str | None:

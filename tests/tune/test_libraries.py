@@ -50,8 +50,7 @@ def test_partitions_are_measured_without_and_with_library_sms(
     reported: list[int] = []
 
     @contextmanager
-    def library_sms(stream: Stream, on: bool) -> Iterator[None]:
-        assert on
+    def library_sms(stream: Stream) -> Iterator[None]:
         reported.append(stream.resources.sm.sm_count)
         try:
             yield
@@ -64,7 +63,7 @@ def test_partitions_are_measured_without_and_with_library_sms(
         # A library that knows how few SMs it has does with less work here.
         spin(stream, 2 * 232, MS // 2 if reported else MS)
 
-    report = tune.overlap(product, chain=chain, device=dev)
+    report = tune.overlap(product, chain=chain, device=dev, sizes=[16])
     assert {result.plan.library_sms for result in of_kind(report, "partitions")} == {False, True}
     assert {r.plan.library_sms for r in of_kind(report, "overlay")} == {False, True}
     assert not any(r.plan.library_sms for r in report.results if r.plan.layout is None)
@@ -79,12 +78,12 @@ def test_partitions_are_measured_without_and_with_library_sms(
     assert "SM count hint" not in table_of(report)
     assert max(map(len, table_of(report).splitlines())) <= 80
     assert Plan.from_json(report.choice.to_json()) == report.choice
-    always = tune.overlap(product, chain=chain, device=dev, library_sms="on")
+    always = tune.overlap(product, chain=chain, device=dev, sizes=[16], library_sms="on")
     assert {result.plan.library_sms for result in of_kind(always, "partitions")} == {True}
 
 
 def test_a_hint_that_changes_nothing_is_reported_so(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_work, "_library_sms", lambda stream, on: nullcontext())
+    monkeypatch.setattr(_work, "_library_sms", lambda stream: nullcontext())
     report = tune.overlap(product=work(2 * 232, MS), chain=chain, device=dev, sizes=[16])
     [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
     assert reason.endswith(", no difference beyond noise")
@@ -109,23 +108,21 @@ def test_each_library_that_is_loaded_is_reported(torch: Any, dev: Device, monkey
     monkeypatch.setattr("cuda_gctx.interop.library_sms.torch_block", block)
     monkeypatch.setattr("cuda_gctx.interop.library_sms.cupy_block", block)
     with dev.partition(a=16) as parts:
-        with _work._library_sms(parts.a.stream, True):
+        with _work._library_sms(parts.a.stream):
             assert reported == [(torch, 16, "on")]
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        with _work._library_sms(parts.a.stream, True):
+        with _work._library_sms(parts.a.stream):
             assert len(reported) == 2  # CuPy has no device
         cupy.cuda.is_available = lambda: True
-        with _work._library_sms(parts.a.stream, True):
+        with _work._library_sms(parts.a.stream):
             assert reported[3:] == [(cupy, 16, "on")]
-        with _work._library_sms(parts.a.stream, False):
-            assert len(reported) == 4
 
 
 def test_libraries_without_a_hint_are_left_out_with_the_reason(
     torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def library_sms(stream: Stream, on: bool) -> Iterator[None]:
+    def library_sms(stream: Stream) -> Iterator[None]:
         raise RuntimeError("libcublas is not loaded")
         yield
 
