@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,35 +18,42 @@ from ..common import refusal
 
 pytestmark = pytest.mark.sim_only
 
+# The ranks are forks of a process that has loaded torch.
 PROGRAM = """
-import sys, torch, torch.distributed as dist
+import gc, os, sys, torch, torch.distributed as dist
 from cuda_gctx.interop.nccl import launch_order
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method="file://" + meeting, rank=rank, world_size=2)
-groups = {"a": dist.new_group(), "b": dist.new_group()}
-for steps in sys.argv[3:]:
-    try:
-        with launch_order(timeout=60):
-            # Ends in any order, because gloo runs both groups at once.
-            for work in [dist.all_reduce(torch.ones(4), group=groups[one], async_op=True) for one in steps]:
-                work.wait()
-        print("equal")
-    except RuntimeError as error:
-        print(type(error).__name__, error)
-dist.destroy_process_group()
+
+def run(rank, folder, *orders):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    groups = {"a": dist.new_group(), "b": dist.new_group()}
+    for steps in orders:
+        try:
+            with launch_order(timeout=60):
+                # Ends in any order, because gloo runs both groups at once.
+                for work in [dist.all_reduce(torch.ones(4), group=groups[one], async_op=True) for one in steps]:
+                    work.wait()
+            yield "equal"
+        except RuntimeError as error:
+            yield f"{type(error).__name__} {error}"
+    dist.destroy_process_group()
+
+folder, *lasts = sys.argv[1:]
+gc.freeze()
+for rank, last in enumerate(lasts):
+    if os.fork() == 0:
+        with open(f"{folder}/{rank}", "w") as file:
+            print(*run(rank, folder, "aba", last), sep="\\n", file=file)
+        break
+else:
+    for _ in lasts:
+        os.wait()
 """
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed here")
 def test_ranks_that_start_collectives_in_different_orders_raise_the_same_error(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed here")
-    command = [sys.executable, "-c", PROGRAM]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "meeting"), "aba", last], stdout=subprocess.PIPE, text=True
-        )
-        for rank, last in enumerate(("aab", "aba"))
-    ]
-    one, other = (rank.communicate(timeout=240)[0].splitlines() for rank in ranks)
+    subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, "aab", "aba"], check=True, timeout=240)
+    one, other = ((tmp_path / rank).read_text().splitlines() for rank in "01")
     assert one == other
     equal, different = one
     assert equal == "equal"
