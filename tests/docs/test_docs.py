@@ -44,10 +44,10 @@ DRIVERS = ["12.4", "13.0", "13.1", "13.4"]
 CHILD_LIMIT_S = 120
 PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cuda_gctx.cli"]}
 
-# Imports the package once, and runs each page in a fork: takes a line of JSON for each page on the standard input, and
-# writes one to the standard output.
+# Imports the package once, and torch for pages that use it, and runs each page in a fork: takes a line of JSON for each
+# page on the standard input, and writes one to the standard output.
 RUN_PAGES = f"""
-import contextlib, gc, io, json, os, signal, sys, tempfile, traceback
+import contextlib, gc, importlib, io, json, os, signal, sys, tempfile, traceback
 import cuda_gctx.partitions
 from cuda_gctx.sim import session
 
@@ -69,6 +69,9 @@ def run(page):
         problem = traceback.format_exc()
     return {{"printed": printed, "problem": problem}}
 
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+gc.freeze()
 for line in sys.stdin:
     with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
@@ -121,9 +124,10 @@ def child(*command: str, text: str | None = None, **environment: str) -> subproc
 
 
 @cache
-def page_runner() -> subprocess.Popen[str]:
+def page_runner(*modules: str) -> subprocess.Popen[str]:
+    """modules: what it imports for all its pages."""
     runner = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", RUN_PAGES],
+        [sys.executable, "-W", "error", "-c", RUN_PAGES, *modules],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -135,7 +139,7 @@ def page_runner() -> subprocess.Popen[str]:
 
 def run_page(name: str, blocks: list[Block]) -> list[str]:
     request = {"name": name, "blocks": [(block.line, block.text) for block in blocks]}
-    runner = page_runner()
+    runner = page_runner(*(["torch"] if any(block.kind == "cpu" for block in blocks) else []))
     assert runner.stdin
     assert runner.stdout
     print(json.dumps(request), file=runner.stdin, flush=True)
