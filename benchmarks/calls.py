@@ -24,10 +24,12 @@ def main() -> int:
         "--out", type=Path, help="folder for the JSON file (default: benchmarks/results; simulated: none)"
     )
     parser.add_argument("--rounds", type=int, default=Effort.rounds, help="samples of each call and contestant")
+    parser.add_argument("--imports", type=int, default=Effort.imports, help="processes for each import")
     parser.add_argument("--seed", type=int, default=Effort.seed, help="of the order of the samples")
     arguments = parser.parse_args()
 
-    measured = measure_in_fresh_process(Effort(rounds=arguments.rounds, seed=arguments.seed))
+    effort = Effort(rounds=arguments.rounds, imports=arguments.imports, seed=arguments.seed)
+    measured = measure_in_fresh_process(effort)
     head = {"_what": "Costs of single calls, written by benchmarks/calls.py; ns per call"}
     result = {**head, **measured, "commit": commit_of(Path(__file__).parent)}
     if result["simulated"]:

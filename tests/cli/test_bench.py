@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,13 +48,26 @@ def published() -> dict[str, Any]:
 # ---- the command
 
 
-def test_every_call_is_timed_raw_and_with_this_package() -> None:
-    done = run("--quick", "--json")
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of the command in a folder whose modules must not be taken for those that are measured."""
+    folder = tmp_path_factory.mktemp("folder")
+    (folder / "cuda_gctx.py").write_text("raise SystemExit('the wrong module')\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = run("--quick", "--json")
     assert done.exit_code == 0, done.output
-    output = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_it_works_from_any_folder_and_says_what_it_measured(output: Any) -> None:
     assert output["command"] == "bench"
     assert output["device"]["name"] == output["report"]["card"]
     assert output["driver"] == output["report"]["cuda"]
+    assert output["report"]["imports"]
+
+
+def test_every_call_is_timed_raw_and_with_this_package(output: Any) -> None:
     calls = {call["name"]: call["contestants"] for call in output["report"]["calls"]}
     assert list(calls) == [call.name for call in CALLS]
     assert all("ns" in contestants["cuda_gctx"] for contestants in calls.values())
@@ -68,17 +80,14 @@ def test_every_call_is_timed_raw_and_with_this_package() -> None:
 
 @pytest.mark.sim_only
 @pytest.mark.skipif(importlib.util.find_spec("cuda.core") is None, reason="cuda.core is not installed here")
-def test_cuda_core_runs_on_the_driver_that_this_package_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_GCTX_DRIVER", "sim:b200@13.1")
-    output = json.loads(run("--quick", "--json").stdout)["report"]
+def test_cuda_core_runs_on_the_simulated_card_that_this_package_uses() -> None:
+    output = json.loads(run("--quick", "--json", "--profile", "b200", "--driver", "13.1").stdout)["report"]
     assert output["card"] == "NVIDIA B200 (simulated)"
     assert all("ns" in call["contestants"].get("cuda.core", {"ns": {}}) for call in output["calls"])
 
 
 @pytest.mark.sim_only
-def test_calls_can_be_timed_on_another_device_of_a_simulated_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run("--quick", "--json", "--profile", "b200", "--driver", "13.1")
-    assert json.loads(done.stdout)["report"]["card"] == "NVIDIA B200 (simulated)"
+def test_calls_can_be_timed_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_GCTX_DRIVER", "sim:h200,devices=2")
     measured = call_costs.measure_in_fresh_process(Effort(rounds=1, context_pairs=1, imports=1, device=1))
     assert all("ns" in call["contestants"]["cuda_gctx"] for call in measured["calls"])
@@ -113,29 +122,6 @@ def test_who_refused_what_is_reported_in_its_own_words(
     output = shown(published, capsys)
     assert "refused" in output
     assert "Refused by cuda.core, uneven split 8, 16, 24: " in output
-
-
-@pytest.mark.sim_only
-def test_it_works_from_any_folder(tmp_path: Path) -> None:
-    # Modules of the current folder must not be taken for those that are measured.
-    (tmp_path / "cuda_gctx.py").write_text("raise SystemExit('the wrong module')\n")
-    code = f"""
-import sys
-sys.path[:] = {sys.path!r}
-sys.argv[1:] = ["bench", "--quick", "--json"]
-from cuda_gctx.cli import main
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["report"]["imports"]
 
 
 # ---- how it ends
