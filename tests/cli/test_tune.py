@@ -186,7 +186,7 @@ def test_what_the_work_prints_comes_before_the_report(dev: Device, tuner: StandI
 
 def test_what_the_work_prints_in_any_way_is_kept_out_of_the_document(folder: Path) -> None:
     (folder / "talkative_work.py").write_text(TALKATIVE_WORK)
-    done = child("tune", "talkative_work:work", "--budget", "4", "--json", PYTHONUNBUFFERED="")
+    done = child("tune", "talkative_work:work", "--budget", "1", "--json", PYTHONUNBUFFERED="")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["command"] == "tune"
     assert set(done.stderr.splitlines()) == {
@@ -201,7 +201,7 @@ def test_what_the_work_prints_in_any_way_is_kept_out_of_the_document(folder: Pat
 def test_the_document_is_clean_where_nobody_reads_the_standard_error(folder: Path) -> None:
     (folder / "talkative.py").write_text(TALKATIVE_WORK)
     code = "import os, sys; os.close(2); os.execv(sys.executable, sys.argv[1:])"
-    tune = [sys.executable, "-m", "cuda_gctx.cli", "tune", "talkative:work", "--budget", "4", "--json"]
+    tune = [sys.executable, "-m", "cuda_gctx.cli", "tune", "talkative:work", "--budget", "1", "--json"]
     environment = {**os.environ, "CUDA_GCTX_DRIVER": "sim"}
     done = subprocess.run([sys.executable, "-c", code, *tune], cwd=folder, env=environment, stdout=subprocess.PIPE)
     assert done.returncode == 0
@@ -234,7 +234,7 @@ def test_a_report_that_cannot_be_printed_is_written(folder: Path) -> None:
     (folder / "spinning_work.py").write_text(SPINNING_WORK)
     with open("/dev/full", "w") as full:
         done = child(
-            "tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "4", "--out", "report.json", stdout=full
+            "tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "1", "--out", "report.json", stdout=full
         )
     assert done.returncode == 1
     assert done.stderr == "Error: cannot write the standard output: No space left on device\n"
@@ -322,7 +322,7 @@ def test_the_report_is_wrapped_at_the_width_of_the_terminal_but_not_its_tables(
 @pytest.mark.parametrize("card", ["h200", "b200"])
 def test_work_can_be_tuned_on_a_simulated_card(folder: Path, card: str) -> None:
     (folder / "spinning_work.py").write_text(SPINNING_WORK)
-    done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "4", "--profile", card)
+    done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "1", "--profile", card)
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("choice: ")
     assert f"NVIDIA {card.upper()} (simulated)" in done.stdout
@@ -364,7 +364,7 @@ def test_work_that_ends_the_program_is_an_error_of_the_work(spinning: None) -> N
 
 
 def test_the_tuner_itself_is_asked_as_it_wants(spinning: None, folder: Path) -> None:
-    done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "4", "--json", "--out", "report.json")
+    done = run("tune", "spinning_work:wide", "spinning_work:narrow", "--budget", "1", "--json", "--out", "report.json")
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     report = Report.from_json((folder / "report.json").read_text())
