@@ -79,13 +79,13 @@ def ids(value: Any) -> str:
 CAPABILITIES = [(9, 0), (10, 0)]
 
 
-# In every run, each of them for one of the chips.
+# In every run, those of eight ranks, which take more registers than those of two, each for one of the chips.
 @pytest.mark.parametrize(
     ("info", "op", "capability"),
     [
         pytest.param(
             *(info, op, capability),
-            marks=[] if at == number % len(CAPABILITIES) else pytest.mark.long,
+            marks=[] if info.world_size == 8 and at == number % len(CAPABILITIES) else pytest.mark.long,
             id=f"{name_of(info)}-{op.name}-sm_{10 * capability[0]}",
         )
         for number, (info, op) in enumerate(CASES)
@@ -100,12 +100,24 @@ def test_kernels_compile_without_spills(
     demand_no_spills(words, capability, FLAT)
 
 
-# The packing and the operation that need most registers.
-@pytest.mark.parametrize(("world", "threads"), [(9, 512), (16, 512), (17, 256), (32, 256)])
-def test_more_ranks_have_fewer_threads_and_no_spills(world: int, threads: int, compiler: str) -> None:
+def words_of_many(world: int) -> dict[str, str]:
+    """Of the packing and the operation that need most registers."""
     info = ParallelInfo.of(0, world, 0, world, 0, 1, 1, world, 1, 1)
-    words = defines(info, MixedCommOp.ALLGATHER, Geometry(world, 1 << 19, 1 << 26), element=Element.BFLOAT16)
-    assert int(words["ONE_EXCHANGE_THREADS"]) == threads
+    return defines(info, MixedCommOp.ALLGATHER, Geometry(world, 1 << 19, 1 << 26), element=Element.BFLOAT16)
+
+
+@pytest.mark.parametrize(("world", "threads"), [(9, 512), (16, 512), (17, 256), (32, 256)])
+def test_more_ranks_have_fewer_threads(world: int, threads: int) -> None:
+    assert int(words_of_many(world)["ONE_EXCHANGE_THREADS"]) == threads
+
+
+# In every run, the most ranks for each number of threads.
+@pytest.mark.parametrize(
+    "world", [pytest.param(9, marks=pytest.mark.long), 16, pytest.param(17, marks=pytest.mark.long), 32]
+)
+def test_many_ranks_have_no_spills(world: int, compiler: str) -> None:
+    words = words_of_many(world)
+    threads = int(words["ONE_EXCHANGE_THREADS"])
     report = compile_kernels(words, (9, 0), ("packets.cuh", "one_exchange.cuh")).report("one_exchange")
     assert (report.spill_bytes, report.stack_bytes) == (0, 0)
     # All of them are on an SM at once: a warp has registers in units of 256.
