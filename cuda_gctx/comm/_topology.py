@@ -254,20 +254,7 @@ class ParallelInfo:
 
         world_rank: its number among all.
         """
-        world_rank = as_int("world_rank", world_rank, 0, self.world_size - 1)
-        inter_rank, local_rank = divmod(world_rank, self.local_size)
-        return ParallelInfo.of(
-            world_rank,
-            self.world_size,
-            local_rank,
-            self.local_size,
-            inter_rank,
-            self.inter_size,
-            self.local_tp_size,
-            self.local_dp_size,
-            self.inter_tp_size,
-            self.inter_dp_size,
-        )
+        return _at(self, as_int("world_rank", world_rank, 0, self.world_size - 1))
 
     @property
     def local_tp_rank(self) -> int:
@@ -414,17 +401,7 @@ class ParallelInfo:
 
         op: the operation. Raises ValueError for one that is not valid, and for BROADCAST, which depends on its root.
         """
-        self.demand_valid(op)
-        if op is MixedCommOp.BROADCAST:
-            raise ValueError("BROADCAST has no plan: what a rank does depends on the root")
-        world = tuple(range(self.world_size))
-        tp, dp = self.tp_rank, self.dp_rank
-        if op is MixedCommOp.ALLREDUCE:
-            return Plan((world,), world, world, self.world_rank, self.world_size, 0, 0)
-        if op.gathers or op is MixedCommOp.ALLTOALL:
-            blocks = tuple(self.tp_ranks(group) for group in range(self.dp_size))
-            return Plan(blocks, blocks[dp], world, tp, self.tp_size, 0, dp)
-        return Plan((world,), world, self.tp_ranks(), tp, self.tp_size, dp, 0)
+        return _plan(self, op)
 
     def node_plan(self, op: MixedCommOp) -> NodePlan:
         """The work of this rank in the hierarchical form of an operation.
@@ -454,6 +431,39 @@ class ParallelInfo:
         op: the operation. input_size: that of the input, in elements or bytes.
         """
         return input_size // self.dp_size if op.divides else input_size
+
+
+# What handlers ask for again and again, for all ranks.
+@cache
+def _at(info: ParallelInfo, world_rank: int) -> ParallelInfo:
+    inter_rank, local_rank = divmod(world_rank, info.local_size)
+    return ParallelInfo.of(
+        world_rank,
+        info.world_size,
+        local_rank,
+        info.local_size,
+        inter_rank,
+        info.inter_size,
+        info.local_tp_size,
+        info.local_dp_size,
+        info.inter_tp_size,
+        info.inter_dp_size,
+    )
+
+
+@cache
+def _plan(info: ParallelInfo, op: MixedCommOp) -> Plan:
+    info.demand_valid(op)
+    if op is MixedCommOp.BROADCAST:
+        raise ValueError("BROADCAST has no plan: what a rank does depends on the root")
+    world = tuple(range(info.world_size))
+    tp, dp = info.tp_rank, info.dp_rank
+    if op is MixedCommOp.ALLREDUCE:
+        return Plan((world,), world, world, info.world_rank, info.world_size, 0, 0)
+    if op.gathers or op is MixedCommOp.ALLTOALL:
+        blocks = tuple(info.tp_ranks(group) for group in range(info.dp_size))
+        return Plan(blocks, blocks[dp], world, tp, info.tp_size, 0, dp)
+    return Plan((world,), world, info.tp_ranks(), tp, info.tp_size, dp, 0)
 
 
 def checked_root(info: ParallelInfo, op: MixedCommOp, root: int | None) -> int | None:
