@@ -39,7 +39,8 @@ LIGHT = {"paper": "#ffffff", "panel": "#f3f5f7", "line": "#d0d7de", "ink": "#1f2
 DARK = {"paper": "#0d1117", "panel": "#1a2028", "line": "#3d444d", "ink": "#e6edf3", "faint": "#9da7b1"}
 
 # What no XML 1.0 document can hold, not even as a reference.
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# All but "[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", which takes eight times as long to compile.
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def _xml(words: str) -> str:
