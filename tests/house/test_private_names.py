@@ -12,7 +12,7 @@ import pytest
 
 import cuda_gctx
 
-from .arrows import PACKAGE, PROGRAMS, REPOSITORY
+from .arrows import PACKAGE, PROGRAMS, REPOSITORY, nodes_of
 
 PRIVATE = re.compile(r"_(?!_)\w*[^_]")  # not the names that notebooks look for: _repr_html_
 # What files use of others all the same: each list may only become shorter.
@@ -109,22 +109,18 @@ def is_private_for(file: str, module: str) -> bool:
 
 def uses_of_others(root: Path) -> dict[str, set[str]]:
     """For each file the private names of other files, and the modules of other rooms, that it uses."""
-    nodes = {
-        file.relative_to(root).as_posix(): list(ast.walk(ast.parse(file.read_text())))
-        for top in (PACKAGE, *PROGRAMS, "docs", "packaging", "tests")
-        for file in sorted((root / top).rglob("*.py"))
-    }
-    own = {file: private_names_of(of_file) for file, of_file in nodes.items()}
+    own: dict[str, set[str]] = {}
+    read: dict[str, set[str]] = {}
+    closed: dict[str, set[str]] = {}
+    for top in (PACKAGE, *PROGRAMS, "docs", "packaging", "tests"):
+        for path in sorted((root / top).rglob("*.py")):
+            file, nodes = path.relative_to(root).as_posix(), nodes_of(path)
+            own[file], read[file] = private_names_of(nodes), set(private_names_in(nodes))
+            closed[file] = {module for module in imported_modules(nodes, root) if is_private_for(file, module)}
     known = {name for file, names in own.items() if not file.startswith("tests") for name in names}
-    modules = {Path(file).stem for file in nodes}
-    found = {}
-    for file, of_file in nodes.items():
-        names = {name for name in private_names_in(of_file) if name in known and name not in modules}
-        closed = {module for module in imported_modules(of_file, root) if is_private_for(file, module)}
-        used = names - own[file] | closed
-        if used:
-            found[file] = used
-    return found
+    known -= {Path(file).stem for file in own}
+    used = {file: (names & known) - own[file] | closed[file] for file, names in read.items()}
+    return {file: names for file, names in used.items() if names}
 
 
 def test_private_names_of_other_files_are_used_only_as_listed() -> None:
@@ -140,7 +136,7 @@ def test_what_stands_on_the_library_takes_public_names_from_its_face() -> None:
         f"{file.relative_to(REPOSITORY)}: {alias.name} comes from {PACKAGE}, not from {node.module}"
         for top in (*PROGRAMS, f"{PACKAGE}/comm", f"{PACKAGE}/cli")
         for file in sorted((REPOSITORY / top).rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in nodes_of(file)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{PACKAGE}.")
         for alias in node.names
         if alias.name in cuda_gctx.__all__
