@@ -42,6 +42,7 @@ PAIRS: dict[str, dict[str, Any]] = {
         "bulk": work(WHOLE, MS),
         "critical": work(16, MS // 200),
         "objective": TailLatency("critical", closed_loop=True),
+        "sizes": [8, 16, 32, 64],
     },
     "a mix": {
         "decode": work(32, MS // 10),

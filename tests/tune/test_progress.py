@@ -17,10 +17,10 @@ pytestmark = pytest.mark.sim_only
 def test_the_bar_is_shown_where_it_is_wanted_and_gone_at_the_end(
     dev: Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tuned("each fills half")
-    tuned("each fills half", progress=False)
+    tuned("each fills half", sizes=[64])
+    tuned("each fills half", sizes=[64], progress=False)
     assert capsys.readouterr().err == ""
-    tuned("each fills half", progress=True)
+    tuned("each fills half", sizes=[64], progress=True)
     shown = capsys.readouterr().err
     assert "[" in shown
     assert shown.endswith("\r")

@@ -104,7 +104,7 @@ def test_a_step_that_takes_the_host_long_but_the_device_longer_is_not_launch_bou
 
 def test_only_known_causes_of_no_overlap_are_reported(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    [reason] = [reason for reason in tuned("each fills all").reasons if "no overlap" in reason]
+    [reason] = [reason for reason in tuned("each fills all", sizes=[64]).reasons if "no overlap" in reason]
     assert reason.startswith("no overlap on plain streams: 1 hardware queues (CUDA_DEVICE_MAX_CONNECTIONS) for 2")
 
 
@@ -116,7 +116,7 @@ def test_a_step_shorter_than_its_parts_has_them_at_once(dev: Device, monkeypatch
         return [{"left": (0.0, 1e-3), "right": (1e-3, 2e-3)} if len(s) == 2 else s for s in profiled(self, trial)]
 
     monkeypatch.setattr(_measure.Runner, "profile", apart)
-    report = tuned("each fills half")
+    report = tuned("each fills half", sizes=[64])
     assert [round(result.overlap or 0, 2) for result in of_kind(report, "streams")] == [1]
     assert [result.overlap for result in of_kind(report, "sequence")] == [0]
     assert "no overlap" not in said(report)
@@ -139,7 +139,7 @@ def test_a_function_that_waits_for_the_device_is_named(dev: Device) -> None:
         spin(stream, 132, MS)
         stream.sync()
 
-    report = tune.overlap(product, right=work(132, MS), device=dev)
+    report = tune.overlap(product, right=work(132, MS), device=dev, sizes=[64])
     assert any(reason.startswith("product waits for the device inside its function") for reason in report.reasons)
     assert "waits for the device" not in said(read_only("each fills half"))
 
@@ -169,11 +169,11 @@ def test_disjoint_sms_that_slow_each_other_are_reported(dev: Device, monkeypatch
     assert "although their SMs are disjoint" not in said(read_only("a chain"))
     slower.update(chain=1.3)
     assert "the others slow chain by 1.3x (product=116, chain=16), although their SMs are disjoint" in said(
-        tuned("a chain")
+        tuned("a chain", sizes=[16])
     )
     slower.update(product=1.5)
     assert "the parts slow each other, product by 1.5x and chain by 1.3x (product=116, chain=16), although" in said(
-        tuned("a chain")
+        tuned("a chain", sizes=[16])
     )
 
 
@@ -188,7 +188,7 @@ def test_parts_alone_in_their_partitions_are_measured_by_turns_with_the_plan(
         return measured(self, trial, shape)
 
     monkeypatch.setattr(_measure.Runner, "batch", watched)
-    report = tuned("a chain")
+    report = tuned("a chain", sizes=[16])
     alone = f"chain alone in {report.choice}"
     first = order.index(alone)
     assert order.count(alone) == 7

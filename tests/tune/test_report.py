@@ -49,7 +49,7 @@ def test_the_table_fits_a_terminal(dev: Device, pair: str) -> None:
 
 def test_long_plans_are_named_by_their_sizes_in_the_table(dev: Device) -> None:
     names = [f"attention_block_{number}" for number in range(5)]
-    report = tune.overlap(**dict.fromkeys(names, work(20, MS)), device=dev, sizes=[8])
+    report = tune.overlap(**dict.fromkeys(names, work(20, MS)), device=dev, sizes=[8], budget_s=5)
     assert max(map(len, table_of(report).splitlines())) <= 80
     assert "  100/8/8/8/8 " in table_of(report)
     assert "with /: the SMs of the parts" in str(report)
@@ -176,7 +176,7 @@ def test_a_wrong_field_of_a_report_is_named(dev: Device, field: str, value: Any)
 
 def test_a_plan_that_was_not_measured_is_reported(dev: Device) -> None:
     with pytest.raises(KeyError, match="this plan was not measured"):
-        tuned("each fills half").result(Plan("sequence", ("x", "y")))
+        read_only("each fills half").result(Plan("sequence", ("x", "y")))
 
 
 def test_a_report_in_an_interpreter_is_one_line_with_the_answer(dev: Device) -> None:
