@@ -64,10 +64,8 @@ MUTANTS = {
     ),
     "the place of a block is found by its handle": Mutant(
         ENTRIES,
-        "  const std::size_t own = index_of(block);\n  if (own <= places.size() && below(own) == before) {",
-        "  const std::size_t own = static_cast<std::size_t>(\n"
-        "      std::find(places.begin(), places.end(), block.context_->handle()) - places.begin());\n"
-        "  if (own < places.size()) {",
+        "(places[at] != shown || (!entry->is_set() && below(at) != entry->before_))",
+        "places[at] != shown",
         MACHINE,
     ),
     # The interpreter ends while a call fails.

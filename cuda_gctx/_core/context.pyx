@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 
 cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_here, make_only_here
-from cuda_gctx._core.current cimport keep_no_block, new_block
+from cuda_gctx._core.current cimport is_free, keep_no_block, new_block
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.errors cimport warn_of_failures
 from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event
@@ -246,6 +246,8 @@ cdef class Context:
 
         Blocks of a thread must end in the reverse order in which they began, and must not contain an await.
         """
+        if is_free(self._kept_block):  # most blocks are for one statement
+            return <object>self._kept_block
         cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         if box.get() == NULL or not box.get().is_live():
             cpp.live(self._slot)

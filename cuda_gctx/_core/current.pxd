@@ -7,6 +7,7 @@ cdef class CurrentBlock:
     cdef void* _call  # what Python calls: it enters or leaves the block
     cdef PyObject* _of  # the context, which keeps this block, or is kept by it:
     cdef object _context
+    cdef bint _is_live  # nothing has to be asked of the context: it is green, and keeps this block until it is closed
     cdef cpp.Slot[cpp.ContextBox]* _slot  # of the context
     cdef cpp.Entry _entry
     cdef list _more  # blocks for this one, which was entered again before it was left
@@ -22,16 +23,12 @@ cdef extern from *:
     Py_ssize_t Py_REFCNT(PyObject*) noexcept
 
 
-cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context)
+cdef inline bint is_free(PyObject* kept) noexcept:
+    """Whether a block that a context keeps, if it has one, is there and nobody else has it."""
+    return kept != NULL and Py_REFCNT(kept) == 1 and (<CurrentBlock>kept)._entry.is_idle()
 
 
-cdef inline CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
-    """A block of a context, for its slot. `kept`: one that it keeps, for when nobody has it; or null."""
-    if kept[0] != NULL and Py_REFCNT(kept[0]) == 1 and (<CurrentBlock>kept[0])._entry.is_idle():
-        return <CurrentBlock>kept[0]
-    return make_block(kept, slot, context)
-
-
+cdef CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context)
 cdef void keep_no_block(PyObject** kept, object context) noexcept
 cdef void* task_here() except NULL
 cdef dict given_here()

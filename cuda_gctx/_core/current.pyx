@@ -28,12 +28,13 @@ cdef extern from *:
       return state->context;
     }
 
-    /* What is known of the thread: its state, once the end of that is watched; the list of its entries; and what
-       given_here() returns, which is part of its _ThreadEnd. */
+    /* What is known of the thread: its state, once the end of that is watched, which takes place on the thread itself,
+       or when none runs any more; the list of its entries; and what given_here() returns, part of its _ThreadEnd. */
     #define GCTX_OF_THREAD static __attribute__((tls_model("initial-exec"))) __thread
     GCTX_OF_THREAD PyThreadState* gctx_watched;
     GCTX_OF_THREAD gctx::ThreadEntries* gctx_entries;
     GCTX_OF_THREAD PyObject* gctx_given;
+    #define gctx_watched_task() ((void*)gctx_watched->context)
     """
     ctypedef struct PyThreadState:
         pass
@@ -41,6 +42,7 @@ cdef extern from *:
     PyThreadState* watched "gctx_watched"
     cpp.ThreadEntries* entries "gctx_entries"
     PyObject* given "gctx_given"
+    void* watched_task "gctx_watched_task"() noexcept
     PyThreadState* PyThreadState_GetUnchecked() noexcept
     PyObject* PyThreadState_GetDict() noexcept
     void* task_of "gctx_task_of"(PyThreadState*) except NULL
@@ -160,13 +162,12 @@ cdef class CurrentBlock:
             report_failures()
 
     cdef object enter(self):
-        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         cdef PyThreadState* state = PyThreadState_GetUnchecked()
         # What can raise comes before the push.
         cdef void* task = task_of(state)
         if watched != state:
             watch_thread()
-        if box.get() == NULL or box.get().kind() != cpp.ContextKind.green:
+        if not self._is_live:
             cpp.live(self._slot[0])
             cpp.demand_there(self._slot[0])
         while not entries.enter(self._entry, task):
@@ -186,7 +187,7 @@ cdef class CurrentBlock:
             Py_DECREF(self)
 
     cdef object enter_again(self):
-        cdef CurrentBlock again = make_block(NULL, self._slot, <object>self._of)
+        cdef CurrentBlock again = new_block(NULL, self._slot, <object>self._of)
         call_block(again, NULL, 0, NULL)
         if self._more is None:
             self._more = []
@@ -194,11 +195,10 @@ cdef class CurrentBlock:
         return <object>self._of
 
     cdef object leave(self):
-        cdef void* task = task_of(PyThreadState_GetUnchecked())
-        if self._more is None and entries != NULL and entries.leave_at_once(self._entry, task):
+        if self._more is None and entries != NULL and entries.leave_at_once(self._entry, watched_task()):
             self.leave_list()
             return None
-        return self.leave_slowly(task)
+        return self.leave_slowly(task_here())
 
     cdef object leave_slowly(self, const void* task):
         """Leave the block that was entered last on this thread, or else the one that was entered last."""
@@ -229,8 +229,8 @@ cdef int set_slots() except -1:
 set_slots()
 
 
-cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
-    """Another one, which the context keeps if it has none: most are for one statement."""
+cdef CurrentBlock new_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, object context):
+    """A block of a context, for its slot. `kept`: where the context keeps it, if it has none there; or null."""
     cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
     block._call = <void*>call_block
     block._slot = slot
@@ -239,6 +239,7 @@ cdef CurrentBlock make_block(PyObject** kept, cpp.Slot[cpp.ContextBox]* slot, ob
     if cpp.has_gil and kept != NULL and kept[0] == NULL:
         Py_INCREF(block)
         kept[0] = <PyObject*>block
+        block._is_live = slot.borrow().get().kind() == cpp.ContextKind.green
     else:
         block._context = context
     return block
@@ -250,6 +251,7 @@ cdef void keep_no_block(PyObject** kept, object context) noexcept:
     kept[0] = <PyObject*>None
     if block != NULL and block != <PyObject*>None:
         is_open = not (<CurrentBlock>block)._entry.is_idle()
+        (<CurrentBlock>block)._is_live = False
         if is_open or Py_REFCNT(block) > 1:
             (<CurrentBlock>block)._context = context
         if not is_open:  # else it is on the list of a thread, which has the reference from now on

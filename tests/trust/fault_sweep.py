@@ -49,7 +49,7 @@ ANSWERS = {
 # of it.
 TOLERATED: dict[str, tuple[frozenset[str], str]] = {
     "cuCtxGetId": (frozenset(), "the context counts as there, which only one answer denies; the next call says more"),
-    "cuCtxGetCurrent": (frozenset(), "it is asked once more, or the block is left by looking at the whole stack"),
+    "cuCtxGetCurrent": (frozenset(), "it is asked once more"),
     "cuCtxPopCurrent": (frozenset(), "what is current afterwards is compared, and put right by cuCtxSetCurrent"),
     "cuDevSmResourceSplit": (frozenset(), "another way to the split is tried"),
     "cuStreamGetPriority": (frozenset({"a default stream"}), "the stream counts as there, which one answer denies"),

@@ -19,7 +19,7 @@ def test_whatever_call_fails_the_caller_is_told_and_nothing_is_left() -> None:
 # Of the failures that many operations swallow, one operation that does.
 EXAMPLES = {
     "cuCtxGetId": "Context.close",
-    "cuCtxGetCurrent": "Context.current",
+    "cuCtxGetCurrent": "Device.partition",
     "cuCtxPopCurrent": "Context.current",
     "cuDevSmResourceSplit": "SMResource.split",
 }

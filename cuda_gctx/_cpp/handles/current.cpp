@@ -52,15 +52,7 @@ Entry* ThreadEntries::without_left_blocks(Entry* first) noexcept {
 
 // ---- blocks
 
-// The place of the next entry, by the whole stack.
-std::size_t ThreadEntries::look_for_next(const Runtime& runtime) {
-  ContextStack stack(runtime.driver(), places);
-  stack.look();
-  stack.check();
-  return place_of_next(runtime);
-}
-
-// Of leave_at_once(): something else was on top, or what came to light is not what was current before.
+// Of leave_at_once(): something else was on top.
 void ThreadEntries::undo_pop(const Driver& driver, CUcontext popped) noexcept {
   if (failed_pop == CUDA_SUCCESS) {
     ContextStack(driver, places).push(popped);
@@ -132,21 +124,20 @@ ContextHandle ThreadEntries::set(const ContextHandle& context, const void* task)
     }
     return previous;
   }
-  std::size_t place = 0;
   if (inner != nullptr) {
     ContextStack stack(driver, places);
     Entry* left = nullptr;
     if (stack.take_apart() && !places.empty()) {
       places.pop_back();  // that of the new entry
       left = settle(runtime);
-      place = place_of_next(runtime);
+      locate(runtime);
       replace_sets(context);
       places.push_back(context->handle());
     }
     stack.put_together();
     release(left);
   }
-  add(*entry.release(), nullptr, place, nullptr);
+  add(*entry.release(), nullptr, nullptr);
   return previous;
 }
 
@@ -156,10 +147,10 @@ void ThreadEntries::replace_sets(const ContextHandle& context) noexcept {
   while (block != nullptr && (block->is_set() || &block->runtime() != &context->runtime())) {
     block = block->below_;
   }
-  const std::size_t own = block != nullptr ? index_of(*block) : nowhere;
+  const std::size_t own = block != nullptr ? above(block) : 0;
   for_each_set(context->runtime(), [&](ContextHandle& owner) {
     const bool is_of_block = block != nullptr && &owner == &block->set_;
-    const std::size_t least = own >= places.size() ? 0 : is_of_block ? own : own + 1;
+    const std::size_t least = is_of_block && block->place_ != nowhere ? block->place_ : own;
     const auto found = std::find(places.begin() + static_cast<std::ptrdiff_t>(least), places.end(), owner->handle());
     if (found != places.end() && parted.size() < parted.capacity()) {
       *found = context->handle();

@@ -8,10 +8,12 @@
 // an entry goes only if its context is there no more often than the places of the entries below show it (settle). Until
 // then it stays, and close() refuses: what a block has left is treated as what set_current has made current.
 //
-// To find the place of a block, where other code has left something there, an entry knows how many places it is above
-// the outermost entry of the thread; that one is where its context first lies on what was current before it. So what
-// was on the stack before a block is there again after it, if other code pushes contexts of its own and pops what it
-// has pushed. Whatever else it does, what was current before is current again, or the block says that it is gone.
+// Where other code has left something on a block, the places of all entries are found from the bottom of the stack,
+// each at the first above the one before it where its context lies, and that of a block on what was current before it
+// (locate). So what was on the stack before a block is there again after it, if other code pushes contexts of its own
+// and pops what it has pushed. Whatever else it does, what was current before is current again, or the block says that
+// it is gone. There is one exception: a block that finds its own context on top looks no further, so that one place of
+// it stays where other code has pushed it once more.
 #pragma once
 
 #include <cuda.h>
@@ -59,6 +61,7 @@ class Entry {
   bool is_open_block() const noexcept {
     return block_ != nullptr && state_.load(std::memory_order_relaxed) == State::open;
   }
+  bool is_first_set() const noexcept { return block_ == nullptr && below_ == nullptr; }
   bool is_open_in(const void* task) const noexcept { return is_open_block() && task_ == task; }
   // Of set_current, or as good as that.
   bool is_set() const noexcept { return block_ == nullptr || state_.load(std::memory_order_relaxed) == State::over; }
@@ -73,7 +76,7 @@ class Entry {
   ContextHandle context_;
   ContextHandle set_;           // by set_current in the place of a block
   CUcontext before_ = nullptr;  // of a block: what was current until then
-  std::size_t place_ = 0;       // above that of the outermost entry
+  std::size_t place_ = 0;       // see locate()
   const void* task_ = nullptr;  // what tells tasks of one thread apart
   Entry* below_ = nullptr;
 };
@@ -121,16 +124,15 @@ struct ThreadEntries {
   // What follows is of the list itself: see entries.cpp.
 
   void demand_task(const void* task) const;
-  void add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept;
+  void add(Entry& entry, CUcontext before, const void* task) noexcept;
   void release(Entry* first, const Entry* last = nullptr) noexcept;  // without the last one
 
   // Of entries of one driver.
   static Entry* next_of(Entry* entry, const Runtime& runtime) noexcept;
   CUcontext below(std::size_t at) const noexcept { return at != 0 ? places[at - 1] : nullptr; }
-  std::size_t index_of(const Entry& entry) const noexcept;
+  void locate(const Runtime& runtime) noexcept;
+  static std::size_t above(const Entry* entry) noexcept;
   void cut(const Entry& block) noexcept;
-  std::size_t place_of_next(const Runtime& runtime) const noexcept;
-  std::size_t look_for_next(const Runtime& runtime);
   void undo_pop(const Driver& driver, CUcontext popped) noexcept;
   template <typename Work>
   void for_each_set(const Runtime& runtime, Work&& work) const;
@@ -152,10 +154,9 @@ struct ThreadEntries {
 
 // ---- what a block usually takes: it is entered and left in one task, and other code leaves its place alone
 
-inline void ThreadEntries::add(Entry& entry, CUcontext before, std::size_t place, const void* task) noexcept {
+inline void ThreadEntries::add(Entry& entry, CUcontext before, const void* task) noexcept {
   entry.context_->note_thread(system_id);
   entry.before_ = before;
-  entry.place_ = place;
   entry.task_ = task;
   entry.below_ = top;
   entry.thread_.store(system_id, std::memory_order_relaxed);
@@ -178,7 +179,7 @@ template <bool has_lock>
   if (!entry.is_idle()) [[unlikely]] {
     return false;
   }
-  if (top != nullptr && !top->is_open_in(task)) [[unlikely]] {
+  if (top != nullptr && !top->is_open_in(task) && !top->is_first_set()) [[unlikely]] {
     if (without_left_blocks(top) != top) {
       return false;
     }
@@ -187,13 +188,6 @@ template <bool has_lock>
   const Driver& driver = runtime.driver();
   CUcontext before = nullptr;
   GCTX_CALL(driver, cuCtxGetCurrent, &before);
-  std::size_t place = 0;
-  if (const Entry* const inner = next_of(top, runtime)) {
-    place = inner->place_ + 1;
-    if (inner->shown() != before) [[unlikely]] {  // other code has pushed something, or taken it away
-      place = look_for_next(runtime);
-    }
-  }
   if (!box.state().make_current<has_lock>()) [[unlikely]] {
     box.fail_closed();
   }
@@ -202,7 +196,7 @@ template <bool has_lock>
     box.state().make_not_current();
     driver.fail(result, "cuCtxPushCurrent");
   }
-  add(entry, before, place, task);
+  add(entry, before, task);
   return true;
 }
 
@@ -211,15 +205,14 @@ template <bool has_lock>
   Entry* const outer = entry.below_;
   ContextBox& box = *entry.context_;
   if (top != &entry || !entry.is_open_in(task) || entry.set_ || !box.runtime().is_usable() ||
-      (outer != nullptr && !outer->is_open_block() && without_left_blocks(outer) != outer)) [[unlikely]] {
+      (outer != nullptr && !outer->is_open_block() && !outer->is_first_set() && without_left_blocks(outer) != outer))
+      [[unlikely]] {
     return false;
   }
   const Driver& driver = box.runtime().driver();
   CUcontext popped = nullptr;
-  CUcontext now = nullptr;
   failed_pop = driver.cuCtxPopCurrent(&popped);
-  if (failed_pop != CUDA_SUCCESS || popped != box.handle() || driver.cuCtxGetCurrent(&now) != CUDA_SUCCESS ||
-      now != entry.before_) [[unlikely]] {
+  if (failed_pop != CUDA_SUCCESS || popped != box.handle()) [[unlikely]] {
     undo_pop(driver, popped);
     return false;
   }

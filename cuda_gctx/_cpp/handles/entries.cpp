@@ -92,43 +92,53 @@ Entry* ThreadEntries::take_left() noexcept {
 
 // ---- places
 
-// Where the place of an entry is, if other code has left it and those below it alone.
-std::size_t ThreadEntries::index_of(const Entry& entry) const noexcept {
-  const Runtime& runtime = entry.runtime();
-  const Entry* first = &entry;
-  while (first != nullptr && first->place_ != 0) {
-    first = next_of(first->below_, runtime);
-  }
-  for (std::size_t at = 0; first != nullptr && at < places.size(); ++at) {
-    if (places[at] == first->shown() && (first->is_set() || below(at) == first->before_)) {
-      return at + entry.place_;
+// Finds the places of all entries of a driver: nowhere is what other code has taken away or replaced.
+void ThreadEntries::locate(const Runtime& runtime) noexcept {
+  const auto turn_round = [this] {
+    Entry* turned = nullptr;
+    while (top != nullptr) {
+      Entry* const next = std::exchange(top->below_, turned);
+      turned = std::exchange(top, next);
     }
+    top = turned;
+  };
+  turn_round();
+  std::size_t least = 0;
+  for (Entry* entry = next_of(top, runtime); entry != nullptr; entry = next_of(entry->below_, runtime)) {
+    const CUcontext shown = entry->shown();
+    // What was set may have been taken away, where a block of the same context is still there.
+    auto left = std::count(places.begin() + static_cast<std::ptrdiff_t>(least), places.end(), shown);
+    for (const Entry* inner = entry->below_; inner != nullptr; inner = inner->below_) {
+      left -= static_cast<std::ptrdiff_t>(entry->is_set() && !inner->is_set() && inner->shown() == shown);
+    }
+    std::size_t at = left > 0 ? least : places.size();
+    while (at < places.size() && (places[at] != shown || (!entry->is_set() && below(at) != entry->before_))) {
+      ++at;
+    }
+    entry->place_ = at < places.size() ? at : nowhere;
+    least = at < places.size() ? at + 1 : least;
   }
-  return nowhere;
+  turn_round();
 }
 
-// Of the next entry. If other code has taken away what there was, it begins anew.
-std::size_t ThreadEntries::place_of_next(const Runtime& runtime) const noexcept {
-  const Entry* const inner = next_of(top, runtime);
-  const std::size_t own = inner != nullptr ? index_of(*inner) : nowhere;
-  return own == nowhere ? 0 : places.size() - (own - inner->place_);
+// The place above an entry, or above the next one below that is still there.
+std::size_t ThreadEntries::above(const Entry* entry) noexcept {
+  while (entry != nullptr && entry->place_ == nowhere) {
+    entry = next_of(entry->below_, entry->runtime());
+  }
+  return entry != nullptr ? entry->place_ + 1 : 0;
 }
 
 // Takes away the place of a block and what is above it, so that what was current before is on top.
 void ThreadEntries::cut(const Entry& block) noexcept {
-  const CUcontext before = block.before_;
-  const std::size_t own = index_of(block);
-  if (own <= places.size() && below(own) == before) {
-    places.resize(own);
+  if (block.place_ != nowhere) {
+    places.resize(block.place_);
     return;
   }
   // Other code has taken it away or replaced it, alone or with what was below it. What is left of it lies above the
   // next entry that is still there, and has not been on top before.
-  const Entry* outer = next_of(block.below_, block.runtime());
-  while (outer != nullptr && (index_of(*outer) >= places.size() || places[index_of(*outer)] != outer->shown())) {
-    outer = next_of(outer->below_, outer->runtime());
-  }
-  const std::size_t least = outer != nullptr ? index_of(*outer) + 1 : 1;
+  const CUcontext before = block.before_;
+  const std::size_t least = std::max<std::size_t>(above(&block), 1);
   for (std::size_t at = places.size(); before != nullptr && at-- > least;) {
     if (below(at) == before) {
       places.resize(at);
@@ -202,6 +212,7 @@ void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
     is_known = stack->take_apart();
     if (is_known && block != nullptr) {
       const std::size_t depth = places.size();
+      locate(*runtime);
       cut(*block);
       // It is pushed again, unless other code may have destroyed it since, or nobody would keep it.
       const bool is_missing = places.size() > depth && !has_owner(before, block->below_);

@@ -46,12 +46,12 @@ struct SmResource {
 
   const Driver* driver = nullptr;
   int device = 0;
+  unsigned sm_count = 0;
 
   // The driver's resources that make up this set: one, or several pieces of one split. Copied, never rebuilt: a
   // CUdevResource carries the identity of its SMs in bytes that have no name.
   Units units;
 
-  unsigned sm_count = 0;
   std::optional<unsigned> requested;
   unsigned min_partition_size = 0;
   unsigned alignment = 0;    // the driver splits it in units of this size

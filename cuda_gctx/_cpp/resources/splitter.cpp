@@ -52,6 +52,8 @@ struct Splitter::Piece : SmResource {
 };
 
 // The groups of one split and its remainder, the last piece: one block of memory that lives as long as any of them.
+// That of one group takes the size of three, and 1032 bytes are the most that malloc keeps at hand for a thread.
+static_assert(3 * sizeof(SmResource) <= 1032);
 class Splitter::Pieces {
  public:
   Pieces(const Splitter& splitter, std::size_t groups, Strategy strategy)
