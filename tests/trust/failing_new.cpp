@@ -8,7 +8,7 @@
 
 namespace {
 
-thread_local long count = 0;
+thread_local long count = -1;    // -1: nobody counts
 thread_local long fails_at = 0;  // 0: none
 
 bool is_of_the_package(const void* caller) {
