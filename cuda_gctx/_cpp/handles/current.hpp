@@ -8,12 +8,11 @@
 // an entry goes only if its context is there no more often than the places of the entries below show it (settle). Until
 // then it stays, and close() refuses: what a block has left is treated as what set_current has made current.
 //
-// Where other code has left something on a block, the places of all entries are found from the bottom of the stack,
-// each at the first above the one before it where its context lies, and that of a block on what was current before it
-// (locate). So what was on the stack before a block is there again after it, if other code pushes contexts of its own
-// and pops what it has pushed. Whatever else it does, what was current before is current again, or the block says that
-// it is gone. There is one exception: a block that finds its own context on top looks no further, so that one place of
-// it stays where other code has pushed it once more.
+// Where other code has left something on a block, the places of all entries are found from the bottom of the stack, a
+// block's where its context lies on what was current before it (locate). So what was on the stack before a block is
+// there again after it, if other code pushes contexts of its own and pops what it has pushed. Whatever else it does,
+// what was current before is current again, or the block says that it is gone. There is one exception: a block that
+// finds its own context on top looks no further, so that one place of it stays if other code has pushed it once more.
 #pragma once
 
 #include <cuda.h>

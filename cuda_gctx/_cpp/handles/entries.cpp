@@ -95,12 +95,11 @@ Entry* ThreadEntries::take_left() noexcept {
 // Finds the places of all entries of a driver: nowhere is what other code has taken away or replaced.
 void ThreadEntries::locate(const Runtime& runtime) noexcept {
   const auto turn_round = [this] {
-    Entry* turned = nullptr;
-    while (top != nullptr) {
-      Entry* const next = std::exchange(top->below_, turned);
-      turned = std::exchange(top, next);
+    Entry* entry = std::exchange(top, nullptr);
+    while (entry != nullptr) {
+      std::swap(entry->below_, top);
+      std::swap(entry, top);
     }
-    top = turned;
   };
   turn_round();
   std::size_t least = 0;
@@ -136,8 +135,16 @@ void ThreadEntries::cut(const Entry& block) noexcept {
     return;
   }
   // Other code has taken it away or replaced it, alone or with what was below it. What is left of it lies above the
-  // next entry that is still there, and has not been on top before.
+  // entry that was below it or the next one that is still there, and has not been on top before.
   const CUcontext before = block.before_;
+  const Entry* outer = next_of(block.below_, block.runtime());
+  while (outer != nullptr && (outer->place_ == nowhere || outer->shown() != before)) {
+    outer = next_of(outer->below_, block.runtime());
+  }
+  if (outer != nullptr) {
+    places.resize(outer->place_ + 1);
+    return;
+  }
   const std::size_t least = std::max<std::size_t>(above(&block), 1);
   for (std::size_t at = places.size(); before != nullptr && at-- > least;) {
     if (below(at) == before) {
