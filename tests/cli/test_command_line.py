@@ -195,8 +195,16 @@ def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
 # ---- how it ends
 
 
-@pytest.mark.parametrize("arguments", [*DEVICE_COMMANDS, ["info", "--json"]], ids=" ".join)
-@pytest.mark.parametrize("driver", ["/no/such/driver.so", "sim:h200,devices=0"])
+# In every run, each command without one of the two.
+@pytest.mark.parametrize(
+    ("arguments", "driver"),
+    [
+        pytest.param(words, driver, marks=() if number % 2 == at else pytest.mark.long)
+        for number, words in enumerate([*DEVICE_COMMANDS, ["info", "--json"]])
+        for at, driver in enumerate(["/no/such/driver.so", "sim:h200,devices=0"])
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_without_a_driver_or_device_the_status_is_3_and_the_message_says_what_to_do(
     arguments: list[str], driver: str
 ) -> None:
@@ -346,7 +354,9 @@ def test_json_is_one_document_that_names_its_command(arguments: list[str], sim: 
     assert not done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["verify"], ["doctor"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "arguments", [["doctor"], pytest.param(["verify"], marks=pytest.mark.long)], ids=lambda words: words[0]
+)
 def test_colours_are_for_terminals_that_want_them(arguments: list[str]) -> None:
     def coloured(**environment: str) -> bool:
         return "\x1b[3" in child(*arguments, **environment).stdout
