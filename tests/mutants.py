@@ -356,7 +356,19 @@ def misfits() -> list[str]:
 
 def failed_test(tests: str, folder: Path, limit_s: float = LIMIT_S, **environment: str) -> str | None:
     """The first of some tests that fails with the package of a folder, or how else they ended; None if they pass."""
-    command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:anyio",
+        *shlex.split(tests),
+    ]
     known = os.environ.get("PYTHONPATH", "")
     paths = {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [known])]), "PYTHONDONTWRITEBYTECODE": "1"}
     try:

@@ -27,7 +27,18 @@ def test_shares_have_all_tests_together() -> None:
     files = {"tests/outside/test_programs.py", "tests/outside/test_releases.py", "tests/core/test_versions.py"}
     shares = []
     for number in (1, 2):
-        run = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        run = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pytest",
+            "--collect-only",
+            "-qq",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:anyio",
+        ]
         run += [f"--share={number}/2", "tests/outside", "tests/core/test_versions.py"]
         done = subprocess.run(run, cwd=REPOSITORY, capture_output=True, text=True, check=True)
         shares.append(set(re.findall(r"^(tests/.*): \d+$", done.stdout, re.MULTILINE)))

@@ -22,7 +22,8 @@ def context(dev=None):
 
 def run(pytester: pytest.Pytester, body: str, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(HEAD + body)
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--strict-markers", *arguments)
+    options = ["-p", "no:cacheprovider", "-p", "no:anyio", "--strict-markers"]  # anyio's plugin imports trio
+    return pytester.runpytest_subprocess(*options, *arguments)
 
 
 def test_the_marker_chooses_the_machine(pytester: pytest.Pytester) -> None:

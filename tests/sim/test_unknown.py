@@ -346,7 +346,17 @@ def test_pytest_reports_unknown_results(pytester: pytest.Pytester, whole_run: bo
     pytester.makepyfile(READ)
     if not whole_run:
         pytester.makeconftest("import pytest\n\n@pytest.fixture(autouse=True)\ndef machine(gpu_sim): pass\n")
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", f"gpu_sim_unknown={policy}"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:anyio",
+        "-o",
+        f"gpu_sim_unknown={policy}",
+    ]
     words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     if whole_run:
         words[1:1] = ["-m", "cuda_gctx.sim", "run", "--", sys.executable]
