@@ -168,7 +168,7 @@ def main() -> int:
     def finish(name: str, result: dict[str, Any], seconds: float) -> None:
         nonlocal failed
         merge(recording, name, result)
-        arguments.out.write_text(text_of(recording) + "\n")
+        arguments.out.write_text(json.dumps(recording))  # whatever ends this process
         bad = "error" in result or "ended" in result
         failed += bad
         how = result.get("ended") or (result["error"][-1] if "error" in result else "ok")
@@ -180,6 +180,7 @@ def main() -> int:
     items = [name for name in names if name.startswith("misuse.")]
     for one in sorted(run_sections(items, 4, arguments), key=lambda one: items.index(one[0])):
         finish(*one)
+    arguments.out.write_text(text_of(recording) + "\n")
     print(f"{len(names)} sections, {failed} with an error, {time.perf_counter() - begin:.1f} s: {arguments.out}")
     return 0
 
