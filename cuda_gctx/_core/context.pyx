@@ -248,9 +248,7 @@ cdef class Context:
         """
         if is_free(self._kept_block):  # most blocks are for one statement
             return <object>self._kept_block
-        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
-        if box.get() == NULL or not box.get().is_live():
-            cpp.live(self._slot)
+        cpp.live(self._slot)
         return new_block(&self._kept_block, &self._slot, self)
 
     def close(self):

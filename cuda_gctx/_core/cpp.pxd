@@ -124,7 +124,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         cbool is_green() noexcept
         uint64_t id() noexcept
         cbool is_closed() noexcept
-        cbool is_live() noexcept
         cbool is_pinned() noexcept
         cbool is_current() except +raise_error
         string name() except +raise_error

@@ -78,7 +78,6 @@ class ContextBox : public Registered<ContextBox> {
   void close();
   void demand_usable() const { runtime_.demand_usable(); }  // of a driver that may be used
   static bool asks_driver() noexcept { return false; }
-  bool is_live() const noexcept { return runtime_.is_usable() && state_.is_open(); }
   void demand_live() const {  // and open
     demand_usable();
     if (is_closed()) [[unlikely]] {
