@@ -61,10 +61,13 @@ if(NOT TARGET cuda_gctx_headers)
   endif()
 endif()
 
-# compile_together(TARGET): its sources are compiled in units of eight, each of which reads the headers once: they take
-# longer to compile than what a source says. Names without linkage have to differ within a target.
-function(compile_together target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+# compile_together(TARGET UNITS): its sources are compiled in so many units, each of which reads the headers once: they
+# take longer to compile than what a source says. Names without linkage have to differ within a target.
+function(compile_together target units)
+  get_target_property(sources ${target} SOURCES)
+  list(LENGTH sources count)
+  math(EXPR batch "(${count} + ${units} - 1) / ${units}")
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
 endfunction()
 
 # add_cpp_test(name LIBRARY [ARGUMENT...]): tests/name.cpp becomes a program that ctest runs with these arguments. It

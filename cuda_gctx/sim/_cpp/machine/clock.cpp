@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <span>
 #include <utility>
 
@@ -15,8 +14,6 @@ namespace {
 
 // Another process writes without a word to this one.
 constexpr std::chrono::milliseconds between_looks_at_memory{1};
-
-constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
 bool is_ready(const Work& work, std::uint64_t time) {
   return work.submitted <= time &&

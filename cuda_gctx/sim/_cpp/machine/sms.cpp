@@ -12,7 +12,6 @@
 namespace gctx::sim {
 namespace {
 
-constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 // Less than this of a block's time is left over by rounding alone.
 constexpr double rounding_ns = 1e-3;
 bool is_over(double left) { return left <= 2 * rounding_ns; }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -14,6 +15,9 @@ namespace gctx::sim {
 class Sms;
 struct Work;
 using WorkPtr = std::shared_ptr<Work>;
+
+// Of moments.
+inline constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
 
 // What one block takes of an SM while it is there: threads in whole warps.
 struct BlockNeeds {
