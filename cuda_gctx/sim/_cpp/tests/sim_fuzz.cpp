@@ -20,7 +20,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "abi/contract.hpp"
@@ -87,36 +86,40 @@ void print_evidence() {
 }
 
 // Counted, and compared with the contract of the newest version: what an older one refuses, no call gets.
-template <Fn function, class... Given, class... Arguments>
-CUresult answer(const char* name, CUresult (*driver)(Given...), Arguments... arguments) {
-  const std::tuple<Given...> given{static_cast<Given>(arguments)...};
-  const auto numbers = std::apply(
-      [](const Given&... one) {
-        return std::array<std::uint64_t, sizeof...(Given) + 1>{gctx::sim::number_of_argument(one)...};
-      },
-      given);
-  constexpr std::uint32_t needed = gctx::sim::needed_of(function, {gctx::sim::is_needed<Given>...});
+void begin_call(const char* name, const std::uint64_t* numbers, std::size_t count) {
   InFlight& own = own_call();
-  std::copy_n(numbers.begin(), sizeof...(Given), own.arguments.begin());
-  own.count = sizeof...(Given);
+  std::copy_n(numbers, count, own.arguments.begin());
+  own.count = count;
   own.name = name;
-  const CUresult result = std::apply(driver, given);
-  own.name = nullptr;
+}
+CUresult end_call(const char* name, Fn function, const gctx::sim::Arguments& arguments, CUresult result) {
+  own_call().name = nullptr;
   calls.fetch_add(1, std::memory_order_relaxed);
   if (result == CUDA_SUCCESS) {
     successes.fetch_add(1, std::memory_order_relaxed);
-    if (!gctx::sim::fits(function, {numbers.data(), needed}, newest_version)) {
+    if (!gctx::sim::fits(function, arguments, newest_version)) {
       broken(name, "with arguments that its contract excludes");
     }
   }
   return result;
+}
+template <class... Given>
+CUresult answer_given(const char* name, Fn function, CUresult (*driver)(Given...), Given... given) {
+  const std::uint64_t numbers[]{gctx::sim::number_of_argument(given)..., 0};
+  begin_call(name, numbers, sizeof...(Given));
+  const CUresult result = driver(given...);
+  return end_call(name, function, {numbers, gctx::sim::needed_of(function, {gctx::sim::is_needed<Given>...})}, result);
+}
+template <class... Given, class... Arguments>
+CUresult answer(const char* name, Fn function, CUresult (*driver)(Given...), Arguments... arguments) {
+  return answer_given<Given...>(name, function, driver, static_cast<Given>(arguments)...);
 }
 
 // The function of this very name, whatever the header makes of it.
 #define DRIVER(name, ...)                                               \
   [&] {                                                                 \
     static auto* const driver_ = symbol<decltype(::name)>(#name);       \
-    return answer<Fn::name>(#name, driver_ __VA_OPT__(, ) __VA_ARGS__); \
+    return answer(#name, Fn::name, driver_ __VA_OPT__(, ) __VA_ARGS__); \
   }()
 
 constexpr const char* program = R"(.version 7.0
