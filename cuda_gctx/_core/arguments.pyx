@@ -192,7 +192,7 @@ def refuse_keyword(str function, str keyword, list names):
 
     kinds = Options.__subclasses__()
     if function in ("__cinit__", "__init__"):
-        function = next((kind.__name__ for kind in kinds if [*kind._defaults] == names), "the constructor")
+        function = [*[kind.__name__ for kind in kinds if [*kind._defaults] == names], "the constructor"][0]
     fields = [field for kind in kinds if function in kind._taken_by for field in kind._defaults]
     near = get_close_matches(keyword, [*fields, *names], n=1)
     if near and near[0] in names:

@@ -44,7 +44,7 @@ cdef class ContextOptions(Options):
                 raise TypeError(
                     f"resources must hold SMResource and WorkqueueResource objects, not {type(resource).__name__}"
                 )
-        if sum(isinstance(resource, WorkqueueResource) for resource in resources) > 1:
+        if sum([isinstance(resource, WorkqueueResource) for resource in resources]) > 1:
             raise ValueError("resources has more than one WorkqueueResource: a context takes one")
         if name is not None and not isinstance(name, str):
             raise TypeError(f"name must be a str, not {type(name).__name__}")
