@@ -234,7 +234,7 @@ $(TOOLS)/builders: pyproject.toml | $(TOOLS)/pip
 	$(call install_into,$(TOOLS)) -r $(TOOLS)/requirements.txt 'cmake>=3.20' ninja
 	touch $@
 
-COMPILING := "Compiling the package: about 4 minutes of one core the first time, later only what has changed."
+COMPILING := "Compiling the package: about 3 minutes of one core the first time, later only what has changed."
 $(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python
 	@echo $(COMPILING)
 	rm -rf $(WHEEL)
