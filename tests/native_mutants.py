@@ -64,8 +64,8 @@ MUTANTS = {
     ),
     "the place of a block is found by its handle": Mutant(
         ENTRIES,
-        "(places[at] != shown || (!entry->is_set() && below(at) != entry->before_))",
-        "places[at] != shown",
+        "places[at] == entry.shown() && (entry.is_set() || below(at) == entry.before_);",
+        "places[at] == entry.shown();",
         MACHINE,
     ),
     # The interpreter ends while a call fails.

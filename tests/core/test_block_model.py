@@ -12,7 +12,7 @@ import pytest
 from cuda_gctx.sim import session
 
 from . import block_model
-from .block_model import Program, run, run_program
+from .block_model import PROGRAM, Program, run, run_program
 
 pytest.importorskip("trio")
 pytest.importorskip("gevent")
@@ -29,6 +29,12 @@ def test_random_programs_use_nothing_that_is_gone_and_restore_what_was_current()
 @pytest.mark.long
 def test_many_random_programs() -> None:
     assert run(1_000_000, seed=0) == ""
+
+
+@pytest.mark.parametrize("seed", [20275, 50253, 80598])
+def test_programs_that_found_a_fault_once_find_none(seed: int) -> None:
+    """What was current before was put back twice; what was set was found above blocks, or in the place of one."""
+    assert run(PROGRAM, seed) == ""
 
 
 def test_a_program_of_a_seed_is_the_same_each_time() -> None:

@@ -129,6 +129,7 @@ struct ThreadEntries {
   // Of entries of one driver.
   static Entry* next_of(Entry* entry, const Runtime& runtime) noexcept;
   CUcontext below(std::size_t at) const noexcept { return at != 0 ? places[at - 1] : nullptr; }
+  bool is_place(const Entry& entry, std::size_t at) const noexcept;
   void locate(const Runtime& runtime) noexcept;
   static std::size_t above(const Entry* entry) noexcept;
   void cut(const Entry& block) noexcept;

@@ -92,6 +92,10 @@ Entry* ThreadEntries::take_left() noexcept {
 
 // ---- places
 
+bool ThreadEntries::is_place(const Entry& entry, std::size_t at) const noexcept {
+  return places[at] == entry.shown() && (entry.is_set() || below(at) == entry.before_);
+}
+
 // Finds the places of all entries of a driver: nowhere is what other code has taken away or replaced.
 void ThreadEntries::locate(const Runtime& runtime) noexcept {
   const auto turn_round = [this] {
@@ -104,18 +108,21 @@ void ThreadEntries::locate(const Runtime& runtime) noexcept {
   turn_round();
   std::size_t least = 0;
   for (Entry* entry = next_of(top, runtime); entry != nullptr; entry = next_of(entry->below_, runtime)) {
-    const CUcontext shown = entry->shown();
-    // What was set may have been taken away, where a block of the same context is still there.
-    auto left = std::count(places.begin() + static_cast<std::ptrdiff_t>(least), places.end(), shown);
-    for (const Entry* inner = entry->below_; inner != nullptr; inner = inner->below_) {
-      left -= static_cast<std::ptrdiff_t>(entry->is_set() && !inner->is_set() && inner->shown() == shown);
+    std::size_t most = places.size();
+    for (const Entry* inner = entry->below_; entry->is_set() && inner != nullptr; inner = inner->below_) {
+      // What was set lies below the blocks that were entered since.
+      std::size_t at = inner->is_set() ? least : places.size();
+      while (at > least && !is_place(*inner, at - 1)) {
+        --at;
+      }
+      most = at > least ? std::min(most, at - 1) : most;
     }
-    std::size_t at = left > 0 ? least : places.size();
-    while (at < places.size() && (places[at] != shown || (!entry->is_set() && below(at) != entry->before_))) {
+    std::size_t at = least;
+    while (at < most && !is_place(*entry, at)) {
       ++at;
     }
-    entry->place_ = at < places.size() ? at : nowhere;
-    least = at < places.size() ? at + 1 : least;
+    entry->place_ = at < most ? at : nowhere;
+    least = at < most ? at + 1 : least;
   }
   turn_round();
 }
@@ -135,16 +142,8 @@ void ThreadEntries::cut(const Entry& block) noexcept {
     return;
   }
   // Other code has taken it away or replaced it, alone or with what was below it. What is left of it lies above the
-  // entry that was below it or the next one that is still there, and has not been on top before.
+  // next entry that is still there, and has not been on top before.
   const CUcontext before = block.before_;
-  const Entry* outer = next_of(block.below_, block.runtime());
-  while (outer != nullptr && (outer->place_ == nowhere || outer->shown() != before)) {
-    outer = next_of(outer->below_, block.runtime());
-  }
-  if (outer != nullptr) {
-    places.resize(outer->place_ + 1);
-    return;
-  }
   const std::size_t least = std::max<std::size_t>(above(&block), 1);
   for (std::size_t at = places.size(); before != nullptr && at-- > least;) {
     if (below(at) == before) {
@@ -152,8 +151,10 @@ void ThreadEntries::cut(const Entry& block) noexcept {
       return;
     }
   }
-  if (before == nullptr) {
-    places.clear();
+  // It is put back, but no entry's context twice: nobody would own that.
+  const auto found = std::find(places.rbegin(), places.rend(), before);
+  if (before == nullptr || (found != places.rend() && has_owner(before, block.below_))) {
+    places.resize(static_cast<std::size_t>(places.rend() - found));
   } else if (below(places.size()) != before) {
     places.push_back(before);
   }
