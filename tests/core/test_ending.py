@@ -15,6 +15,7 @@ from cuda_gctx.partitions import store
 from cuda_gctx.sim import Session, session
 from cuda_gctx.tune import spin
 
+from ..common import small_contexts
 from ..raw import Raw
 
 BYTES, WRITTEN = 4096, 7
@@ -117,6 +118,17 @@ def test_waits_for_the_device_cover_work_of_what_frameworks_had_seen(dev: Device
     store.drop(pinned=True)
     work.wait_as_other_libraries_do()
     assert work.is_done
+
+
+def test_a_wait_for_such_work_leaves_a_capture_of_its_thread_alone(dev: Device, work: Work) -> None:
+    context, capturing = small_contexts(dev, 2)
+    stream = context.create_stream()
+    work.begin(stream)
+    close_all(context, stream)
+    with capturing.create_stream().capture() as captured:
+        dev.sync()
+        assert work.is_done
+    captured.graph.close()
 
 
 @pytest.mark.sim_only

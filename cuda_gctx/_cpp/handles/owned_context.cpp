@@ -14,7 +14,7 @@ namespace {
 // An event for one question.
 class ShortEvent {
  public:
-  ShortEvent(const Driver& driver, CUcontext context) : driver_(driver) {
+  ShortEvent(const Driver& driver, CUcontext context) : relaxed_(driver), driver_(driver) {
     CurrentScope scope(driver, context);
     GCTX_CALL(driver, cuEventCreate, &event_, SHOWN_EVENT);
   }
@@ -35,6 +35,7 @@ class ShortEvent {
   void wait() const { GCTX_CALL(driver_, cuEventSynchronize, event_); }
 
  private:
+  const RelaxedThread relaxed_;  // to ask and to wait would end a capture of this thread
   const Driver& driver_;
   CUevent event_ = nullptr;
 };
@@ -102,7 +103,6 @@ bool OwnedContext::is_done() const noexcept {
   if (!green || green->context() == nullptr || !runtime.is_usable()) {
     return !runtime.is_set_aside();
   }
-  const RelaxedThread relaxed(runtime.driver());
   try {
     const ShortEvent event(runtime.driver(), handle);
     return event.record(*this) && event.is_done();
