@@ -66,7 +66,14 @@ MUTANTS = {
         ENTRIES,
         "places[at] == entry.shown() && (entry.is_set() || below(at) == entry.before_);",
         "places[at] == entry.shown();",
-        MACHINE,
+        "tests/core/test_blocks.py",
+    ),
+    "what was set is looked for above blocks": Mutant(
+        ENTRIES, "most = at > least ? std::min(most, at - 1) : most;", "", "tests/core/test_block_model.py",
+    ),
+    "what was current before is put back twice": Mutant(
+        ENTRIES, "(found != places.rend() && has_owner(before, block.below_))", "false",
+        "tests/core/test_block_model.py",
     ),
     # The interpreter ends while a call fails.
     "a failure is raised before the GIL is back": Mutant(
