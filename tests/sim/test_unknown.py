@@ -346,18 +346,8 @@ def test_pytest_reports_unknown_results(pytester: pytest.Pytester, whole_run: bo
     pytester.makepyfile(READ)
     if not whole_run:
         pytester.makeconftest("import pytest\n\n@pytest.fixture(autouse=True)\ndef machine(gpu_sim): pass\n")
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:anyio",
-        "-o",
-        f"gpu_sim_unknown={policy}",
-    ]
-    words += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:anyio"]
+    words += ["-o", f"gpu_sim_unknown={policy}", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     if whole_run:
         words[1:1] = ["-m", "cuda_gctx.sim", "run", "--", sys.executable]
     result = pytester.run(*words)

@@ -164,13 +164,6 @@ inline void ThreadEntries::add(Entry& entry, CUcontext before, const void* task)
   top = &entry;
 }
 
-inline Entry* ThreadEntries::next_of(Entry* entry, const Runtime& runtime) noexcept {
-  while (entry != nullptr && &entry->runtime() != &runtime) {
-    entry = entry->below_;
-  }
-  return entry;
-}
-
 template <bool has_lock>
 [[gnu::always_inline]] inline bool ThreadEntries::enter(Entry& entry, const void* task) {
   ContextBox& box = *entry.context_;

@@ -92,6 +92,13 @@ Entry* ThreadEntries::take_left() noexcept {
 
 // ---- places
 
+Entry* ThreadEntries::next_of(Entry* entry, const Runtime& runtime) noexcept {
+  while (entry != nullptr && &entry->runtime() != &runtime) {
+    entry = entry->below_;
+  }
+  return entry;
+}
+
 bool ThreadEntries::is_place(const Entry& entry, std::size_t at) const noexcept {
   return places[at] == entry.shown() && (entry.is_set() || below(at) == entry.before_);
 }
