@@ -264,6 +264,18 @@ def test_work_outside_of_a_capture_is_ordered_by_the_next_switch(dev: Device) ->
         assert end - begin >= 5
 
 
+def test_a_layout_that_is_dropped_during_a_capture_leaves_the_capture_alone(dev: Device) -> None:
+    with PartitionPool(dev) as pool, dev.create_stream() as stream:
+        layouts = Layout(a=16, b=16), Layout(a=32, b=8)
+        for layout in layouts:
+            pool.prepare(layout)
+        spin(pool.switch(layouts[0]).a.stream, 1, 50_000_000)
+        pool.switch(layouts[1])
+        with stream.capture() as capture:
+            pool.drop(layouts[0])
+        capture.graph.close()
+
+
 def test_a_switch_that_ended_in_a_capture_is_ordered_when_it_is_repeated(dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with PartitionPool(dev) as pool:

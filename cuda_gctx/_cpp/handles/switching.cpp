@@ -14,6 +14,12 @@ namespace {
 
 const Driver& driver_of(const ContextHandle& context) { return context->runtime().driver(); }
 
+// Asked in the middle of other calls, which may be made during a capture.
+bool is_busy(const EventBox& event) noexcept {
+  const RelaxedThread relaxed(event.driver());
+  return event.driver().cuEventQuery(event.handle()) == CUDA_ERROR_NOT_READY;
+}
+
 template <typename Items, typename Item>
 bool contains(const Items& items, const Item& item) noexcept {
   return std::find(items.begin(), items.end(), item) != items.end();
@@ -138,9 +144,7 @@ void Switching::sweep() noexcept {
       return arrangement && contains(arrangement->places, place.get());
     };
     if (place && std::none_of(arrangements_.begin(), arrangements_.end(), uses_it)) {
-      const Runtime& runtime = place->context->runtime();
-      if (place->behind.empty() || !runtime.is_usable() ||
-          runtime.driver().cuEventQuery(place->event->handle()) != CUDA_ERROR_NOT_READY) {
+      if (place->behind.empty() || !place->context->runtime().is_usable() || !is_busy(*place->event)) {
         place.reset();
       }
     }
