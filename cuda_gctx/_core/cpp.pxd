@@ -106,8 +106,9 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     void demand_sms(const SmResource&) except +raise_error
 
     cdef cppclass SplitResult:
-        vector[SmResourcePtr] groups
-        SmResourcePtr remainder
+        size_t groups()
+        SmResourcePtr group(size_t)
+        SmResourcePtr last()
 
     void begin_exit() noexcept
 

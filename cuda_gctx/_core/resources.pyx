@@ -305,16 +305,19 @@ cdef class SMResource:
         cdef SMResourceOptions asked = options if type(options) is SMResourceOptions else sm_options(options)
         cdef bint only_compute = dry_run is not False and as_bool("dry_run", dry_run)
         cdef cpp.SplitResult result
+        cdef cpp.SmResourcePtr sm
         cdef size_t position
         cdef list groups
         self._runtime.demand_usable()
         result = cpp.split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
-        groups = PyList_New(result.groups.size())
-        for position in range(result.groups.size()):
-            group = SMResource.taking(self._runtime, result.groups[position])
+        groups = PyList_New(result.groups())
+        for position in range(result.groups()):
+            sm = result.group(position)
+            group = SMResource.taking(self._runtime, sm)
             Py_INCREF(group)
             PyList_SET_ITEM(groups, position, group)
-        return groups, SMResource.taking(self._runtime, result.remainder)
+        sm = result.last()
+        return groups, SMResource.taking(self._runtime, sm)
 
     def __eq__(self, other):
         if not isinstance(other, SMResource):

@@ -160,13 +160,13 @@ int gctx_split(const gctx_sms* sms, const gctx_group* requests, size_t count, gc
     demand(sms, "sms");
     demand(groups, "groups");
     sms->runtime->demand_usable();
-    gctx::SplitResult split = gctx::split_resource(*sms->runtime, sms->sms, requests_of(requests, count), false);
+    const gctx::SplitResult split = gctx::split_resource(*sms->runtime, sms->sms, requests_of(requests, count), false);
     std::vector<std::unique_ptr<gctx_sms>> made;
-    for (auto& group : split.groups) {
-      made.push_back(std::make_unique<gctx_sms>(gctx_sms{sms->runtime, std::move(group)}));
+    for (std::size_t i = 0; i < count; ++i) {
+      made.push_back(std::make_unique<gctx_sms>(gctx_sms{sms->runtime, split.group(i)}));
     }
     if (remainder != nullptr) {
-      *remainder = new gctx_sms{sms->runtime, std::move(split.remainder)};
+      *remainder = new gctx_sms{sms->runtime, split.remainder()};
     }
     for (auto& group : made) {
       *groups++ = group.release();
@@ -201,7 +201,7 @@ int gctx_partition(int device, const gctx_group* requests, const char* const* na
     const gctx::SplitResult split = gctx::split_resource(runtime, device_sms(runtime, device), groups, false);
     std::vector<std::unique_ptr<gctx_context>> made;
     for (std::size_t i = 0; i < count; ++i) {
-      made.push_back(context_of(runtime, {split.groups[i]}, names != nullptr ? names[i] : nullptr, exclusive != 0));
+      made.push_back(context_of(runtime, {split.group(i)}, names != nullptr ? names[i] : nullptr, exclusive != 0));
     }
     for (auto& context : made) {
       *contexts++ = context.release();

@@ -193,9 +193,8 @@ struct Found {
 class Nearest {
  public:
   Nearest(const Refused& refused, const std::vector<GroupRequest>& requests)
-      : refused_(refused), requests_(requests), needs_(needs_of(requests, refused.grain)) {
-    const std::size_t open = open_group(needs_);
-    holds_back_ = open != needs_.size() && !needs_[open].is_loose();
+      : refused_(refused), requests_(requests), needs_(requests, refused.grain) {
+    holds_back_ = needs_.has_open() && !needs_[needs_.open()].is_loose();
     for (std::size_t i = 0; i < needs_.size(); ++i) {
       order_.push_back(i);
     }
@@ -257,10 +256,8 @@ class Nearest {
 
   // What may fit, one lattice for each way in which the driver might serve it. Nothing outside of them does.
   std::vector<Lattice> ways() const {
-    const bool promised =
-        std::any_of(needs_.begin(), needs_.end(), [](const Need& need) { return need.is_promised(); });
     // Where an open group takes what is left of larger units, the other groups have to consist of these as well.
-    const bool larger = holds_back_ && !promised;
+    const bool larger = holds_back_ && !needs_.any_promised();
     const unsigned step = refused_.grain.alignment;
     std::vector<Lattice> ways;
     for (unsigned unit = step; unit <= (larger ? refused_.sm_count / 2 : step); unit += step) {

@@ -1,8 +1,7 @@
 #include "resources/request.hpp"
 
 #include <algorithm>
-#include <cstdint>
-#include <limits>
+#include <numeric>
 
 namespace gctx {
 
@@ -21,25 +20,36 @@ Need need_of(const GroupRequest& request, Grain grain) {
   return need;
 }
 
-Needs needs_of(const std::vector<GroupRequest>& requests, Grain grain) {
-  Needs needs;
+Needs::Needs(const std::vector<GroupRequest>& requests, Grain grain) {
   for (const GroupRequest& request : requests) {
-    needs.push_back(need_of(request, grain));
+    add(need_of(request, grain));
+  }
+}
+
+void Needs::add(const Need& need) {
+  if (need.count) {
+    total_ += *need.count;
+    common_divisor_ = std::gcd(common_divisor_, *need.count);
+  } else if (!has_open()) {
+    open_ = size();
+  }
+  any_promised_ |= need.is_promised();
+  any_local_ |= need.request.locality_domain.has_value();
+  all_loose_ &= need.is_loose();
+  any_odd_ |= need.request.backfill && need.count.value_or(0) % pair_size != 0;
+  all_.push_back(need);
+}
+
+Needs Needs::with(std::size_t at, const Need& other) const {
+  Needs needs;
+  for (const Need& need : *this) {
+    needs.add(&need == &all_[at] ? other : need);
   }
   return needs;
 }
 
-unsigned finite_total(const Needs& needs) {
-  std::uint64_t total = 0;
-  for (const Need& need : needs) {
-    total += need.count.value_or(0);
-  }
-  return static_cast<unsigned>(std::min<std::uint64_t>(total, std::numeric_limits<unsigned>::max()));
-}
-
-std::size_t open_group(const Needs& needs) {
-  const auto open = std::find_if(needs.begin(), needs.end(), [](const Need& need) { return !need.count; });
-  return static_cast<std::size_t>(open - needs.begin());
+unsigned Needs::total() const noexcept {
+  return static_cast<unsigned>(std::min<std::uint64_t>(total_, std::numeric_limits<unsigned>::max()));
 }
 
 }  // namespace gctx

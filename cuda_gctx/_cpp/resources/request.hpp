@@ -1,6 +1,9 @@
 // What is asked of a split, in the words of the public interface and in those of the planner.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -46,15 +49,47 @@ struct Need {
   bool is_promised() const noexcept { return placement == Placement::promised; }
 };
 
-using Needs = InlineVector<Need, 4>;
-
 Need need_of(const GroupRequest& request, Grain grain);
-Needs needs_of(const std::vector<GroupRequest>& requests, Grain grain);
 
-// All counts together. Beyond any device it says so, whatever was asked, and does not wrap around.
-unsigned finite_total(const Needs& needs);
+// What all groups of a split need, and what that comes to: summed up as they are added, and never changed.
+class Needs {
+ public:
+  Needs() = default;
+  Needs(const std::vector<GroupRequest>& requests, Grain grain);
 
-// The place of the group that gets everything left; the number of groups if there is none.
-std::size_t open_group(const Needs& needs);
+  void add(const Need& need);
+  Needs with(std::size_t at, const Need& other) const;  // another in the place of one
+
+  std::size_t size() const noexcept { return all_.size(); }
+  bool empty() const noexcept { return all_.empty(); }
+  const Need& operator[](std::size_t at) const noexcept { return all_[at]; }
+  const Need* begin() const noexcept { return all_.begin(); }
+  const Need* end() const noexcept { return all_.end(); }
+
+  // All counts together. Beyond any device it says so, whatever was asked, and does not wrap around.
+  unsigned total() const noexcept;
+  unsigned common_divisor() const noexcept { return common_divisor_; }  // of all counts; 0 without any
+
+  // A group that gets everything left, the first of them, and where it is.
+  bool has_open() const noexcept { return open_ != none; }
+  std::size_t open() const noexcept { return open_; }
+
+  bool any_promised() const noexcept { return any_promised_; }
+  bool any_local() const noexcept { return any_local_; }
+  bool all_loose() const noexcept { return all_loose_; }
+  bool any_odd() const noexcept { return any_odd_; }  // an exact count, which has to be even
+
+ private:
+  static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();
+
+  InlineVector<Need, 4> all_;
+  std::uint64_t total_ = 0;
+  unsigned common_divisor_ = 0;
+  std::size_t open_ = none;
+  bool any_promised_ = false;
+  bool any_local_ = false;
+  bool all_loose_ = true;
+  bool any_odd_ = false;
+};
 
 }  // namespace gctx

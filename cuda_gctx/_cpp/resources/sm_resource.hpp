@@ -34,8 +34,13 @@ struct SplitCall {
 
 struct SmResource {
   SmResource() noexcept {}  // so that arrays of them are not cleared before they are initialised
-  explicit SmResource(const SmResourcePtr& other) : SmResource(*other) { come_from(other); }  // a copy
-  SmResource& operator=(const SmResource&) = delete;
+  explicit SmResource(const SmResourcePtr& other) { copy(other); }
+  SmResource(const SmResource&) = delete;
+
+  void copy(const SmResourcePtr& other) {
+    *this = *other;
+    come_from(other);
+  }
 
   // From the split that gave another resource, as the same pieces.
   void come_from(const SmResourcePtr& other) {
@@ -78,7 +83,7 @@ struct SmResource {
   unsigned promised() const noexcept { return coscheduled != 0 ? std::min(alignment, coscheduled) : alignment; }
 
  private:
-  SmResource(const SmResource&) = default;
+  SmResource& operator=(const SmResource&) = default;
 };
 
 // The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see

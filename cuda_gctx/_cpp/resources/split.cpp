@@ -13,13 +13,6 @@ Grain grain_of(const SmResource& resource) {
   return {std::max(resource.alignment, 1U), std::max(resource.min_partition_size, 1U)};
 }
 
-// An exact count is even.
-bool any_odd(const std::vector<GroupRequest>& requests) {
-  return std::any_of(requests.begin(), requests.end(), [](const GroupRequest& request) {
-    return request.backfill && request.count.value_or(0) % pair_size != 0;
-  });
-}
-
 // Whether counting decides if a request fits: nothing has to sit together, or can do without.
 bool counting_decides(const Needs& needs) {
   return std::all_of(needs.begin(), needs.end(), [](const Need& need) {
@@ -28,8 +21,7 @@ bool counting_decides(const Needs& needs) {
 }
 
 bool counts_fit(const Needs& needs, unsigned sm_count) {
-  const std::uint64_t open = open_group(needs) != needs.size() ? pair_size : 0;
-  return finite_total(needs) + open <= sm_count;
+  return std::uint64_t{needs.total()} + (needs.has_open() ? pair_size : 0) <= sm_count;
 }
 
 // Whether the pieces of a group or remainder are known without asking the driver: all of them pairs of SMs, which can
@@ -47,23 +39,23 @@ bool pieces_are_known(const Needs& needs, const SmResource& input, bool has_stru
 SplitResult split_source(const Driver& driver, const SmResourcePtr& source, Grain grain,
                          const std::vector<GroupRequest>& requests, bool dry_run, const Requery& requery) {
   Splitter splitter(driver, source, grain, dry_run, requery);
-  if (!any_odd(requests)) {
-    if (auto result = splitter.as_asked(needs_of(requests, splitter.grain()))) {
-      return std::move(*result);
+  if (const Needs needs(requests, grain); !needs.any_odd()) {
+    if (auto result = splitter.as_asked(needs)) {
+      return result;
     }
     if (const auto coarser = splitter.real_grain()) {
       splitter = Splitter(driver, source, *coarser, dry_run, requery);
-      if (auto result = splitter.as_asked(needs_of(requests, *coarser))) {
-        return std::move(*result);
+      if (auto result = splitter.as_asked(Needs(requests, *coarser))) {
+        return result;
       }
     }
-    if (auto result = splitter.loosened(needs_of(requests, splitter.grain()))) {
-      return std::move(*result);
+    if (auto result = splitter.loosened(Needs(requests, splitter.grain()))) {
+      return result;
     }
   }
   const Splitter dry(driver, source, splitter.grain(), true, requery);
   const auto fits = [&](const std::vector<GroupRequest>& others) {
-    const Needs needs = needs_of(others, dry.grain());
+    const Needs needs(others, dry.grain());
     return dry.as_asked(needs) || dry.loosened(needs);
   };
   refuse({driver, splitter.grain(), source->sm_count, &dry, fits}, requests);
@@ -80,11 +72,13 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
   if (input->sm_count == 0) {
     throw SplitFailure("an SMResource with no SMs cannot be split");
   }
-  if (std::any_of(requests.begin(), requests.end(), [](const auto& request) { return request.locality_domain; })) {
-    driver.require(Feature::locality_domains);
-  }
-  if (std::any_of(requests.begin(), requests.end(), [](const auto& request) { return request.supplemental; })) {
-    driver.require(Feature::supplemental_sms);
+  for (const GroupRequest& request : requests) {
+    if (request.locality_domain) {
+      driver.require(Feature::locality_domains);
+    }
+    if (request.supplemental) {
+      driver.require(Feature::supplemental_sms);
+    }
   }
   if (input->splittable) {
     return split_source(driver, input, grain_of(*input), requests, dry_run, requery);
@@ -92,18 +86,18 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
 
   // A context is asked only where nothing else can answer: it costs a millisecond, and memory that does not come back.
   const Grain grain = grain_of(*input);
-  const Needs needs = needs_of(requests, grain);
+  const Needs needs(requests, grain);
   if (counting_decides(needs)) {
     const auto fits = [&](const std::vector<GroupRequest>& others) {
-      return counts_fit(needs_of(others, grain), input->sm_count);
+      return counts_fit(Needs(others, grain), input->sm_count);
     };
-    if (any_odd(requests) || !counts_fit(needs, input->sm_count)) {
+    if (needs.any_odd() || !counts_fit(needs, input->sm_count)) {
       refuse({driver, grain, input->sm_count, nullptr, fits}, requests);
     }
     const bool has_structured = driver.has(Feature::structured_split);
     if (dry_run && pieces_are_known(needs, *input, has_structured)) {
       const Splitter splitter(driver, input, grain, true, requery);
-      return *splitter.known_pieces(needs, has_structured ? Strategy::structured : Strategy::fine);
+      return splitter.known_pieces(needs, has_structured ? Strategy::structured : Strategy::fine);
     }
   }
   // What a context holds has a smaller minimum than the group that was given to it. A request means the same in both.

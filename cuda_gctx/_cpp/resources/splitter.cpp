@@ -16,26 +16,6 @@ bool does_not_fit(CUresult result) {
   return result == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION || result == CUDA_ERROR_INVALID_VALUE;
 }
 
-bool any_promised(const Needs& needs) {
-  return std::any_of(needs.begin(), needs.end(), [](const Need& need) { return need.is_promised(); });
-}
-
-bool all_loose(const Needs& needs) {
-  return std::all_of(needs.begin(), needs.end(), [](const Need& need) { return need.is_loose(); });
-}
-
-bool any_local(const Needs& needs) {
-  return std::any_of(needs.begin(), needs.end(), [](const Need& need) { return need.request.locality_domain; });
-}
-
-unsigned common_divisor(const Needs& needs) {
-  unsigned common = 0;
-  for (const Need& need : needs) {
-    common = std::gcd(common, need.count.value_or(0));
-  }
-  return common;
-}
-
 }  // namespace
 
 // Pieces of one by-count split: equal units and whatever the driver had left. No units where the split does not fit.
@@ -45,14 +25,8 @@ struct Splitter::Cut {
   CUdevResource rest{};
 };
 
-// One of an array. libstdc++ 12 wants what can be copied there, and copies nothing.
-struct Splitter::Piece : SmResource {
-  Piece() noexcept {}
-  Piece(const Piece&) noexcept : Piece() {}
-};
-
-// The groups of one split and its remainder, the last piece: one block of memory that lives as long as any of them.
-// That of one group takes the size of three, and 1032 bytes are the most that malloc keeps at hand for a thread.
+// The pieces of a split while they are filled in; the remainder is the last. The block of one group takes the size of
+// three pieces, and 1032 bytes are the most that malloc keeps at hand for a thread.
 static_assert(3 * sizeof(SmResource) <= 1032);
 class Splitter::Pieces {
  public:
@@ -93,16 +67,7 @@ class Splitter::Pieces {
     piece.flags = only != nullptr && splitter_.driver_->has(Feature::structured_split) ? only->sm.flags : 0;
   }
 
-  std::optional<SplitResult> result() && {
-    std::optional<SplitResult> result(std::in_place);
-    result->groups.reserve(groups_);
-    for (std::size_t i = 0; i < groups_; ++i) {
-      result->groups.emplace_back(block_, &(*this)[i]);
-    }
-    SmResource* last = &remainder();
-    result->remainder = SmResourcePtr(std::move(block_), last);
-    return result;
-  }
+  SplitResult result() && { return {std::move(block_), groups_}; }
 
  private:
   const Splitter& splitter_;
@@ -110,36 +75,33 @@ class Splitter::Pieces {
   std::shared_ptr<Piece[]> block_;
 };
 
-// ---- the order of the ways: each returns one variable, which the way that serves makes in place
+// ---- the order of the ways
 
-std::optional<SplitResult> Splitter::as_asked(const Needs& needs) const {
-  const std::size_t open = open_group(needs);
-  const unsigned total = finite_total(needs);
+SplitResult Splitter::as_asked(const Needs& needs) const {
   const bool possible = std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return can_promise(need); });
-  if (!possible || total > sm_count()) {
-    return std::nullopt;
+  if (!possible || needs.total() > sm_count()) {
+    return {};
   }
-  if (open == needs.size() || needs[open].is_loose()) {
+  if (!needs.has_open() || needs[needs.open()].is_loose()) {
     return at_once(needs);
   }
   // "Everything left that is aligned" is the largest count that fits, so that it means the same however it is found;
   // and one that could have been asked for.
-  Needs trial = needs;
-  const unsigned most = round_down(sm_count() - total, needs[open].grain);
-  for (unsigned count = most; count != 0 && count >= needs[open].least; count -= needs[open].grain) {
-    trial[open].count = count;
-    if (auto result = at_once(trial)) {
+  Need open = needs[needs.open()];
+  const unsigned most = round_down(sm_count() - needs.total(), open.grain);
+  for (unsigned count = most; count != 0 && count >= open.least; count -= open.grain) {
+    open.count = count;
+    if (auto result = at_once(needs.with(needs.open(), open))) {
       return result;
     }
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<SplitResult> Splitter::loosened(const Needs& needs) const {
-  const std::size_t open = open_group(needs);
+SplitResult Splitter::loosened(const Needs& needs) const {
   // Nothing that is aligned would be left for an open group.
-  if (finite_total(needs) > sm_count() || (open != needs.size() && !needs[open].is_loose())) {
-    return std::nullopt;
+  if (needs.total() > sm_count() || (needs.has_open() && !needs[needs.open()].is_loose())) {
+    return {};
   }
   Order aligned;
   for (std::size_t i = 0; i < needs.size(); ++i) {
@@ -152,15 +114,17 @@ std::optional<SplitResult> Splitter::loosened(const Needs& needs) const {
   });
   Needs trial = needs;
   for (const std::uint32_t i : aligned) {
-    trial[i].placement = Placement::loose;
+    Need loose = trial[i];
+    loose.placement = Placement::loose;
+    trial = trial.with(i, loose);
     if (auto result = at_once(trial)) {
       return result;
     }
   }
-  return std::nullopt;
+  return {};
 }
 
-std::optional<SplitResult> Splitter::at_once(const Needs& needs) const {
+SplitResult Splitter::at_once(const Needs& needs) const {
   auto result = in_one_call(needs);
   if (!result) {
     result = bisected(needs);
@@ -168,7 +132,7 @@ std::optional<SplitResult> Splitter::at_once(const Needs& needs) const {
   return result;
 }
 
-std::optional<SplitResult> Splitter::in_one_call(const Needs& needs) const {
+SplitResult Splitter::in_one_call(const Needs& needs) const {
   const bool has_structured = driver_->has(Feature::structured_split);
   auto result = has_structured ? structured(needs, Fill::none) : composed(needs);
   for (const Fill fill : {Fill::beyond_sets, Fill::pairs}) {
@@ -187,40 +151,40 @@ std::optional<SplitResult> Splitter::in_one_call(const Needs& needs) const {
 
 // Two calls: the groups that must sit together first, then the others, in pairs of SMs out of what is left over, which
 // a context makes splittable. Aligned SMs cannot be had out of a remainder, so that nothing is gained by more calls.
-std::optional<SplitResult> Splitter::bisected(const Needs& needs) const {
+SplitResult Splitter::bisected(const Needs& needs) const {
   Needs held;
   Needs loose;
-  for (const Need& need : needs) {
-    (need.is_loose() ? loose : held).push_back(need);
+  for (Need need : needs) {
+    if (need.is_loose()) {
+      need.request.coscheduled = 0;  // out of pairs, whatever else they were asked to be
+      loose.add(need);
+    } else {
+      held.add(need);
+    }
   }
-  if (held.empty() || loose.empty() || any_local(loose)) {
-    return std::nullopt;
+  if (held.empty() || loose.empty() || loose.any_local()) {
+    return {};
   }
   const auto first = labelled(Strategy::bisected).in_one_call(held);
-  const unsigned due = finite_total(loose) + (open_group(loose) != loose.size() ? pair_size : 0);
-  if (!first || first->remainder->sm_count < due) {
-    return std::nullopt;
-  }
-  // Out of pairs, whatever else they were asked to be.
-  for (Need& need : loose) {
-    need.request.coscheduled = 0;
+  const unsigned due = loose.total() + (loose.has_open() ? pair_size : 0);
+  if (!first || first.remainder()->sm_count < due) {
+    return {};
   }
   const Grain pairs{pair_size, pair_size};
-  const SmResourcePtr source = dry_run_ ? first->remainder : (*requery_)(first->remainder);
+  const SmResourcePtr source = dry_run_ ? first.remainder() : (*requery_)(first.remainder());
   const Splitter rest = Splitter(*driver_, source, pairs, dry_run_, *requery_).labelled(Strategy::bisected);
   const auto second = dry_run_ ? rest.known_pieces(loose, Strategy::bisected) : rest.in_one_call(loose);
   if (!second) {
-    return std::nullopt;
+    return {};
   }
-  SplitResult result;
-  result.groups.reserve(needs.size());
-  auto next_held = first->groups.begin();
-  auto next_loose = second->groups.begin();
-  for (const Need& need : needs) {
-    result.groups.push_back(need.is_loose() ? *next_loose++ : *next_held++);
+  Pieces pieces(*this, needs.size(), Strategy::bisected);
+  std::size_t next_held = 0;
+  std::size_t next_loose = 0;
+  for (std::size_t i = 0; i < needs.size(); ++i) {
+    pieces[i].copy(needs[i].is_loose() ? second.group(next_loose++) : first.group(next_held++));
   }
-  result.remainder = second->remainder;
-  return result;
+  pieces.remainder().copy(second.remainder());
+  return std::move(pieces).result();
 }
 
 Splitter Splitter::labelled(Strategy label) const {
@@ -229,8 +193,8 @@ Splitter Splitter::labelled(Strategy label) const {
   return copy;
 }
 
-std::optional<SplitResult> Splitter::known_pieces(const Needs& needs, Strategy strategy) const {
-  unsigned left = sm_count() - finite_total(needs);
+SplitResult Splitter::known_pieces(const Needs& needs, Strategy strategy) const {
+  unsigned left = sm_count() - needs.total();
   Pieces pieces(*this, needs.size(), strategy);
   const auto fill = [&](std::size_t at, unsigned count) {
     SmResource& piece = pieces[at];
@@ -315,13 +279,13 @@ Splitter::Params Splitter::params_of(const Need& need, Fill fill) const {
   return params;
 }
 
-std::optional<SplitResult> Splitter::structured(const Needs& needs, Fill fill) const {
+SplitResult Splitter::structured(const Needs& needs, Fill fill) const {
   // Where it would be the call before once more.
   const bool is_another = std::any_of(needs.begin(), needs.end(), [&](const Need& need) {
     return fill == Fill::none ? true : fill == Fill::beyond_sets ? is_whole_sets(need) : need.request.backfill;
   });
   if (!is_another) {
-    return std::nullopt;
+    return {};
   }
   const Order order = service_order(needs);
   InlineVector<Params, 8> params;
@@ -334,13 +298,13 @@ std::optional<SplitResult> Splitter::structured(const Needs& needs, Fill fill) c
   const CUresult answer = driver_->cuDevSmResourceSplit(units.data(), static_cast<unsigned>(units.size()),
                                                         input().units.data(), &rest, 0, params.data());
   if (does_not_fit(answer)) {
-    return std::nullopt;
+    return {};
   }
   driver_->check(answer, "cuDevSmResourceSplit");
   for (std::size_t at = 0; at < order.size(); ++at) {
     const std::optional<unsigned> count = needs[order[at]].count;
     if (count ? count_of(units[at]) != *count : count_of(units[at]) == 0) {
-      return std::nullopt;
+      return {};
     }
   }
   Pieces pieces(*this, needs.size(), Strategy::structured);
@@ -381,7 +345,7 @@ std::optional<Grain> Splitter::real_grain() const {
   const unsigned nominal = std::max(grain_.alignment, grain_.minimum);
   const Cut cut = grain_.alignment > pair_size ? by_count(1, nominal, 0) : Cut{};
   if (cut.unit_size <= nominal) {
-    return std::nullopt;
+    return {};
   }
   return Grain{cut.unit_size, cut.unit_size};
 }
@@ -410,7 +374,7 @@ unsigned Splitter::in_sets_of(unsigned size, std::optional<unsigned> locality_do
 
 // Whether groups can be put together out of units of the alignment, as far as their counts and promises go.
 bool Splitter::units_suffice(const Needs& needs) const {
-  return !any_local(needs) && std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
+  return !needs.any_local() && std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
     const bool held = !need.is_promised() || grain_.alignment % need.request.coscheduled == 0;
     return held && need.count.value_or(0) % grain_.alignment == 0;
   });
@@ -421,13 +385,13 @@ bool Splitter::units_suffice(const Needs& needs) const {
 // pieces larger ones together from several GPCs, and the largest hold the most. (H200, clusters of 8 blocks of 128
 // threads: a unit of 8 holds 8, each of eight groups of 16 holds 8, each of two groups of 64 56, and one group of 128
 // 124.)
-std::optional<SplitResult> Splitter::composed(const Needs& needs) const {
+SplitResult Splitter::composed(const Needs& needs) const {
   const unsigned step = grain_.alignment;
-  const unsigned common = common_divisor(needs);
+  const unsigned common = needs.common_divisor();
   const bool suffice = common != 0 && units_suffice(needs);
   const bool has_sets = step > pair_size;
-  auto result = suffice && has_sets ? composed_of(step, needs) : std::nullopt;
-  if (!suffice || result || any_promised(needs)) {
+  auto result = suffice && has_sets ? composed_of(step, needs) : SplitResult();
+  if (!suffice || result || needs.any_promised()) {
     return result;
   }
   for (unsigned unit = common; !result && unit >= (has_sets ? 2 * step : step); unit -= step) {
@@ -438,7 +402,7 @@ std::optional<SplitResult> Splitter::composed(const Needs& needs) const {
   return result;
 }
 
-std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs) const {
+SplitResult Splitter::composed_of(unsigned unit, const Needs& needs) const {
   // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole
   // split.
   const bool prefers = std::any_of(needs.begin(), needs.end(),
@@ -451,13 +415,13 @@ std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& nee
   return composed_of(unit, needs, 0);
 }
 
-std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& needs, unsigned flags) const {
-  const unsigned groups = finite_total(needs) / unit;
+SplitResult Splitter::composed_of(unsigned unit, const Needs& needs, unsigned flags) const {
+  const unsigned groups = needs.total() / unit;
   const Cut cut = by_count(groups, unit, flags);
   // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
   const bool served = cut.unit_size == unit && cut.units.size() == groups;
-  if (!served || (open_group(needs) != needs.size() && count_of(cut.rest) == 0)) {
-    return std::nullopt;
+  if (!served || (needs.has_open() && count_of(cut.rest) == 0)) {
+    return {};
   }
   const bool whole_units =
       std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return need.count == unit; });
@@ -467,26 +431,24 @@ std::optional<SplitResult> Splitter::composed_of(unsigned unit, const Needs& nee
   return assembled(cut, needs, of_pairs ? Strategy::fine : strategy, false);
 }
 
-std::optional<SplitResult> Splitter::fine(const Needs& needs) const {
-  if (!all_loose(needs) || any_local(needs)) {
-    return std::nullopt;
+SplitResult Splitter::fine(const Needs& needs) const {
+  if (!needs.all_loose() || needs.any_local()) {
+    return {};
   }
-  const bool open = open_group(needs) != needs.size();
-  const unsigned common = common_divisor(needs);
+  const unsigned common = needs.common_divisor();
   const unsigned unit = common != 0 ? common : round_down(sm_count(), pair_size);
-  const unsigned groups = common != 0 ? finite_total(needs) / unit : 1;
+  const unsigned groups = common != 0 ? needs.total() / unit : 1;
   const Cut cut = unit != 0 ? by_count(groups, unit, CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) : Cut{};
   const bool served = cut.unit_size == unit && cut.units.size() == groups;
-  if (!served || (open && common != 0 && count_of(cut.rest) == 0)) {
-    return std::nullopt;
+  if (!served || (needs.has_open() && common != 0 && count_of(cut.rest) == 0)) {
+    return {};
   }
   return assembled(cut, needs, Strategy::fine, true);
 }
 
 // Hands the units of a cut to the groups, in order; an open group gets the rest. No group is made of units and the
 // rest: from 13.1 on the driver refuses a context over parts of different alignment.
-std::optional<SplitResult> Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy,
-                                               bool is_loose) const {
+SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const {
   Pieces pieces(*this, needs.size(), strategy);
   // A unit of the alignment lies inside one GPC; larger ones may be pieced together.
   const bool holds_sets = !is_loose && cut.unit_size == grain_.alignment;
@@ -495,7 +457,7 @@ std::optional<SplitResult> Splitter::assembled(const Cut& cut, const Needs& need
   for (std::size_t i = 0; i < needs.size(); ++i) {
     const Need& need = needs[i];
     SmResource& piece = pieces[i];
-    const bool takes_units = need.count || finite_total(needs) == 0;
+    const bool takes_units = need.count || needs.total() == 0;
     if (takes_units) {
       const unsigned count = need.count.value_or(cut.unit_size);
       piece.units.reserve(count / cut.unit_size);

@@ -22,11 +22,11 @@ class Splitter {
   unsigned sm_count() const noexcept { return input().sm_count; }
 
   // With every group as it was asked for: an open group gets as much as leaves the others what they need.
-  std::optional<SplitResult> as_asked(const Needs& needs) const;
+  SplitResult as_asked(const Needs& needs) const;
 
   // Where the aligned SMs are too few for all groups: some get pairs of SMs, the smallest groups first, because they
   // lose least.
-  std::optional<SplitResult> loosened(const Needs& needs) const;
+  SplitResult loosened(const Needs& needs) const;
 
   // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs
   // 16).
@@ -41,27 +41,26 @@ class Splitter {
   unsigned in_sets_of(unsigned size, std::optional<unsigned> locality_domain = std::nullopt) const;
 
   // The pieces that groups out of pairs of SMs become, without asking the driver: there is nothing it could refuse.
-  std::optional<SplitResult> known_pieces(const Needs& needs, Strategy strategy) const;
+  SplitResult known_pieces(const Needs& needs, Strategy strategy) const;
 
  private:
   using Order = InlineVector<std::uint32_t, 8>;
   using Resources = InlineVector<CUdevResource, 8>;
   using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
   struct Cut;
-  struct Piece;
   class Pieces;
   // How SMs outside of co-scheduled sets come in: where the count demands it; beyond at least one set, as BACKFILL has
   // it; in pairs alone.
   enum class Fill { none, beyond_sets, pairs };
 
-  std::optional<SplitResult> at_once(const Needs& needs) const;
-  std::optional<SplitResult> in_one_call(const Needs& needs) const;
-  std::optional<SplitResult> structured(const Needs& needs, Fill fill) const;
-  std::optional<SplitResult> composed(const Needs& needs) const;
-  std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs) const;
-  std::optional<SplitResult> composed_of(unsigned unit, const Needs& needs, unsigned flags) const;
-  std::optional<SplitResult> fine(const Needs& needs) const;
-  std::optional<SplitResult> bisected(const Needs& needs) const;
+  SplitResult at_once(const Needs& needs) const;
+  SplitResult in_one_call(const Needs& needs) const;
+  SplitResult structured(const Needs& needs, Fill fill) const;
+  SplitResult composed(const Needs& needs) const;
+  SplitResult composed_of(unsigned unit, const Needs& needs) const;
+  SplitResult composed_of(unsigned unit, const Needs& needs, unsigned flags) const;
+  SplitResult fine(const Needs& needs) const;
+  SplitResult bisected(const Needs& needs) const;
 
   Splitter labelled(Strategy label) const;
   static Order service_order(const Needs& needs);
@@ -69,7 +68,7 @@ class Splitter {
   bool is_whole_sets(const Need& need) const;
   bool units_suffice(const Needs& needs) const;
   Cut by_count(unsigned groups, unsigned size, unsigned flags) const;
-  std::optional<SplitResult> assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
+  SplitResult assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const;
   const SmResource& input() const noexcept { return **input_; }
   bool is_whole() const noexcept { return input().whole_device; }
 

@@ -95,7 +95,7 @@ void a_split_and_a_stream_allocate_little() {
   SplitResult split = split_resource(runtime, whole, requests, false);
   const int of_split = allocations_of([&] { split = split_resource(runtime, whole, requests, false); });
   {
-    const ContextHandle context = green_context(runtime, split.groups[0]);
+    const ContextHandle context = green_context(runtime, split.group(0));
     auto stream = create_stream(context, std::nullopt, true);
     const int of_stream = allocations_of([&] { stream = create_stream(context, std::nullopt, true); });
     std::printf("allocations: %d of a split of three, %d of a stream\n", of_split, of_stream);
@@ -124,7 +124,7 @@ void no_allocation_is_needed_to_undo(const char* name, const std::function<void(
       World world{runtime, {}, nullptr, nullptr};
       if (std::string_view(name) != "primary") {
         world.split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
-        world.context = green_context(runtime, world.split.groups[0]);
+        world.context = green_context(runtime, world.split.group(0));
         world.stream = create_stream(world.context, std::nullopt, true);
       }
       CUcontext before = nullptr;
@@ -155,7 +155,7 @@ void a_pinned_context_is_closed_without_memory() {
   for (int number = 0; number < 4; ++number) {
     Runtime& runtime = test::open_machine();
     const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
-    ContextHandle context = green_context(runtime, split.groups[0]);
+    ContextHandle context = green_context(runtime, split.group(0));
     StreamHandle stream = create_stream(context, std::nullopt, true);
     CHECK(pin_stream(stream));
     const CUcontext handle = context->handle();
@@ -173,7 +173,7 @@ void a_pinned_context_is_closed_without_memory() {
     stream.reset();
     context.reset();
     CHECK(runtime.driver().cuStreamQuery(seen) == CUDA_SUCCESS);
-    CHECK(green_context(runtime, split.groups[0])->handle() == handle);
+    CHECK(green_context(runtime, split.group(0))->handle() == handle);
     close_driver(runtime);
   }
 }
@@ -185,7 +185,7 @@ void a_destruction_that_fails_needs_no_memory() {
   const auto fail = reinterpret_cast<int (*)(const char*, unsigned long long, int)>(dlsym(library, "gctxSimFailNth"));
   {
     const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
-    ContextHandle context = green_context(runtime, split.groups[0]);
+    ContextHandle context = green_context(runtime, split.group(0));
     StreamHandle stream = create_stream(context, std::nullopt, true);
     EventHandle event = create_event(context, 0);
     for (const char* call : {"cuStreamDestroy", "cuEventDestroy", "cuGreenCtxDestroy"}) {
@@ -208,7 +208,7 @@ void a_destruction_that_fails_needs_no_memory() {
 int main() {
   a_split_and_a_stream_allocate_little();
   no_allocation_is_needed_to_undo("primary", [](World& world) { primary_context(world.runtime, 0); });
-  no_allocation_is_needed_to_undo("context", [](World& world) { green_context(world.runtime, world.split.groups[1]); });
+  no_allocation_is_needed_to_undo("context", [](World& world) { green_context(world.runtime, world.split.group(1)); });
   no_allocation_is_needed_to_undo("stream", [](World& world) { create_stream(world.context, std::nullopt, true); });
   no_allocation_is_needed_to_undo("event", [](World& world) { create_event(world.context, 0); });
   no_allocation_is_needed_to_undo("stream of a context",

@@ -58,15 +58,15 @@ void groups_are_put_together_out_of_the_units_of_one_split() {
     Machine machine(spec);
     Runtime& runtime = machine.runtime();
     const auto result = split_resource(runtime, runtime.device_sm(0), groups_of({8, 16, 24}), false);
-    CHECK(result.groups.size() == 3);
-    CHECK(result.groups[0]->sm_count == 8);
-    CHECK(result.groups[1]->sm_count == 16);
-    CHECK(result.groups[2]->sm_count == 24);
-    CHECK(result.remainder->sm_count == 84);
-    CHECK(overlaps(*result.groups[0], *result.groups[1]) == false);
-    CHECK(overlaps(*result.groups[2], *result.remainder) == false);
+    CHECK(result.groups() == 3);
+    CHECK(result.group(0)->sm_count == 8);
+    CHECK(result.group(1)->sm_count == 16);
+    CHECK(result.group(2)->sm_count == 24);
+    CHECK(result.remainder()->sm_count == 84);
+    CHECK(overlaps(*result.group(0), *result.group(1)) == false);
+    CHECK(overlaps(*result.group(2), *result.remainder()) == false);
     const auto again = split_resource(runtime, runtime.device_sm(0), groups_of({8}), false);
-    CHECK(overlaps(*again.groups[0], *result.groups[1]) != false);
+    CHECK(overlaps(*again.group(0), *result.group(1)) != false);
   }
 }
 
@@ -94,7 +94,7 @@ void a_refused_split_names_one_that_fits() {
   } catch (const SplitFailure& failure) {
     CHECK(failure.suggestion.has_value());
     const auto result = split_resource(runtime, runtime.device_sm(0), *failure.suggestion, false);
-    CHECK(result.groups.size() == failure.suggestion->size());
+    CHECK(result.groups() == failure.suggestion->size());
   }
 }
 
@@ -102,21 +102,21 @@ void a_stream_keeps_its_closed_context_alive() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
-  auto context = green_context(runtime, split.groups[0]);
+  auto context = green_context(runtime, split.group(0));
   auto stream = create_stream(context, std::nullopt, true);
   context->close();
   synchronize_stream(stream);
   CHECK(message_of<Error>([&] { create_stream(context, std::nullopt, true); }).find("closed") != std::string::npos);
   stream.reset();
   // Its place is free as soon as the last stream is gone, although a handle still exists.
-  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
+  CHECK(message_of<Error>([&] { green_context(runtime, split.group(0), true); }).empty());
 }
 
 void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
-  auto context = green_context(runtime, split.groups[0]);
+  auto context = green_context(runtime, split.group(0));
   auto first = context_stream(context, std::nullopt, 0);
   CHECK(context_stream(context, 0, 0) == first);
   CHECK(context_stream(context, std::nullopt, 1)->handle() != first->handle());
@@ -132,7 +132,7 @@ void the_streams_of_a_context_are_the_same_for_all_and_go_with_it() {
   synchronize_stream(again);
   CHECK(!message_of<Error>([&] { context_stream(context, std::nullopt, 0); }).empty());
   again.reset();
-  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
+  CHECK(message_of<Error>([&] { green_context(runtime, split.group(0), true); }).empty());
   // Closing the driver takes those of the primary context along, whoever refers to it.
   auto primary = primary_context(runtime, 0);
   context_stream(primary, std::nullopt, 0);
@@ -142,7 +142,7 @@ void a_context_that_is_current_elsewhere_cannot_be_closed() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
-  auto context = green_context(runtime, split.groups[0]);
+  auto context = green_context(runtime, split.group(0));
   Block block(context);
   std::string said;
   std::thread([&] { said = message_of<Error>([&] { context->close(); }); }).join();
@@ -153,7 +153,7 @@ void a_context_that_is_current_elsewhere_cannot_be_closed() {
 
 std::vector<ContextHandle> two_contexts(Runtime& runtime) {
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
-  return {green_context(runtime, split.groups[0]), green_context(runtime, split.groups[1])};
+  return {green_context(runtime, split.group(0)), green_context(runtime, split.group(1))};
 }
 
 CUcontext current_of(Runtime& runtime) {
@@ -255,7 +255,7 @@ void what_was_set_in_a_block_outlives_it_in_the_driver() {
   CHECK(message_of<Error>([&] { contexts[0]->close(); }).find("on this thread") != std::string::npos);
   // What is below what the library pushes is replaced each time, and stays counted.
   const ContextHandle last =
-      green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16, 16, 16}), false).groups[2]);
+      green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16, 16, 16}), false).group(2));
   runtime.driver().cuCtxPushCurrent(primary_context(runtime, 0)->handle());
   ThreadEntries::here().set(contexts[0], nullptr);
   ThreadEntries::here().set(last, nullptr);
@@ -427,7 +427,7 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
-  const auto context = green_context(runtime, split.groups[0]);
+  const auto context = green_context(runtime, split.group(0));
   const auto stream = create_stream(context, std::nullopt, true);
   const auto event = create_event(context, 0);
   void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
@@ -440,7 +440,7 @@ void contexts_are_not_made_and_not_waited_for_during_a_capture() {
   CHECK(!message_of<Error>([&] { wait_context_event(context, event); }).empty());
   CHECK(!message_of<Error>([&] { synchronize_context(context); }).empty());
   CHECK(!message_of<Error>([&] { synchronize_stream(stream); }).empty());
-  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[1]); }).find("contexts cannot be created") !=
+  CHECK(message_of<Error>([&] { green_context(runtime, split.group(1)); }).find("contexts cannot be created") !=
         std::string::npos);
   CUgraph graph = nullptr;
   CHECK(end(stream->handle(), &graph) == CUDA_SUCCESS);
@@ -491,8 +491,8 @@ void a_switch_orders_shared_sms_and_the_work_of_a_part() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto narrow = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
-  const auto a = green_context(runtime, narrow.groups[0]);
-  const auto b = green_context(runtime, narrow.groups[1]);
+  const auto a = green_context(runtime, narrow.group(0));
+  const auto b = green_context(runtime, narrow.group(1));
   const auto on_a = context_stream(a, std::nullopt, 0);
   const auto on_b = context_stream(b, std::nullopt, 0);
   const auto on_all = create_stream(primary_context(runtime, 0), std::nullopt, true);
@@ -500,13 +500,13 @@ void a_switch_orders_shared_sms_and_the_work_of_a_part() {
     return switching.add_arrangement(uses);
   };
   Switching switching;
-  const auto only_a = add(switching, {{0, a, nullptr, narrow.groups[0], {}}});
-  const auto only_b = add(switching, {{1, b, nullptr, narrow.groups[1], {}}});
-  const auto moved = add(switching, {{0, b, nullptr, narrow.groups[1], {}}});
-  const auto both = add(switching, {{0, a, nullptr, narrow.groups[0], {}}, {1, b, nullptr, narrow.groups[1], {}}});
+  const auto only_a = add(switching, {{0, a, nullptr, narrow.group(0), {}}});
+  const auto only_b = add(switching, {{1, b, nullptr, narrow.group(1), {}}});
+  const auto moved = add(switching, {{0, b, nullptr, narrow.group(1), {}}});
+  const auto both = add(switching, {{0, a, nullptr, narrow.group(0), {}}, {1, b, nullptr, narrow.group(1), {}}});
   const auto whole = add(switching, {{2, nullptr, on_all, nullptr, {}}});
-  const auto over = add(switching, {{0, a, nullptr, narrow.groups[0], {}}, {2, nullptr, on_all, nullptr, {}}});
-  const auto earlier = add(switching, {{3, a, nullptr, narrow.groups[0], {}}});
+  const auto over = add(switching, {{0, a, nullptr, narrow.group(0), {}}, {2, nullptr, on_all, nullptr, {}}});
+  const auto earlier = add(switching, {{3, a, nullptr, narrow.group(0), {}}});
   CHECK(!switching.may_share(switching.places_of(only_a)[0], switching.places_of(only_b)[0]));
   const auto is_ordered = [&](Switching::Number left, Switching::Number next, const StreamHandle& after) {
     keep_busy(on_a);
@@ -532,7 +532,7 @@ void a_switch_orders_shared_sms_and_the_work_of_a_part() {
   switching.remove_arrangement(only_a);
   switching.remove_arrangement(both);
   CHECK(waits(switching, only_b, whole, on_a, on_all));
-  CHECK(add(switching, {{0, a, nullptr, narrow.groups[0], {}}}) == only_a);
+  CHECK(add(switching, {{0, a, nullptr, narrow.group(0), {}}}) == only_a);
   // SMs that a kernel saw are believed, whatever splits say.
   switching.note_sm_ids(a, {0, 1});
   switching.note_sm_ids(b, {1, 2});
@@ -545,9 +545,9 @@ void exclusive_contexts_do_not_share() {
   Machine machine("h200@13.0");
   Runtime& runtime = machine.runtime();
   const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16, 16}), false);
-  const auto first = green_context(runtime, split.groups[0]);
-  CHECK(!message_of<Error>([&] { green_context(runtime, split.groups[0], true); }).empty());
-  CHECK(message_of<Error>([&] { green_context(runtime, split.groups[1], true); }).empty());
+  const auto first = green_context(runtime, split.group(0));
+  CHECK(!message_of<Error>([&] { green_context(runtime, split.group(0), true); }).empty());
+  CHECK(message_of<Error>([&] { green_context(runtime, split.group(1), true); }).empty());
 }
 
 void objects_of_a_closed_driver_do_nothing() {
@@ -555,7 +555,7 @@ void objects_of_a_closed_driver_do_nothing() {
   {
     Machine machine("h200@13.0");
     Runtime& runtime = machine.runtime();
-    context = green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16}), false).groups[0]);
+    context = green_context(runtime, split_resource(runtime, runtime.device_sm(0), groups_of({16}), false).group(0));
   }
   CHECK(!message_of<Error>([&] { create_stream(context, std::nullopt, true); }).empty());
   context.reset();

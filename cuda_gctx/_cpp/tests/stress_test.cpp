@@ -36,7 +36,7 @@ class Machine {
   Machine() : runtime_(test::open_machine()) {
     GroupRequest request;
     request.count = 16;
-    group_ = split_resource(runtime_, runtime_.device_sm(0), {request}, false).groups[0];
+    group_ = split_resource(runtime_, runtime_.device_sm(0), {request}, false).group(0);
   }
   ~Machine() { close_driver(runtime_); }
   Machine(const Machine&) = delete;
