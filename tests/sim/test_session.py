@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAError, Device
+from cuda_gctx import ClosedError, Context, CUDAError, Device
+from cuda_gctx._core.driver import close_driver, open_driver
 from cuda_gctx.sim import LedgerError, session
+from cuda_gctx.sim._library import library_path
 
 from ..common import green, on_another_thread, refusal, split
 from ..raw import Raw, RawError
@@ -336,3 +338,67 @@ def test_sessions_nest() -> None:
             assert Device.count() == 2
         assert Device.count() == 1
         assert outer.ledger().live_of("stream")[0].handle == stream.handle
+
+
+def test_a_machine_visits_no_context_of_another_one() -> None:
+    with session("h200"), green(dev := Device(0), group(dev)) as outer, outer.create_stream():
+        with session("h200"):
+            dev = Device(0)
+            with green(dev, group(dev)):
+                dev.sync()
+        outer.sync()
+
+
+def test_a_handle_has_one_object_for_each_opening_of_its_driver() -> None:
+    with session("h200", check=False):  # what `other` holds is not released after its driver has been closed
+        dev = Device(0)
+        handle = dev.context.handle
+        token = open_driver(library_path())
+        other = Device(0).context
+        assert other.handle == handle
+        close_driver(token)
+        refusal(ClosedError, other.create_stream)
+        Context.from_handle(handle).create_stream().close()
+
+
+class MallocUse(ctypes.Structure):
+    """struct mallinfo2 of the C library."""
+
+    _fields_ = [(f"field_{i}", ctypes.c_size_t) for i in range(10)]
+
+
+def allocated_bytes() -> int:
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = MallocUse
+    gc.collect()
+    use: MallocUse = library.mallinfo2()
+    return int(use.field_4 + use.field_7)  # by mmap (hblkhd), and on the heap (uordblks)
+
+
+def malloc_counts() -> bool:
+    """Whether the C library counts what is allocated. That of a sanitizer does not."""
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        return False
+    before = allocated_bytes()
+    kept = bytes(MIB)
+    return allocated_bytes() - before >= len(kept)
+
+
+def test_a_closed_session_leaves_less_than_four_kilobytes() -> None:
+    if not malloc_counts():
+        pytest.skip("mallinfo2 of this C library counts nothing")
+
+    def use() -> None:
+        with session("h200"), Device(0).partition(a=16, b=32) as parts:
+            parts.a.stream.record()
+            Device(0).create_stream().close()
+
+    def left_by(sessions: int) -> float:
+        before = allocated_bytes()
+        for _ in range(sessions):
+            use()
+        return (allocated_bytes() - before) / sessions
+
+    left_by(5)
+    # What grows in steps, such as a table of Python, grows in one of the rounds.
+    assert min(left_by(15) for _ in range(3)) < 4096

@@ -31,7 +31,7 @@ void demand_no_capture(ContextBox& context, const char* what) {
 }
 
 std::string capturing_stream(Runtime& runtime, int device) {
-  for (const ContextHandle& context : registry_of<ContextBox>(runtime).all()) {
+  for (const ContextHandle& context : ContextBox::registry.all(runtime)) {
     if (context->device() == device && context->is_there() && has_capture(*context)) {
       return "a stream of " + context->label();
     }

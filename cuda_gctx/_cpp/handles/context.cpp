@@ -15,7 +15,7 @@ ContextBox::~ContextBox() {
     return;
   }
   // Before the driver can give the address to a new context.
-  registry_of<ContextBox>(runtime_).drop(*this);
+  registry.drop(*this);
   let_go();
   if (kind_ == ContextKind::primary && runtime_.is_usable()) {
     const Driver& driver = runtime_.driver();
@@ -41,7 +41,7 @@ void ContextBox::take_pinned(OwnedContexts pinned) noexcept {
 
 void ContextBox::let_go() noexcept {
   if (!is_forked() && !owned_.empty()) {
-    registry_of<ContextBox>(runtime_).drop(*this);
+    registry.drop(*this);
     retired_contexts(runtime_).retire(std::exchange(owned_, {}), is_pinned() && kind_ != ContextKind::primary);
   }
 }
@@ -200,14 +200,14 @@ ContextHandle primary_context(Runtime& runtime, int ordinal) {
   const std::lock_guard lock(state.mutex);
   if (state.context && !state.context->is_there()) {  // the device has been reset
     gone = std::move(state.context);
-    registry_of<ContextBox>(runtime).drop(*gone);
+    ContextBox::registry.drop(*gone);
   }
   if (!state.context) {
     auto box = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::primary);
     CUcontext handle = nullptr;
     GCTX_CALL(runtime.driver(), cuDevicePrimaryCtxRetain, &handle, runtime.device(ordinal));
     box->take(handle);  // from here on the box releases it
-    registry_of<ContextBox>(runtime).put(*box);
+    ContextBox::registry.put(*box);
     state.context = std::move(box);
   }
   return state.context;
@@ -248,7 +248,7 @@ void drop_primaries(Runtime& runtime) {
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   const Driver& driver = runtime.driver();
   const auto is_there = [](const ContextBox& box) { return box.is_there(); };
-  if (auto known = registry_of<ContextBox>(runtime).find(handle, is_there)) {
+  if (auto known = ContextBox::registry.find(runtime, handle, is_there)) {
     return known;
   }
   CUdevice device = 0;
@@ -278,7 +278,7 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   }
   auto made = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::foreign);
   made->take(handle, green);
-  return registry_of<ContextBox>(runtime).find(handle, is_there, std::move(made));
+  return ContextBox::registry.find(runtime, handle, is_there, std::move(made));
 }
 
 ContextHandle current_context(Runtime& runtime) {

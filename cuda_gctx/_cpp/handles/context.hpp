@@ -38,9 +38,8 @@ struct KnownSms {
   SmResourcePtr queried;  // once the driver was asked
 };
 
-class ContextBox : public Registered<ContextBox> {
+class ContextBox : public Registered<ContextBox, CUcontext> {
  public:
-  static constexpr Runtime::Place place = Runtime::Place::contexts;
   static constexpr const char* word = "context";  // in messages
 
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.

@@ -20,7 +20,7 @@ namespace {
 [[gnu::tls_model("initial-exec")]] thread_local ThreadEntries* known_here = nullptr;
 
 bool is_green_of_ours(Runtime& runtime, CUcontext handle) {
-  const ContextHandle known = registry_of<ContextBox>(runtime).find(handle, [](const ContextBox&) { return true; });
+  const ContextHandle known = ContextBox::registry.find(runtime, handle, [](const ContextBox&) { return true; });
   return known && known->kind() == ContextKind::green;
 }
 

@@ -99,7 +99,7 @@ void synchronize_context(const ContextHandle& context) {
     return;
   }
   // That includes green contexts, but for graphs that other code has launched there (see show_to_device).
-  for (const ContextHandle& other : registry_of<ContextBox>(runtime).all()) {
+  for (const ContextHandle& other : ContextBox::registry.all(runtime)) {
     if (other->is_green() && other->device() == context->device() && other->is_there() && !has_capture(*other)) {
       wait(*other);
     }

@@ -71,7 +71,7 @@ ContextHandle NewContext::create() {
   box->sms().given = box->owned().given = given;
   box->note_claim(claim);
   box->owned().green->claim(std::move(claim));
-  registry_of<ContextBox>(runtime).put(*box);
+  ContextBox::registry.put(*box);
   return box;
 }
 

@@ -55,7 +55,7 @@ GreenCtxBox::~GreenCtxBox() {
     return;
   }
   claim(nullptr);
-  registry_of<GreenCtxBox>(runtime_).drop(*this);  // before the driver can give the address to a new one
+  registry.drop(*this);  // before the driver can give the address to a new one
   if (runtime_.is_usable()) {
     runtime_.driver().note(runtime_.driver().cuGreenCtxDestroy(handle_), "cuGreenCtxDestroy");
     live_contexts(runtime_).count_destroyed(device_);
@@ -64,7 +64,7 @@ GreenCtxBox::~GreenCtxBox() {
 
 void GreenCtxBox::take_context(CUcontext context) noexcept {
   context_ = context;
-  registry_of<GreenCtxBox>(runtime_).put(*this);
+  registry.put(*this);
 }
 
 void GreenCtxBox::claim(std::shared_ptr<Claim> claim) noexcept {

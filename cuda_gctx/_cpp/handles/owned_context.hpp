@@ -23,10 +23,8 @@
 namespace gctx {
 
 // A green context of ours, its claim of SMs, and the primary context under it.
-class GreenCtxBox : public Registered<GreenCtxBox> {
+class GreenCtxBox : public Registered<GreenCtxBox, CUgreenCtx> {
  public:
-  static constexpr Runtime::Place place = Runtime::Place::green_contexts;
-
   // The box is made before what it will own, so that nothing is lost if memory runs out in between. It keeps the
   // primary context.
   GreenCtxBox(Runtime& runtime, int device, std::shared_ptr<void> primary) noexcept
@@ -36,6 +34,7 @@ class GreenCtxBox : public Registered<GreenCtxBox> {
   GreenCtxBox& operator=(const GreenCtxBox&) = delete;
 
   void take(CUgreenCtx handle) noexcept { handle_ = handle; }
+  Runtime& runtime() const noexcept { return runtime_; }
   CUgreenCtx handle() const noexcept { return handle_; }
   // The same as an ordinary context; from then on it is found by its handle.
   CUcontext context() const noexcept { return context_; }

@@ -1,5 +1,5 @@
-// Handle -> box, one registry for each kind of box of a driver. Looking up and entering are one step each under a lock,
-// and no driver is called under it.
+// Handle -> box, one registry for each kind of box. It serves all drivers, so that nothing of it is left of one that is
+// closed. Looking up and entering are one step each under a lock, and no driver is called under it.
 #pragma once
 
 #include <array>
@@ -14,34 +14,35 @@
 
 namespace gctx {
 
+template <typename Box, typename Raw>
+class Registry;
+
 // A box that can be entered in a registry: the link is part of it, so that entering it allocates nothing.
-template <typename Box>
+template <typename Box, typename Raw>
 class Registered : public std::enable_shared_from_this<Box> {
+ public:
+  static Registry<Box, Raw> registry;
+
  private:
-  template <typename Any>
-  friend class Registry;
+  friend class Registry<Box, Raw>;
   Box* next_registered_ = nullptr;
 };
 
 // An entry is distinguished from a newer object at the same address by asking the box (`is_same`), so that recycled
 // addresses neither resurrect nor erase the wrong object.
-template <typename Box>
+template <typename Box, typename Raw>
 class Registry {
  public:
-  using Raw = decltype(std::declval<const Box&>().handle());
-  static constexpr Runtime::Place place = Box::place;
-  explicit Registry(const Runtime& /*runtime*/) {}
-
-  // The box of a handle; else `made`, which is registered unless it is null.
+  // The box of a handle of a driver; else `made`, which is registered unless it is null.
   template <typename IsSame>
-  std::shared_ptr<Box> find(Raw raw, IsSame&& is_same, std::shared_ptr<Box> made = nullptr) {
+  std::shared_ptr<Box> find(const Runtime& runtime, Raw raw, IsSame&& is_same, std::shared_ptr<Box> made = nullptr) {
     for (;;) {
       std::shared_ptr<Box> found;  // outlives the lock: its destructor may come back here
       {
         const std::lock_guard lock(mutex_);
         // A box that is listed has its memory: it takes itself off the list, under the lock, before it goes.
         for (Box* box = bucket(raw); box != nullptr && !found; box = next(*box)) {
-          found = box->handle() == raw ? box->weak_from_this().lock() : nullptr;
+          found = box->handle() == raw && &box->runtime() == &runtime ? box->weak_from_this().lock() : nullptr;
         }
         if (!found) {
           if (made) {
@@ -63,14 +64,16 @@ class Registry {
     enter(box);
   }
 
-  std::vector<std::shared_ptr<Box>> all() const {
+  std::vector<std::shared_ptr<Box>> all(const Runtime& runtime) const {
     std::vector<std::shared_ptr<Box>> found;
     const std::lock_guard lock(mutex_);
     for (Box* box : buckets_) {
       for (; box != nullptr; box = next(*box)) {
-        found.emplace_back();  // what needs memory comes before what may be the last handle
-        if (!(found.back() = box->weak_from_this().lock())) {
-          found.pop_back();
+        if (&box->runtime() == &runtime) {
+          found.emplace_back();  // what needs memory comes before what may be the last handle
+          if (!(found.back() = box->weak_from_this().lock())) {
+            found.pop_back();
+          }
         }
       }
     }
@@ -93,7 +96,7 @@ class Registry {
   }
 
  private:
-  static Box*& next(Box& box) noexcept { return static_cast<Registered<Box>&>(box).next_registered_; }
+  static Box*& next(Box& box) noexcept { return static_cast<Registered<Box, Raw>&>(box).next_registered_; }
 
   Box*& bucket(Raw raw) noexcept {
     const auto address = reinterpret_cast<std::uintptr_t>(raw);
@@ -106,9 +109,7 @@ class Registry {
   std::array<Box*, 1024> buckets_{};  // with more boxes, the chains get longer
 };
 
-template <typename Box>
-Registry<Box>& registry_of(Runtime& runtime) {
-  return runtime.part<Registry<Box>>();
-}
+template <typename Box, typename Raw>
+constinit Registry<Box, Raw> Registered<Box, Raw>::registry{};
 
 }  // namespace gctx

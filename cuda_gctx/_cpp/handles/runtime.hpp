@@ -70,16 +70,7 @@ class Runtime {
   CUdevResource device_workqueue(int ordinal);
 
   // What a unit keeps for this driver, made at its first use. Each has its place.
-  enum class Place : std::size_t {
-    primaries,
-    contexts,
-    green_contexts,
-    streams,
-    live,
-    retired,
-    split_contexts,
-    probes
-  };
+  enum class Place : std::size_t { primaries, live, retired, split_contexts, probes };
   template <typename Part>
   Part& part() {
     const auto place = static_cast<std::size_t>(Part::place);
@@ -97,7 +88,7 @@ class Runtime {
 
  private:
   enum class Standing : int { open, set_aside, closed };
-  static constexpr std::size_t places = 8;
+  static constexpr std::size_t places = 5;
 
   struct DeviceState {
     CUdevice device = 0;

@@ -96,7 +96,7 @@ CUcontext context_of_foreign(Runtime& runtime, CUstream handle) {
   }
   if (green != nullptr) {
     if (const GreenCtxHandle ours =
-            registry_of<GreenCtxBox>(runtime).find(green, [](const GreenCtxBox&) { return true; })) {
+            GreenCtxBox::registry.find(runtime, green, [](const GreenCtxBox&) { return true; })) {
       return ours->context();
     }
     GCTX_CALL(driver, cuCtxFromGreenCtx, &context, green);
@@ -137,14 +137,14 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
     id = id ? id : ask_id(driver, handle);
     return *id != 0 && box.id() == *id;
   };
-  if (auto known = registry_of<StreamBox>(runtime).find(handle, is_same)) {
+  if (auto known = StreamBox::registry.find(runtime, handle, is_same)) {
     return known;
   }
   auto context = adopt_context(runtime, context_of_foreign(runtime, handle));
   auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
   made->take(handle);
   made->id();
-  return registry_of<StreamBox>(runtime).find(handle, is_same, std::move(made));
+  return StreamBox::registry.find(runtime, handle, is_same, std::move(made));
 }
 
 }  // namespace
@@ -160,8 +160,7 @@ StreamBox::~StreamBox() {
   if (handle_ == nullptr || is_forked()) {
     return;
   }
-  Runtime& runtime = context()->runtime();
-  registry_of<StreamBox>(runtime).drop(*this);
+  registry.drop(*this);
   if (!owned_) {
     return;
   }
@@ -200,7 +199,7 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
   if (spare != nullptr) {
     box->pin();
   }
-  registry_of<StreamBox>(context->runtime()).put(*box);
+  StreamBox::registry.put(*box);
   return box;
 }
 
@@ -214,7 +213,7 @@ StreamHandle context_stream(const ContextHandle& context, std::optional<int> pri
   const CUstream handle = context->streams().lend(kind, number, [&] { return make_raw_stream(*context, kind); });
   auto box = std::make_shared<StreamBox>(std::move(use), false, kind);
   box->take(handle);
-  return registry_of<StreamBox>(context->runtime()).find(handle, std::mem_fn(&StreamBox::is_made_here), std::move(box));
+  return StreamBox::registry.find(context->runtime(), handle, std::mem_fn(&StreamBox::is_made_here), std::move(box));
 }
 
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {

@@ -16,9 +16,8 @@
 
 namespace gctx {
 
-class StreamBox : public Registered<StreamBox>, public InContext, public StreamLink {
+class StreamBox : public Registered<StreamBox, CUstream>, public InContext, public StreamLink {
  public:
-  static constexpr Runtime::Place place = Runtime::Place::streams;
   static constexpr const char* word = "stream";  // in messages
 
   StreamBox(ContextUse use, bool owned, std::optional<StreamKind> made_as = std::nullopt) noexcept
@@ -30,6 +29,7 @@ class StreamBox : public Registered<StreamBox>, public InContext, public StreamL
   ~StreamBox();
 
   void take(CUstream handle) noexcept;
+  Runtime& runtime() const noexcept { return context()->runtime(); }
   const StreamKind* made_as() const noexcept { return made_as_ ? &*made_as_ : nullptr; }  // null if it was adopted
   bool is_made_here() const noexcept { return made_as_.has_value(); }
   bool is_owned() const noexcept { return owned_; }
