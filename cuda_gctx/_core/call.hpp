@@ -227,9 +227,10 @@ int call_after_blocks(ObjectSlot<ContextBox>& slot) {
 
 // Ends what the thread made current, in one step for all who hold the GIL.
 inline void end_thread() {
-  std::vector<ContextHandle> contexts = ThreadEntries::here().end();
+  ThreadEntries& here = ThreadEntries::here();
+  std::vector<ContextHandle> contexts = here.end();
   std::tuple<calls::Taken<std::vector<ContextHandle>>> holds(contexts);
-  calls::work_without_gil([](auto&&...) {}, holds);
+  calls::work_without_gil([&](auto&&...) { std::exchange(here.failed, {}).note(); }, holds);
 }
 
 // Calls a function that makes a handle, and puts it into a slot. 1, or 0 if there is none, or -1.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import threading
 import warnings
@@ -19,6 +20,7 @@ from typing import Any
 from cuda_gctx import (
     Context,
     ContextOptions,
+    CUDAError,
     Device,
     Event,
     EventOptions,
@@ -104,6 +106,10 @@ MORE: dict[str, Callable[[Any], object]] = {
     "blocks that end out of order": lambda w: out_of_order(w),
     "what was set in a block goes with it": lambda w: set_in_a_block(w),
     "what was set on a thread goes with it": lambda w: set_on_a_thread(w),
+    "what was current before a block is not known": lambda w: failing("cuCtxGetCurrent", w.ctx.current().__enter__),
+    "a block is not entered": lambda w: failing("cuCtxPushCurrent", w.ctx.current().__enter__),
+    "a block is not left": lambda w: failing("cuCtxPopCurrent", lambda: in_a_block(w.dev.context.current())),
+    "a block is not left at the end of a thread": lambda w: failing("cuCtxPopCurrent", lambda: entered_on_a_thread(w)),
     "a graph is dropped": lambda w: captured(w.stream).instantiate(),
     "streams with priorities": lambda w: w.ctx.create_stream(StreamOptions(priority=-1)),
     "loan": lambda w: (
@@ -147,6 +153,25 @@ def out_of_order(w: Any) -> None:
 
 def set_to_a_new_one(w: Any) -> None:
     w.dev.set_current(w.dev.create_context(ContextOptions([w.group])))
+
+
+def failing(function: str, use: Callable[[], object]) -> None:
+    os.environ.update(FAIL=f"{function}:999", MS="0")
+    try:
+        use()
+    except CUDAError as error:
+        assert (error.call, error.name) == (function, "CUDA_ERROR_UNKNOWN")  # noqa: PT017
+    else:
+        assert function == "cuCtxPopCurrent"
+    finally:
+        del os.environ["FAIL"]
+
+
+def entered_on_a_thread(w: Any) -> None:
+    with warnings.catch_warnings(record=True) as caught, ThreadPoolExecutor(1) as thread:
+        warnings.simplefilter("always")
+        thread.submit(w.ctx.current().__enter__).result()
+    assert "cuCtxPopCurrent answered CUDA_ERROR_UNKNOWN" in str(caught[0].message)
 
 
 def set_on_a_thread(w: Any) -> None:

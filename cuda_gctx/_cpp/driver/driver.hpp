@@ -86,6 +86,24 @@ class Driver : public DriverTable {
   std::array<bool, feature_count> has_{};  // what a split asks several times
 };
 
+// What a call answered where the driver could not be asked for the name of its answer, which can take long.
+struct FailedCall {
+  void check() const {
+    if (result != CUDA_SUCCESS) {
+      driver->fail(result, call);
+    }
+  }
+  void note() const noexcept {
+    if (result != CUDA_SUCCESS) {
+      driver->note(result, call);
+    }
+  }
+
+  const Driver* driver = nullptr;
+  CUresult result = CUDA_SUCCESS;
+  const char* call = "";
+};
+
 // Calls a driver function and throws what it answers, named.
 #define GCTX_CALL(driver, function, ...) (driver).check((driver).function(__VA_ARGS__), #function)
 

@@ -94,7 +94,8 @@ struct ThreadEntries {
   static ThreadEntries& here();
 
   // Pushes the context of a block; all or nothing. False if the entry is in use, or else if the innermost one was left
-  // before its turn: leave_what_was_left() comes first. Refused while a block of another task is open on the thread.
+  // before its turn or a call failed: leave_what_was_left() comes first, which throws what the driver answered. Refused
+  // while a block of another task is open on the thread.
   // `task` stays valid as long as the entry is on the list. has_lock: see ContextState::make_current().
   template <bool has_lock = false>
   [[nodiscard]] bool enter(Entry& entry, const void* task);
@@ -117,7 +118,7 @@ struct ThreadEntries {
   void demand_not_here(const ContextBox& context);
   void forget(const Runtime& runtime);  // removes all contexts of that driver
   // Removes all, for a thread whose language ends before it does: in one step for whoever shares a lock with it. Calls
-  // nothing that takes long: the contexts are let go by the caller.
+  // nothing that takes long: the caller lets the contexts go, and reports what failed.
   std::vector<ContextHandle> end() noexcept;
 
   // What follows is of the list itself: see entries.cpp.
@@ -150,6 +151,7 @@ struct ThreadEntries {
   Entry* gone = nullptr;               // blocks that have left the list, for take_left()
   std::vector<ContextHandle> parted;   // what entries that stay have let go of, for release()
   CUresult failed_pop = CUDA_SUCCESS;  // of leave_at_once()
+  FailedCall failed;                   // of enter() and end()
 };
 
 // ---- what a block usually takes: it is entered and left in one task, and other code leaves its place alone
@@ -180,14 +182,17 @@ template <bool has_lock>
   }
   const Driver& driver = runtime.driver();
   CUcontext before = nullptr;
-  GCTX_CALL(driver, cuCtxGetCurrent, &before);
+  if (const CUresult result = driver.cuCtxGetCurrent(&before); result != CUDA_SUCCESS) [[unlikely]] {
+    failed = {&driver, result, "cuCtxGetCurrent"};
+    return false;
+  }
   if (!box.state().make_current<has_lock>()) [[unlikely]] {
     box.fail_closed();
   }
-  const CUresult result = driver.cuCtxPushCurrent(box.handle());
-  if (result != CUDA_SUCCESS) [[unlikely]] {
+  if (const CUresult result = driver.cuCtxPushCurrent(box.handle()); result != CUDA_SUCCESS) [[unlikely]] {
     box.state().make_not_current();
-    driver.fail(result, "cuCtxPushCurrent");
+    failed = {&driver, result, "cuCtxPushCurrent"};
+    return false;
   }
   add(entry, before, task);
   return true;

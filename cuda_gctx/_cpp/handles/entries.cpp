@@ -259,12 +259,15 @@ void ThreadEntries::leave_to(Entry* remaining, bool is_end) {
                " has been left, but other code has popped what was current before it, which may be destroyed: make "
                "another context current by Device.set_current()");
   }
-  if (block != nullptr) {
+  if (block != nullptr && is_end) {
+    failed = stack->failed();
+  } else if (block != nullptr) {
     stack->check(before);
   }
 }
 
 void ThreadEntries::leave_what_was_left() {
+  std::exchange(failed, {}).check();
   if (Entry* const remaining = without_left_blocks(top); remaining != top) {
     leave_to(remaining);
   }
@@ -279,6 +282,7 @@ void ThreadEntries::forget(const Runtime& runtime) {
   }
   if (remaining != top && !is_forked()) {
     leave_to(remaining, true);
+    std::exchange(failed, {}).check();
   }
 }
 

@@ -14,9 +14,9 @@ bool ContextStack::twice(const char* name, Call&& call) noexcept {
 }
 
 void ContextStack::note(CUresult failure, const char* call) noexcept {
-  if (failure_ == CUDA_SUCCESS) {
-    failure_ = failure;
-    failed_call_ = call;
+  if (failed_.result == CUDA_SUCCESS) {
+    failed_.result = failure;
+    failed_.call = call;
   }
 }
 
@@ -71,21 +71,18 @@ bool ContextStack::look() noexcept {
   return is_whole;
 }
 
-void ContextStack::check() {
+const FailedCall& ContextStack::failed() const {
   if (is_out_of_memory_) {
     throw std::bad_alloc();
   }
-  if (failure_ != CUDA_SUCCESS) {
-    throw driver_.error(failure_, failed_call_);
-  }
+  return failed_;
 }
 
 void ContextStack::check(CUcontext wanted) {
-  if (failure_ == CUDA_SUCCESS || is_out_of_memory_) {
-    check();
+  if (failed().result == CUDA_SUCCESS) {
     return;
   }
-  Error error = driver_.error(failure_, failed_call_);
+  Error error = driver_.error(failed_.result, failed_.call);
   CUcontext now = nullptr;
   if (driver_.cuCtxGetCurrent(&now) != CUDA_SUCCESS) {
     error.message += "; what is current on this thread is not known";

@@ -15,7 +15,8 @@ namespace gctx {
 class ContextStack {
  public:
   // `places`: from the bottom, what was popped and will be pushed.
-  ContextStack(const Driver& driver, std::vector<CUcontext>& places) noexcept : driver_(driver), places_(places) {}
+  ContextStack(const Driver& driver, std::vector<CUcontext>& places) noexcept
+      : driver_(driver), places_(places), failed_{&driver} {}
 
   // Pops everything. False if a call fails, or memory runs out: then that is not the whole stack.
   bool take_apart() noexcept;
@@ -28,8 +29,8 @@ class ContextStack {
   bool is_there(CUcontext context) noexcept;
 
   void note(CUresult failure, const char* call) noexcept;
-  void check();                  // throws the first failure
-  void check(CUcontext wanted);  // the same, after a block before which that was current
+  const FailedCall& failed() const;  // the first one; throws if memory ran out
+  void check(CUcontext wanted);      // throws it, after a block before which that was current
 
  private:
   template <typename Call>
@@ -37,8 +38,7 @@ class ContextStack {
 
   const Driver& driver_;
   std::vector<CUcontext>& places_;
-  CUresult failure_ = CUDA_SUCCESS;
-  const char* failed_call_ = "";
+  FailedCall failed_;
   bool is_out_of_memory_ = false;
 };
 
