@@ -225,9 +225,7 @@ cdef class Stream(InContext):
 
         Raises CapturingError if that would destroy a stream that is part of a capture.
         """
-        cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
-        if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
-            cpp.demand_closable(self._slot)
+        demand_closable(self)
         self._slot.drop()
         with cython.critical_section(self):
             self._owner = None
@@ -283,6 +281,14 @@ def lent(Stream stream not None, owner):
     found._slot.share(stream._slot)
     found._owner = owner
     return made_stream(found)
+
+
+cpdef int demand_closable(Stream stream) except -1:
+    """Raise CapturingError if close() would destroy a stream that is part of a capture."""
+    cdef cpp.Borrowed[cpp.StreamBox] box = stream._slot.borrow()
+    if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
+        cpp.demand_closable(stream._slot)
+    return 0
 
 
 def capture_of(Stream stream not None):

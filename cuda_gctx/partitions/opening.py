@@ -24,14 +24,15 @@ MOST_SPLITS = 4096
 ADVICE = "close the others first, or open one layout with all partitions"
 
 
-def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
-    """Raise CapturingError while a known stream is capturing: contexts cannot be made then."""
+def refuse_capture(
+    whole: SMResource,
+    streams: Sequence[Stream] = (),
+    because: str = "contexts cannot be created during a capture: open the partitions first",
+) -> None:
+    """Raise CapturingError while a known stream is capturing."""
     capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
     if capturing is not None:
-        raise CapturingError(
-            f"{capturing} is capturing a graph, and contexts cannot be created during a capture: open the "
-            "partitions first"
-        )
+        raise CapturingError(f"{capturing} is capturing a graph, and {because}")
 
 
 def _make(device: Device, wanted: Wanted) -> StoredContext:

@@ -24,7 +24,7 @@ from cuda_gctx.partitions.opening import open_contexts, order_for
 from cuda_gctx.partitions.order import Order
 from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
-from cuda_gctx.partitions.verification import VerifyReport, verify
+from cuda_gctx.partitions.verification import VerifyReport, refuse_capture_of, verify
 from cuda_gctx.partitions.words import LAYOUT_VARIABLE, given_layout, given_names
 
 if TYPE_CHECKING:
@@ -417,6 +417,7 @@ class Partitions:
         ran on other SMs.
         """
         self._demand_open()
+        refuse_capture_of(self._device)  # asking what is at work could end the capture as well
         in_use = self._pool._layouts_at_work(self) if self._pool is not None else []
         covers_device = sum(part.sm_count for part in self._all) == self._device.sm_count
         report = verify(

@@ -12,7 +12,7 @@ from cuda_gctx._core.arguments import as_int, spelling
 from cuda_gctx._core.context import demand_not_current
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.errors import CUDAWarning
-from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx._core.stream import Stream, StreamOptions, demand_closable
 from cuda_gctx.partitions.arrangements import Arrangement, Arrangements, Place
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
 from cuda_gctx.partitions.opening import Opening, order_for
@@ -317,10 +317,16 @@ class PartitionPool:
             )
 
     def close(self) -> None:
-        """Close all partitions of the pool. Raises RuntimeError while one of their contexts is current."""
+        """Close all partitions of the pool.
+
+        Raises RuntimeError while one of their contexts is current, and CapturingError while a stream that the pool made
+        for a plan captures a graph.
+        """
         with self._building, self._lock:
             for parts in self._built.values():
                 demand_not_current(contexts_of(parts))
+            for stream in self._device_streams.values():
+                demand_closable(stream)
             self._closed = True
             built = list(self._built.values())
             self._built.clear()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 from cuda_gctx._core.arguments import as_bool, as_seconds
-from cuda_gctx._core.context import Context, capturing_stream
+from cuda_gctx._core.context import Context
 from cuda_gctx._core.device import Device
 from cuda_gctx._core.driver import system
 from cuda_gctx._core.graph import GraphExec, probe_kernels
@@ -18,6 +18,7 @@ from cuda_gctx._core.stream import Stream
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.chip import chip_clusters, known_clusters
+from cuda_gctx.partitions.opening import refuse_capture
 from cuda_gctx.partitions.sm_map import SMMap
 
 __all__ = ["ContextProof", "IsolationError", "KernelProof", "SharedSMs", "VerifyReport", "verify", "verify_graph"]
@@ -223,7 +224,7 @@ def verify(
     timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
     covers_device = as_bool("covers_device", covers_device)
     device = _device_of(contexts, over)
-    _refuse_capture(device)
+    refuse_capture_of(device)
     counts = {name: context.sm_count for name, context in contexts.items()}
     with ExitStack() as closing:
         streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
@@ -261,6 +262,7 @@ def verify_graph(graph: GraphExec, timeout: float = 10.0) -> VerifyReport:
     """Verify the context of a moved graph, and that its kernels run there (see GraphExec.verify)."""
     timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
     context = graph.context
+    refuse_capture_of(graph.device)
     with graph.device.create_stream() as stream:
         kernels = probe_kernels(graph, stream, KERNEL_SPIN_NS, timeout_ns)
     report = verify({context.name or "the context": context}, timeout=timeout)
@@ -268,6 +270,12 @@ def verify_graph(graph: GraphExec, timeout: float = 10.0) -> VerifyReport:
     if report.problems:
         raise IsolationError(report)
     return report
+
+
+def refuse_capture_of(device: Device) -> None:
+    """Raise CapturingError while a known stream of a device is capturing: the probe could end the capture."""
+    because = "launching the probe could invalidate the capture: verify before or after it"
+    refuse_capture(device.resources.sm, because=because)
 
 
 def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
@@ -291,15 +299,6 @@ def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
     if len(devices) > 1:
         raise ValueError("the contexts are on several devices: verify those of one device at a time")
     return devices.pop()
-
-
-def _refuse_capture(device: Device) -> None:
-    capturing = capturing_stream(device.resources.sm)
-    if capturing is not None:
-        raise RuntimeError(
-            f"{capturing} is capturing a graph, which launching the probe could invalidate: verify before or after "
-            "the capture"
-        )
 
 
 def _shared_sms(proofs: Sequence[ContextProof]) -> tuple[SharedSMs, ...]:

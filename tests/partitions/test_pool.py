@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import (
+    CapturingError,
     ContextOptions,
     CUDAError,
     Device,
@@ -27,7 +28,7 @@ from cuda_gctx import (
 from cuda_gctx._core.probe import run_probe
 from cuda_gctx._core.stream import is_capturing
 from cuda_gctx.partitions import Partitions, store
-from cuda_gctx.tune import spin
+from cuda_gctx.tune import Plan, spin
 
 from ..common import on_another_thread, refusal, split
 from ..raw import Raw
@@ -274,6 +275,40 @@ def test_a_layout_that_is_dropped_during_a_capture_leaves_the_capture_alone(dev:
         with stream.capture() as capture:
             pool.drop(layouts[0])
         capture.graph.close()
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_a_switch_leaves_a_capture_of_another_stream_alone(dev: Device, mode: Any) -> None:
+    layouts = NARROW, WIDE, Layout(decode=32, prefill=None)
+    with PartitionPool(dev) as pool, dev.create_stream() as stream:
+        for layout in layouts:
+            pool.prepare(layout)
+        for part in pool.switch(NARROW):
+            spin(part.stream, 1, 20_000_000)
+        with stream.capture(mode) as capture:
+            for layout in layouts:  # the last switch asks whether the work in the first layout has ended
+                pool.switch(layout)
+        capture.graph.close()
+
+
+def test_a_verification_is_refused_during_a_capture_before_anything_is_asked(dev: Device) -> None:
+    with PartitionPool(dev) as pool, dev.create_stream() as stream:
+        narrow, wide = pool.switch(NARROW), pool.prepare(WIDE)
+        spin(narrow.decode.stream, 1, 20_000_000)
+        with stream.capture() as capture:
+            refusal(CapturingError, wide.verify)
+        capture.graph.close()
+
+
+def test_a_pool_is_not_closed_while_a_stream_of_a_plan_captures(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        parts, streams = pool.switch(NARROW), Plan("streams", ("a", "b")).switch(pool)
+        with streams["b"].capture() as capture:
+            refusal(CapturingError, pool.close)
+        capture.graph.close()
+        assert pool.prepare(NARROW) is parts
+        assert not any(stream.is_closed for stream in streams.values())
+    assert parts.is_closed
 
 
 def test_a_switch_that_ended_in_a_capture_is_ordered_when_it_is_repeated(dev: Device) -> None:

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAError, CUDAWarning, Device, GraphSet, Layout, PartitionPool, Partitions
+from cuda_gctx import ClosedError, CUDAError, CUDAWarning, Device, GraphSet, Layout, PartitionPool, Partitions
 from cuda_gctx.partitions import opening, store
 from cuda_gctx.tune import Plan, spin
 
 from ..common import refusal
+from ..raw import Raw
 
 Machines = Callable[..., Any]
 MS = 1_000_000
@@ -435,3 +436,16 @@ def test_a_switch_that_failed_changed_nothing_and_is_repeated(sim: Machines, cal
         begin = stream.record(options={"timing_enabled": True})
         pool.device.sync()
         assert begin - behind >= 0
+
+
+def test_a_pool_whose_streams_a_reset_of_the_device_has_taken_says_so(sim: Machines) -> None:
+    sim("h200", check=False)  # what the driver destroys in a reset is not destroyed here
+    streams, sequence = Plan("streams", PARTS), Plan("sequence", PARTS)
+    with PartitionPool(Device(0)) as pool:
+        spin(streams.switch(pool)["decode"], 1, MS)
+        sequence.switch(pool)
+        streams.switch(pool)["decode"].close()
+        sequence.switch(pool)
+        Raw().call("cuDevicePrimaryCtxReset_v2", 0)
+        for _ in range(2):  # the second switch has no arrangement for the place of the closed stream
+            refusal(ClosedError, lambda: streams.switch(pool))

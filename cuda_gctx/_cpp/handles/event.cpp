@@ -44,14 +44,10 @@ EventHandle create_event(ContextUse use, unsigned flags) {
   return box;
 }
 
-bool EventBox::is_done() const {
-  const Driver& driver = context()->runtime().driver();
-  return driver.check_done(driver.cuEventQuery(handle()), "cuEventQuery");
-}
-
 bool event_is_done(const EventHandle& event) {
   event->demand_live();
-  return event->is_done();
+  const Driver& driver = event->driver();
+  return driver.check_done(driver.cuEventQuery(event->handle()), "cuEventQuery");
 }
 
 void synchronize_event(const EventHandle& event) { GCTX_CALL(event->driver(), cuEventSynchronize, event->handle()); }

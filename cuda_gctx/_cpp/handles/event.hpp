@@ -21,7 +21,6 @@ class EventBox : public ContextChild<CUevent> {
   // Whether a stream that waits for it may become part of a capture: see StreamBox::may_capture.
   bool may_capture() const noexcept { return may_capture_.load(std::memory_order_relaxed); }
   void expose() noexcept { may_capture_.store(true, std::memory_order_relaxed); }
-  bool is_done() const;  // asks the driver, of one whose context is there
 
  private:
   std::atomic<bool> may_capture_{false};

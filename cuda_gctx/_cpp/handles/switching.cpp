@@ -15,10 +15,13 @@ namespace {
 const Driver& driver_of(const ContextHandle& context) { return context->runtime().driver(); }
 
 // Asked in the middle of other calls, which may be made during a capture.
-bool is_busy(const EventBox& event) noexcept {
-  const RelaxedThread relaxed(event.driver());
-  return event.driver().cuEventQuery(event.handle()) == CUDA_ERROR_NOT_READY;
+CUresult ask(const EventBox& event) noexcept {
+  const Driver& driver = driver_of(event.context());
+  const RelaxedThread relaxed(driver);
+  return driver.cuEventQuery(event.handle());
 }
+
+bool is_done(const EventBox& event) { return driver_of(event.context()).check_done(ask(event), "cuEventQuery"); }
 
 template <typename Items, typename Item>
 bool contains(const Items& items, const Item& item) noexcept {
@@ -144,7 +147,8 @@ void Switching::sweep() noexcept {
       return arrangement && contains(arrangement->places, place.get());
     };
     if (place && std::none_of(arrangements_.begin(), arrangements_.end(), uses_it)) {
-      if (place->behind.empty() || !place->context->runtime().is_usable() || !is_busy(*place->event)) {
+      if (place->behind.empty() || !place->context->runtime().is_usable() || !place->context->is_there() ||
+          ask(*place->event) != CUDA_ERROR_NOT_READY) {
         place.reset();
       }
     }
@@ -300,7 +304,7 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
       continue;
     }
     const auto is_of_old = [&](Number part) { return has(old, part, place); };
-    if (!std::all_of(place->behind.begin(), place->behind.end(), is_of_old) && place->event->is_done()) {
+    if (!std::all_of(place->behind.begin(), place->behind.end(), is_of_old) && is_done(*place->event)) {
       place->behind.clear();
     }
     record(*place);
@@ -328,7 +332,7 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
     if (followers.empty()) {
       continue;
     }
-    if (!source->was_recorded && source->event->is_done()) {
+    if (!source->was_recorded && is_done(*source->event)) {
       source->behind.clear();
       continue;
     }
