@@ -149,10 +149,15 @@ class Program:
             spin(stream, 1, self.random.randrange(1000, LONGEST_NS))  # one block: it leaves room for what races with it
         history.steps.append(Step((part, self.places[part]), self.sms(stream), len(history.arrangements) - 1, number))
 
+    def usable(self) -> dict[str, Stream]:
+        """The streams that take work, by their parts."""
+        return {part: stream for part, stream in self.streams.items() if not stream.is_closed}
+
     def work(self, history: History, at_most: int = 3) -> None:
         for _ in range(self.random.randint(0, at_most)):
-            part = self.random.choice(list(self.streams))
-            self.step(history, part, self.streams[part])
+            if streams := self.usable():
+                part = self.random.choice(list(streams))
+                self.step(history, part, streams[part])
 
     def entered(self, history: History, streams: Mapping[str, Stream]) -> None:
         self.streams = dict(streams)
@@ -238,11 +243,11 @@ class Program:
 
     def look(self) -> None:
         """Let time pass on the host."""
-        stream = self.random.choice(list(self.streams.values()))
-        if self.random.random() < 0.5:
-            stream.sync()
-        else:
-            assert stream.is_done in (True, False)
+        for stream in self.random.sample(list(self.usable().values()), min(1, len(self.usable()))):
+            if self.random.random() < 0.5:
+                stream.sync()
+            else:
+                assert stream.is_done in (True, False)
 
     def close_stream(self) -> None:
         target = self.plan()

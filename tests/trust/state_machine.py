@@ -7,10 +7,14 @@ of a pool, and the model of what may run at once, are those of tests/partitions/
 events, captures, graphs, partitions, the store, blocks of torch (its stand-in), and collections. The model knows which
 objects are closed, which streams are part of a capture, and after which work each piece of work has to begin, which the
 device's timer shows. At the end nothing may be left with the driver.
+
+After each operation every capture goes on. While streams capture, those that a pool has lent or not, a pool switches,
+builds, drops, verifies and closes: the model knows what it refuses, after which nothing has changed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,11 +29,14 @@ from cuda_gctx import (
     CapturingError,
     ClosedError,
     ContextCurrentError,
+    CUDAError,
+    Device,
     Event,
     EventOptions,
     FeatureNotSupported,
     Graph,
     GraphExec,
+    Layout,
     PartitionPool,
     Partitions,
     ResourceOverlapError,
@@ -40,7 +47,8 @@ from cuda_gctx import (
 )
 from cuda_gctx.interop import torch as torch_room
 from cuda_gctx.partitions import with_background
-from cuda_gctx.tune import Timeline, spin
+from cuda_gctx.partitions.partitions import lent_streams
+from cuda_gctx.tune import Plan, Timeline, spin
 from tests.core import block_model
 from tests.core.block_model import Held, Line, Wrong
 from tests.partitions import order_model
@@ -49,6 +57,7 @@ from tests.stand_in_torch import StandInTorch
 DRIVERS = ("12.4", "12.8", "13.0", "13.1", "13.4")
 OPERATIONS = 300_000
 MOST_SPANS = 1500
+CAPTURES = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 MOST = {"flows": 10, "marks": 8, "graphs": 4, "launches": 5, "opened": 3, "recordings": 2}
 
 After = dict[int, int]  # pieces of work, and the time that has to pass after each
@@ -63,6 +72,7 @@ class Recording:
     line: Line | None  # the only one whose thread can end it
     ns: int = 0  # what its first stream takes at least
     kernels: int = 0
+    joined: set[int] = field(default_factory=set)  # handles of streams that a switch has taken into it
     is_over: bool = False
 
 
@@ -76,6 +86,7 @@ class Flow:
     after: After = field(default_factory=dict)
     recording: Recording | None = None
     is_closed: bool = False
+    is_of_pool: bool = False
 
     def __post_init__(self) -> None:
         self.handle, self.is_owned = self.stream.handle, self.stream.is_owned
@@ -139,6 +150,69 @@ class TorchBlock:
     is_left: bool = False
 
 
+@dataclass(frozen=True)
+class Reach:
+    """The handles of what a switch from or to a layout or plan looks at: contexts, and streams that the pool lends."""
+
+    contexts: frozenset[int]
+    lent: frozenset[int]
+
+
+class OfPool(order_model.Program):
+    """The program of a pool, which knows the streams that capture."""
+
+    def __init__(self, device: Device, seed: int) -> None:
+        super().__init__(device, seed)
+        self.pool = PartitionPool(device)
+        self.on_device: dict[Plan, list[Stream]] = {}  # of each plan, at the last switch to it
+        self.current: Layout | Plan | None = None
+        self.has_left = False  # arrangements in a capture, after which no switch was made
+        self.captured: Collection[int] = ()
+
+    def usable(self) -> dict[str, Stream]:
+        return {part: stream for part, stream in super().usable().items() if stream.handle not in self.captured}
+
+    def switch_to(self, history: order_model.History, target: Layout | Plan) -> None:
+        super().switch_to(history, target)
+        self.current, self.has_left = target, history is not self.histories[0]
+        if isinstance(target, Plan):
+            self.on_device[target] = [stream for stream in self.streams.values() if not stream.context.is_green]
+
+    def knows(self, plan: Plan) -> bool:
+        """Whether a switch to a plan enters the same streams as before."""
+        return plan in self.on_device and not any(stream.is_closed for stream in self.on_device[plan])
+
+    def device_streams(self) -> list[Stream]:
+        """Those of plans that are open."""
+        return [stream for streams in self.on_device.values() for stream in streams if not stream.is_closed]
+
+    def known_target(self) -> Layout | Plan | None:
+        """One in layouts that are built, and whose SMs a kernel has shown."""
+        every, self.layouts = self.layouts, [layout for layout in self.layouts if self.is_known(layout)]
+        try:
+            return self.target() if self.layouts else None
+        finally:
+            self.layouts = every
+
+    def is_known(self, layout: Layout) -> bool:
+        return layout in self.pool.layouts and all(
+            part.context.id in self.sms_of for part in with_background(self.pool.prepare(layout))
+        )
+
+    def reach(self, target: Layout | Plan | None) -> Reach:
+        layout = target.layout if isinstance(target, Plan) else target
+        parts = {part.name: part for part in with_background(self.pool.prepare(layout))} if layout is not None else {}
+        streams: list[Stream] = []
+        if isinstance(target, Plan):
+            parts = {name: parts[name] for name in target.places.values()}
+            streams = [*self.on_device.get(target, ()), *(part.stream for part in parts.values())]  # which it lends
+        streams += [stream for part in parts.values() for stream in lent_streams(part)]
+        return Reach(
+            frozenset(part.context.handle for part in parts.values()),
+            frozenset(stream.handle for stream in streams if not stream.is_closed),
+        )
+
+
 class Program(block_model.Program):
     """A program of everything."""
 
@@ -165,6 +239,7 @@ class Program(block_model.Program):
         "open_parts": 3,
         "close_parts": 3,
         "lend": 4,
+        "lend_of_pool": 3,
         "wait_context": 2,
         "sync_context": 2,
         "pool_operation": 5,
@@ -193,7 +268,8 @@ class Program(block_model.Program):
         self.opened: list[Opened] = []
         self.of_parts: list[Held] = []
         self.torch_blocks: list[TorchBlock] = []
-        self.pool: order_model.Program | None = None
+        self.pool: OfPool | None = None
+        self.closed_pools: list[OfPool] = []
         self.of_pool: dict[int, Held] = {}
         self.timeline = Timeline(self.dev, spans=MOST_SPANS)
         self.before: list[tuple[int, After]] = []  # for each piece of work, those that it comes after
@@ -236,6 +312,18 @@ class Program(block_model.Program):
     def unless_capturing(self, action: Callable[[], Any], *allowed: type[Exception]) -> Any:
         return self.tried(action, *allowed, *((CapturingError,) if self.recordings else ()))
 
+    def judge(self, line: Line) -> None:
+        super().judge(line)
+        for recording in self.recordings:
+            if not self.captures(recording.origin.handle):
+                raise Wrong(f"the capture of {recording.origin.name} has ended")
+
+    def captures(self, stream: int) -> bool:
+        """Whether the driver says that a stream captures, and that nothing has spoiled the capture."""
+        status = ctypes.c_int()
+        self.raw.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+        return status.value == CAPTURES
+
     def check_work(self) -> None:
         """No piece of work began before what it had to come after."""
         times = {int(span.name): (span.start_ns, span.end_ns) for span in self.timeline.read().spans}
@@ -251,6 +339,7 @@ class Program(block_model.Program):
         self.dev.sync()
         self.check_work()
         self.end_pool()
+        self.check_pools()
         for opened in self.opened:
             opened.parts.close()
         for things in (self.launches, self.graphs):
@@ -673,12 +762,38 @@ class Program(block_model.Program):
             return
         stream = self.unless_capturing(get)
         if stream is not None and not any(flow.stream is stream for flow in self.flows):
-            if not self.recordings:
-                spin(stream, 1, 0)
-            known = [*self.flows, *(recording.origin for recording in self.recordings)]
-            captures = [flow.recording for flow in known if flow.handle == stream.handle and flow.recording is not None]
-            self.keep(self.flows, Flow(self.named("stream"), stream, held, {}, *captures[:1]), "flows")
-            self.say(self.flows[-1].name)
+            self.take_lent(stream, held)
+
+    def take_lent(self, stream: Stream, held: Held, is_of_pool: bool = False) -> None:
+        if not self.recordings:
+            spin(stream, 1, 0)
+        recording = self.captured().get(stream.handle)
+        flow = Flow(self.named("stream"), stream, held, {}, recording, is_of_pool=is_of_pool)
+        self.keep(self.flows, flow, "flows")
+        self.say(self.flows[-1].name)
+
+    def captured(self) -> dict[int, Recording]:
+        """The captures that go on, by the handles of their streams."""
+        flows = [*self.flows, *(recording.origin for recording in self.recordings)]
+        joined = {handle: recording for recording in self.recordings for handle in recording.joined}
+        return joined | {flow.handle: flow.recording for flow in flows if flow.recording is not None}
+
+    def lend_of_pool(self, line: Line, task: int) -> None:
+        """A stream of a plan, or of a partition of the pool; one object for each stream."""
+        if self.pool is None or not self.pool.pool.layouts:
+            return
+        held, stream = self.lasting[0], None
+        device_streams = self.pool.device_streams()
+        if device_streams and self.random.random() < 0.3:
+            stream = self.random.choice(device_streams)
+        else:
+            parts = self.pool.pool.prepare(self.random.choice(self.pool.pool.layouts))
+            part = self.random.choice(with_background(parts))
+            if id(part.context) in self.of_pool:
+                held, stream = self.of_pool[id(part.context)], part.stream
+        known = {flow.handle for flow in self.flows if not flow.is_closed or flow.recording is not None}
+        if stream is not None and not stream.is_closed and stream.handle not in known:
+            self.take_lent(stream, held, is_of_pool=True)
 
     def close_parts(self, line: Line, task: int) -> None:
         opened = self.some(self.opened)
@@ -740,55 +855,152 @@ class Program(block_model.Program):
                     raise Wrong(f"{flow.name} is not done")
 
     def pool_operation(self, line: Line, task: int) -> None:
-        if self.recordings or self.is_kept_elsewhere(None) or self.has_left(line):
+        if self.is_kept_elsewhere(None) or self.has_left(line):
+            return
+        if self.recordings:
+            self.pool_operation_in_capture()
             return
         if self.pool is None:
-            self.pool = order_model.Program(self.dev, self.random.randrange(10**6))
-            self.pool.pool = PartitionPool(self.dev)
+            self.pool = OfPool(self.dev, self.random.randrange(10**6))
             self.pool.build(self.pool.layouts[0])
             operation = self.pool.switch
         else:
+            for layout in self.pool.pool.layouts:  # a kernel could not show those that were built during a capture
+                self.pool.build(layout)
             operation = self.pool.an_operation()
         self.say(getattr(operation, "__name__", ""))
         operation()
         if self.pool.steps < 900:
             self.pool.work(self.pool.histories[0])
-        for layout in self.pool.pool.layouts:
-            for part in with_background(self.pool.pool.prepare(layout)):
-                if id(part.context) not in self.of_pool and len(self.of_pool) < 8:
-                    name = f"{part.name} of {layout}"
-                    self.of_pool[id(part.context)] = Held(name, part.context.handle, part.context)
         self.look_at_pool()
 
+    def pool_operation_in_capture(self) -> None:
+        for _ in range(self.random.randint(1, 4) if self.pool is not None else 0):
+            assert self.pool is not None
+            [operation] = self.random.choices(
+                (self.switch_in_capture, self.prepare_in_capture, self.verify_in_capture, self.pool.drop), (5, 2, 2, 2)
+            )
+            self.say(operation.__name__)
+            operation()
+            self.pool.captured = self.captured()
+            if self.pool.steps < 900:
+                self.pool.work(self.pool.histories[0])
+            self.pool.captured = ()
+            self.look_at_pool()
+
+    def refusing(self, kind: type[Exception] | None, action: Callable[[], object], is_sure: bool = True) -> bool:
+        """Whether a pool refuses something. It changes nothing then, and the driver is not what refuses it."""
+        assert self.pool is not None
+        pool = self.pool.pool
+        before = pool.is_closed, pool.layouts, getattr(pool, "current", None)
+        error = self.demand(kind, action, is_sure)
+        if isinstance(error, CUDAError):
+            raise Wrong(f"raised {error}")
+        if isinstance(error, Exception) and before != (pool.is_closed, pool.layouts, getattr(pool, "current", None)):
+            raise Wrong(f"changed the pool, and raised {type(error).__name__}")
+        return isinstance(error, Exception)
+
+    def switch_in_capture(self) -> None:
+        assert self.pool is not None
+        pool, captured = self.pool, self.captured()
+        target = pool.known_target()
+        is_known = not isinstance(target, Plan) or pool.knows(target)
+        if target is None or not (is_known or captured.keys().isdisjoint(s.handle for s in pool.device_streams())):
+            return
+        old, new = pool.reach(pool.current), pool.reach(target)
+        of_old = {captured[handle] for handle in old.lent if handle in captured}
+        of_both = {captured[handle] for handle in old.lent | new.lent if handle in captured}
+        if of_old and len(of_both) == 1:
+            self.switch_within(of_old.pop(), target)
+            return
+        contexts = {flow.held.handle for flow in self.flows if flow.recording is not None}
+        contexts |= {recording.origin.held.handle for recording in self.recordings}
+        is_between = bool(contexts & (old.contexts | new.contexts))
+        kind = self.refused(
+            (RuntimeError, bool(of_both) or pool.has_left or target == pool.current), (CapturingError, is_between)
+        )
+        is_sure = not pool.has_left and target != pool.current
+        self.say(f"{target}")
+        self.refusing(kind, lambda: pool.switch_to(pool.histories[0], target), is_sure)
+
+    def switch_within(self, recording: Recording, target: Layout | Plan) -> None:
+        """Switches that take streams into a capture, and back to where it was."""
+        assert self.pool is not None
+        pool, origin = self.pool, self.pool.current
+        assert origin is not None
+        if any(stream.is_closed for stream in pool.streams.values()):
+            return  # a plan gets another one, and goes on elsewhere
+        before, history = (dict(pool.streams), dict(pool.places)), order_model.History()
+        self.say(f"{target} and back")
+        is_sure = not pool.has_left
+        if self.refusing(None if is_sure else RuntimeError, lambda: pool.switch_to(history, target), is_sure):
+            return
+        lent = pool.reach(target).lent
+        pool.switch_to(history, origin)
+        pool.streams, pool.places = before
+        recording.joined |= {handle for handle in lent | pool.reach(origin).lent if self.captures(handle)}
+        for flow in self.flows:
+            if flow.handle in recording.joined:
+                flow.recording = recording
+
+    def prepare_in_capture(self) -> None:
+        assert self.pool is not None
+        pool = self.pool.pool
+        layout = self.random.choice(self.pool.layouts)
+        # The store may have all contexts.
+        self.refusing(None if layout in pool.layouts else CapturingError, lambda: pool.prepare(layout), is_sure=False)
+
+    def verify_in_capture(self) -> None:
+        assert self.pool is not None
+        for layout in self.random.sample(self.pool.pool.layouts, min(1, len(self.pool.pool.layouts))):
+            self.refusing(CapturingError, self.pool.pool.prepare(layout).verify)
+
     def look_at_pool(self) -> None:
+        if self.pool is not None and not self.pool.pool.is_closed:
+            for layout in self.pool.pool.layouts:
+                for part in with_background(self.pool.pool.prepare(layout)):
+                    if id(part.context) not in self.of_pool and len(self.of_pool) < 8:
+                        name = f"{part.name} of {layout}"
+                        self.of_pool[id(part.context)] = Held(name, part.context.handle, part.context)
         for held in self.of_pool.values():
             assert held.context is not None
             was, held.is_closed = held.is_closed, held.context.is_closed
             if held.is_closed and not was and any(of.owns(held) for of in self.living()):
                 raise Wrong(f"{held.name} was closed while it is current")
+        for flow in self.flows:
+            if flow.is_of_pool:
+                flow.is_closed = flow.stream.is_closed
 
     def close_pool(self, line: Line, task: int) -> None:
-        if (
-            self.pool is not None
-            and not self.recordings
-            and not self.is_kept_elsewhere(None)
-            and not self.has_left(line)
-        ):
+        if self.pool is not None and not self.is_kept_elsewhere(None) and not self.has_left(line):
             held = [held for held in self.of_pool.values() if not held.is_closed]
             if not self.is_rough and self.is_in_use(line, held):
-                self.demand(ContextCurrentError, self.pool.pool.close)
+                self.refusing(ContextCurrentError, self.pool.pool.close)
             elif not self.is_rough and not any(of.sets for of in self.living()):
+                captured = self.captured()
+                if any(stream.handle in captured for stream in self.pool.device_streams()):
+                    # Those of a context that a framework has seen are not destroyed, and their captures go on.
+                    self.refusing(CapturingError, self.pool.pool.close, self.lasting[0].handle not in self.seen)
+                    if not self.pool.pool.is_closed:
+                        return
                 self.end_pool()
 
     def end_pool(self) -> None:
         if self.pool is not None:
-            found, self.pool.streams = self.pool.wrong(), {}
             self.pool.pool.close()
             self.look_at_pool()
             for handle in [id_ for id_, held in self.of_pool.items() if held.is_closed][1:]:
                 del self.of_pool[handle]
+            self.pool.streams, self.pool.on_device = {}, {}
+            self.closed_pools.append(self.pool)
             self.pool = None
-            if found:
+            if not self.recordings:
+                self.check_pools()
+
+    def check_pools(self) -> None:
+        """What ran at once, and must not: asked of the device, which ends captures."""
+        while self.closed_pools:
+            if found := self.closed_pools.pop().wrong():
                 raise Wrong(found[0])
 
     def drop_store(self, line: Line, task: int) -> None:
