@@ -12,10 +12,8 @@ cdef class CurrentBlock:
     cdef cpp.Entry _entry
     cdef list _more  # blocks for this one, which was entered again before it was left
 
-    cdef object enter(self)
     cdef void leave_list(self) noexcept
     cdef object enter_again(self)
-    cdef object leave(self)
     cdef object leave_slowly(self, const void* task)
 
 

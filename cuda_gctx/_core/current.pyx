@@ -140,14 +140,6 @@ cdef class _Callable:
         return instance(*args)
 
 
-cdef object call_block(CurrentBlock block, PyObject** arguments, size_t count, PyObject* names):
-    """Enters a block if there are no arguments, and leaves it if there are those of ``__exit__``."""
-    if cpp.has_gil:
-        return block.enter() if PyVectorcall_NARGS(count) == 0 else block.leave()
-    with cython.critical_section(block):
-        return block.enter() if PyVectorcall_NARGS(count) == 0 else block.leave()
-
-
 @cython.final
 @cython.no_gc_clear  # the slot is part of the context
 cdef class CurrentBlock:
@@ -161,26 +153,6 @@ cdef class CurrentBlock:
         if self._slot != NULL and cpp.drop_beside(self._entry.context(), self._slot[0]):
             report_failures()
 
-    cdef object enter(self):
-        cdef PyThreadState* state = PyThreadState_GetUnchecked()
-        # What can raise comes before the push.
-        cdef void* task = task_of(state)
-        if watched != state:
-            watch_thread()
-        if not self._is_live:
-            cpp.live(self._slot[0])
-            cpp.demand_there(self._slot[0])
-        while not entries.enter(self._entry, task):
-            if not self._entry.is_idle():
-                return self.enter_again()
-            cpp.leave_what_was_left(cpp.this_thread())
-            release_left()
-        # Until it has left the list of its thread.
-        Py_INCREF(<object>task)
-        if self._context is not None:
-            Py_INCREF(self)
-        return <object>self._of
-
     cdef void leave_list(self) noexcept:
         Py_DECREF(<object>self._entry.task())
         if self._context is not None:
@@ -193,12 +165,6 @@ cdef class CurrentBlock:
             self._more = []
         self._more.append(again)
         return <object>self._of
-
-    cdef object leave(self):
-        if self._more is None and entries != NULL and entries.leave_at_once(self._entry, watched_task()):
-            self.leave_list()
-            return None
-        return self.leave_slowly(task_here())
 
     cdef object leave_slowly(self, const void* task):
         """Leave the block that was entered last on this thread, or else the one that was entered last."""
@@ -214,6 +180,40 @@ cdef class CurrentBlock:
             cpp.leave(cpp.this_thread(), found._entry, task)
         finally:
             release_left()
+
+
+cdef object enter(CurrentBlock block):
+    cdef PyThreadState* state = PyThreadState_GetUnchecked()
+    # What can raise comes before the push.
+    cdef void* task = task_of(state)
+    if watched != state:
+        watch_thread()
+    if not block._is_live:
+        cpp.live(block._slot[0])
+        cpp.demand_there(block._slot[0])
+    while not entries.enter(block._entry, task):
+        if not block._entry.is_idle():
+            return block.enter_again()
+        cpp.leave_what_was_left(cpp.this_thread())
+        release_left()
+    # Until it has left the list of its thread.
+    Py_INCREF(<object>task)
+    if block._context is not None:
+        Py_INCREF(block)
+    return <object>block._of
+
+
+cdef object leave(CurrentBlock block):
+    if block._more is None and entries != NULL and entries.leave_at_once(block._entry, watched_task()):
+        block.leave_list()
+        return None
+    return block.leave_slowly(task_here())
+
+
+cdef object call_block(CurrentBlock block, PyObject** arguments, size_t count, PyObject* names):
+    """Enters a block if there are no arguments, and leaves it if there are those of ``__exit__``."""
+    with cython.critical_section(block):
+        return enter(block) if PyVectorcall_NARGS(count) == 0 else leave(block)
 
 
 make_only_here(CurrentBlock, "a block comes from Context.current()")

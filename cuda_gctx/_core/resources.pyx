@@ -304,13 +304,11 @@ cdef class SMResource:
         """
         cdef SMResourceOptions asked = options if type(options) is SMResourceOptions else sm_options(options)
         cdef bint only_compute = dry_run is not False and as_bool("dry_run", dry_run)
-        cdef cpp.SplitResult result
         cdef cpp.SmResourcePtr sm
         cdef size_t position
-        cdef list groups
         self._runtime.demand_usable()
-        result = cpp.split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
-        groups = PyList_New(result.groups())
+        cdef cpp.SplitResult result = cpp.split_resource(self._runtime[0], self._sm, asked._requests, only_compute)
+        cdef list groups = PyList_New(result.groups())
         for position in range(result.groups()):
             sm = result.group(position)
             group = SMResource.taking(self._runtime, sm)

@@ -37,7 +37,7 @@ BREAKS = {
         "    struct {\n      void leave() {}\n    } scope;\n",
     ),
     "| `count=None` without alignment": (
-        f"{RESOURCES}/request.cpp", "total += need.count.value_or(0);", "total += need.count.value_or(8);",
+        f"{RESOURCES}/request.cpp", "all_.push_back(need);", "all_.push_back(need);\n  total_ += need.count ? 0 : 8;",
     ),
     "| `ValueError`, `TypeError` |": (
         "_core/arguments.pyx", "least is not None and number < least)", "least is not None and number < least - 1)",
