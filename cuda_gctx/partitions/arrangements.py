@@ -161,13 +161,7 @@ class Arrangements(Switching):
             self.make_current(new)
 
     def _enter_around_capture(self, old: Arrangement, new: Arrangement) -> None:
-        captures = {
-            stream: capture
-            for arrangement in dict.fromkeys((old, new, *self.left_in_capture))
-            for stream in arrangement.lent()
-            if (capture := capture_of(stream))
-        }
-        if not captures:
+        if not self._captures(old, new):
             left = dict.fromkeys((*self.left_in_capture, old))
             if not self.order_all([arrangement.number for arrangement in left], new.number):
                 raise CapturingError(
@@ -177,7 +171,22 @@ class Arrangements(Switching):
             self.left_in_capture.clear()
             self._capture = None
         elif old is not new:
+            for _, place in new.places:
+                if isinstance(place, Partition):
+                    # Lent now, if it was not before: the work of the part is to be in the graph. It may be part of a
+                    # capture already, where another layout has lent the same stream.
+                    place.stream  # noqa: B018
+            captures = self._captures(old, new)
             self._order_capture(self._capture_for(old, captures), old, new, captures)
+
+    def _captures(self, old: Arrangement, new: Arrangement) -> dict[Stream, int]:
+        """The captures of the streams that a switch may order."""
+        return {
+            stream: capture
+            for arrangement in dict.fromkeys((old, new, *self.left_in_capture))
+            for stream in arrangement.lent()
+            if (capture := capture_of(stream))
+        }
 
     def _capture_for(self, old: Arrangement, captures: Mapping[Stream, int]) -> _Capture:
         """The capture that includes the current arrangement; RuntimeError if there are others."""
@@ -207,7 +216,7 @@ class Arrangements(Switching):
         later = [
             (at, stream)
             for at, place in new.places
-            for stream in _streams_to_join(place)
+            for stream in _streams_of(place)
             # What goes on waits for nothing, but has to be in the graph: where it was not used before, it is not yet.
             if not new.goes_on(at, old) or stream not in captures
             if not is_way_back or stream in inside
@@ -240,12 +249,6 @@ class Arrangements(Switching):
             capture.joined.update(stream for _, stream in later if stream not in captures)
         capture.visited[old] = None
         self.left_in_capture[old] = None
-
-
-def _streams_to_join(place: Place) -> list[Stream]:
-    if isinstance(place, Partition):
-        place.stream  # noqa: B018  lent now, if it was not before: the work of the part is to be in the graph
-    return _streams_of(place)
 
 
 def _let_wait(stream: Stream, followers: Iterable[Stream]) -> None:

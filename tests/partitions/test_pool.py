@@ -277,6 +277,20 @@ def test_a_layout_that_is_dropped_during_a_capture_leaves_the_capture_alone(dev:
         capture.graph.close()
 
 
+def test_a_switch_takes_no_stream_of_another_capture_that_another_layout_has_lent(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        wide, narrow, other = (pool.switch(layout) for layout in (WIDE, NARROW, Layout(prefill=None, decode=16)))
+        assert other.prefill.context.handle == narrow.prefill.context.handle
+        pool.switch(WIDE)
+        captures = wide.decode.stream.capture(), narrow.prefill.stream.capture()
+        with captures[0], captures[1]:
+            error = refusal(RuntimeError, lambda: pool.switch(other.layout))
+            assert pool.current is wide
+        assert "A switch orders one capture" in str(error)
+        for capture in captures:
+            capture.graph.close()
+
+
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
 def test_a_switch_leaves_a_capture_of_another_stream_alone(dev: Device, mode: Any) -> None:
     layouts = NARROW, WIDE, Layout(decode=32, prefill=None)

@@ -932,13 +932,16 @@ class Program(block_model.Program):
             return  # a plan gets another one, and goes on elsewhere
         before, history = (dict(pool.streams), dict(pool.places)), order_model.History()
         self.say(f"{target} and back")
-        is_sure = not pool.has_left
+        captured = self.captured()
+        # A partition lends its stream now, which may be part of another capture: another layout can have lent it.
+        is_sure = not pool.has_left and len(self.recordings) == 1
         if self.refusing(None if is_sure else RuntimeError, lambda: pool.switch_to(history, target), is_sure):
             return
         lent = pool.reach(target).lent
         pool.switch_to(history, origin)
         pool.streams, pool.places = before
-        recording.joined |= {handle for handle in lent | pool.reach(origin).lent if self.captures(handle)}
+        lent = (lent | pool.reach(origin).lent) - captured.keys()
+        recording.joined |= {handle for handle in lent if self.captures(handle)}
         for flow in self.flows:
             if flow.handle in recording.joined:
                 flow.recording = recording
