@@ -94,8 +94,8 @@ MUTANTS = {
     ),
     "a context whose push failed counts as current": Mutant(
         BLOCKS,
-        '    box.state().make_not_current();\n    driver.fail(result, "cuCtxPushCurrent");',
-        '    driver.fail(result, "cuCtxPushCurrent");',
+        '    box.state().make_not_current();\n    failed = {&driver, result, "cuCtxPushCurrent"};',
+        '    failed = {&driver, result, "cuCtxPushCurrent"};',
         "tests/core/test_current.py",
     ),
     # Forks, and the GIL.

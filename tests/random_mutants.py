@@ -27,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -88,15 +88,14 @@ class Site(NamedTuple):
         return (REPOSITORY / "cuda_gctx" / self.file).read_bytes()[self.begin : self.end].decode()
 
     def rank(self, seed: int) -> str:
-        """By the text of its line, and where in it the change is."""
-        text = (REPOSITORY / "cuda_gctx" / self.file).read_bytes()
-        begin = text.rfind(b"\n", 0, self.begin) + 1
-        line = text[begin : text.find(b"\n", begin)].strip().decode()
-        before = text[begin : self.begin].lstrip().decode()
-        return hashlib.sha256(f"{seed} {self.file} {line} {before} {self.new}".encode()).hexdigest()
+        return hashlib.sha256(f"{seed} {self}".encode()).hexdigest()
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.old()} -> {self.new}"
+        """The text of its lines, which changes with the mutant, and not their numbers, which change with all else."""
+        text = (REPOSITORY / "cuda_gctx" / self.file).read_bytes()
+        before = text[text.rfind(b"\n", 0, self.begin) + 1 : self.begin].decode()
+        after = text[self.end : text.find(b"\n", self.end)].decode()
+        return f"{self.file}: " + " ".join(f"{before}[{self.old()} -> {self.new}]{after}".split())
 
 
 def changed(node: ast.AST) -> Iterator[ast.AST]:
@@ -195,6 +194,10 @@ def planner_sites() -> list[Site]:
     return found
 
 
+def all_sites(rooms: Iterable[str] = ROOMS) -> list[Site]:
+    return [site for room in rooms for site in (planner_sites() if room == PLANNER else sites(room))]
+
+
 def run_by(room: str, jobs: int) -> dict[str, list[str]]:
     """The tests of a room that run each line, quickest first."""
     found: dict[str, list[tuple[float, str]]] = {}
@@ -270,8 +273,7 @@ def main() -> int:
     options = parser.parse_args()
     if PACKAGE == REPOSITORY / "cuda_gctx":
         raise SystemExit("the install is editable, so that a copy would not be imported: use 'make random-mutants'")
-    rooms = options.rooms.split(",")
-    every = [site for room in rooms for site in (planner_sites() if room == PLANNER else sites(room))]
+    every = all_sites(options.rooms.split(","))
     wanted = sorted(every, key=lambda site: site.rank(options.seed))[: options.count]
     drawn = set() if options.list else {site.room for site in wanted}
     found = {room: run_by(room, options.jobs) for room in drawn - {PLANNER}}
