@@ -92,8 +92,8 @@ BREAKS = {
     ),
     "An exception in `__enter__`": (
         f"{HANDLES}/current.hpp",
-        '    box.state().make_not_current();\n    driver.fail(result, "cuCtxPushCurrent");',
-        '    driver.fail(result, "cuCtxPushCurrent");',
+        '    box.state().make_not_current();\n    failed = {&driver, result, "cuCtxPushCurrent"};',
+        '    failed = {&driver, result, "cuCtxPushCurrent"};',
     ),
     "## The same request on all of them": (
         f"{RESOURCES}/request.cpp",
