@@ -87,17 +87,20 @@ class OneShare:
 
 def record(seconds: Mapping[str, float], costs: Path = COSTS) -> None:
     """Write the CPU seconds of some test files; what is recorded of the others stays, if they are there."""
-    with costs.open("r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # shares end at the same time
-        known = {**json.load(file), **seconds}
+    folder = os.open(costs.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # shares end at the same time
+        known = {**json.loads(costs.read_text()), **seconds}
         kept = {
             name: round(known[name], 1)
             for name in sorted(known)
             if known[name] >= LEAST_RECORDED and (REPOSITORY / name).is_file()
         }
-        file.seek(0)
-        file.truncate()
-        file.write(json.dumps(kept, indent=1) + "\n")
+        new = costs.with_suffix(".new")
+        new.write_text(json.dumps(kept, indent=1) + "\n")
+        new.replace(costs)  # who reads it meanwhile has all of the old one
+    finally:
+        os.close(folder)
 
 
 class CostRecorder:

@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,22 @@ def test_files_that_run_are_recorded_and_the_others_stay(tmp_path: Path) -> None
     costs.write_text(json.dumps({"tests/shares.py": 3.0, "tests/conftest.py": 2.0, "tests/gone.py": 9.0}))
     record({"tests/conftest.py": 0.1, "tests/common.py": 1.23}, costs)
     assert json.loads(costs.read_text()) == {"tests/common.py": 1.2, "tests/shares.py": 3.0}
+
+
+def test_shares_that_end_at_the_same_time_are_all_recorded(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text("{}")
+    files = sorted(file.relative_to(REPOSITORY).as_posix() for file in (REPOSITORY / "tests" / "core").glob("*.py"))
+    before = threading.Barrier(len(files))
+
+    def share_of(file: str) -> None:
+        before.wait()
+        record({file: 1.0}, costs)
+
+    with ThreadPoolExecutor(len(files)) as pool, costs.open() as earlier:
+        list(pool.map(share_of, files))
+        assert earlier.read() == "{}"  # one that reads it meanwhile
+    assert json.loads(costs.read_text()) == dict.fromkeys(files, 1.0)
 
 
 @pytest.mark.parametrize("text", ["2", "0/3", "4/3", "0/0", "1/-1", "a/b", ""])
