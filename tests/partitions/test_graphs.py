@@ -13,7 +13,7 @@ import pytest
 
 from cuda_gctx import CUDAError, Device, EventOptions, Graph, GraphSet, Layout, Partition, PartitionPool, Partitions
 from cuda_gctx.partitions import store
-from cuda_gctx.tune import spin
+from cuda_gctx.tune import Timeline, spin
 
 from ..common import on_another_thread, refusal
 from ..raw import Raw, RawError
@@ -113,6 +113,17 @@ def test_a_device_is_waited_for_while_a_partition_captures(parts: Partitions) ->
     with parts.a.stream.capture() as capture:
         parts.device.sync()
         spin(parts.a.stream, 1, 10_000)
+    capture.graph.close()
+
+
+@pytest.mark.parametrize("mode", ["thread_local", "global"])
+def test_what_is_dropped_ends_no_capture(parts: Partitions, mode: Any) -> None:
+    graph, context = captured(parts.b), parts.b.context
+    things: list[Any] = [graph, graph.instantiate(), graph.in_partition(parts.a), Timeline(parts, spans=8)]
+    things += [context.create_stream(), context.record_event()]
+    del graph
+    with parts.a.stream.capture(mode) as capture:
+        things.clear()
     capture.graph.close()
 
 

@@ -9,8 +9,8 @@ namespace gctx {
 
 bool is_capturing(const Driver& driver, CUstream handle);
 
-// While it is there, what this thread asks about streams and events ends no capture of its own, and no global capture
-// of another thread.
+// While it is there, what this thread asks about streams and events, frees and destroys ends no capture of its own, and
+// no global capture of another thread.
 class RelaxedThread {
  public:
   explicit RelaxedThread(const Driver& driver) noexcept : driver_(driver) { exchange(); }

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <type_traits>
 #include <utility>
 
+#include "handles/capture.hpp"
 #include "handles/context.hpp"
 
 namespace gctx {
@@ -35,6 +38,10 @@ class InContext {
       const auto end = [context = context().get(), handle, call, name] {
         if (context->is_there()) {
           const Driver& driver = context->runtime().driver();
+          std::optional<RelaxedThread> relaxed;
+          if constexpr (std::is_same_v<Raw, CUgraphExec>) {
+            relaxed.emplace(driver);  // garbage is collected at any time, and this call would end a capture
+          }
           driver.note((driver.*call)(handle), name);
         }
       };

@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "handles/capture.hpp"
 #include "handles/device.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
@@ -89,7 +90,7 @@ CUlaunchConfig launch_config(const StreamHandle& stream, unsigned blocks, unsign
   return config;
 }
 
-// In a destructor, of what was made in a context.
+// In a destructor, of what was made in a context. It may run at any time, and the calls would end a capture.
 template <typename What, typename End>
 void end_in(const ContextBox& context, What what, End DriverTable::* end, const char* name) noexcept {
   if (what == What{} || !context.runtime().is_usable() || !context.is_there()) {
@@ -98,6 +99,7 @@ void end_in(const ContextBox& context, What what, End DriverTable::* end, const 
   try {
     const Driver& driver = context.runtime().driver();
     const CurrentScope scope(context);
+    const RelaxedThread relaxed(driver);
     driver.note((driver.*end)(what), name);
   } catch (const std::exception& error) {
     note_failure(error.what());
