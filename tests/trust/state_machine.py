@@ -58,6 +58,7 @@ DRIVERS = ("12.4", "12.8", "13.0", "13.1", "13.4")
 OPERATIONS = 300_000
 MOST_SPANS = 1500
 CAPTURES = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+EVENT_WITHOUT_TIMES = 2
 MOST = {"flows": 10, "marks": 8, "graphs": 4, "launches": 5, "opened": 3, "recordings": 2}
 
 After = dict[int, int]  # pieces of work, and the time that has to pass after each
@@ -126,6 +127,7 @@ class Launch:
     graph: GraphExec
     of: Recorded
     handle: int  # of the context in which its kernels run
+    was_launched: bool = False
     is_closed: bool = False
 
 
@@ -633,17 +635,25 @@ class Program(block_model.Program):
     def end(self, recording: Recording) -> Recorded:
         """Joins what takes part, ends the capture, and looks at the graph."""
         for flow in self.members(recording):
-            origin, other = (
-                Stream.from_handle(one.handle) if one.stream.is_closed else one.stream
-                for one in (recording.origin, flow)
-            )
-            origin.wait(other)
+            if flow.stream.is_closed or recording.origin.stream.is_closed:
+                self.join(recording.origin.handle, flow)
+            else:
+                recording.origin.stream.wait(flow.stream)
         self.demand(None, lambda: recording.capture.__exit__(None, None, None))
         self.over(recording)
         graph = recording.capture.graph
         if graph.node_count != recording.kernels:
             raise Wrong(f"the graph has {graph.node_count} nodes instead of {recording.kernels}")
         return Recorded(self.named("graph"), graph, recording.ns, recording.kernels, recording.origin.held)
+
+    def join(self, stream: int, other: Flow) -> None:
+        """As other code does, which has the handles of closed streams."""
+        self.raw.push(other.held.handle)
+        event = ctypes.c_void_p(self.raw.handle("cuEventCreate", EVENT_WITHOUT_TIMES))
+        self.raw.call("cuEventRecord", event, ctypes.c_void_p(other.handle))
+        self.raw.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
+        self.raw.call("cuEventDestroy_v2", event)
+        self.raw.pop()
 
     def leave_capture(self, line: Line, task: int) -> None:
         """An exception ends a capture."""
@@ -693,6 +703,7 @@ class Program(block_model.Program):
         if closed:
             self.demand(ClosedError, lambda: graph.graph.launch(flow.stream))
         elif self.unless_capturing(lambda: graph.graph.launch(flow.stream) or True):
+            graph.was_launched = True
             flow.after = {number: gap + graph.of.ns for number, gap in flow.after.items()}
 
     def close_graph(self, line: Line, task: int) -> None:
@@ -707,9 +718,10 @@ class Program(block_model.Program):
     def close_launch(self, line: Line, task: int) -> None:
         """It must not be running."""
         graph = self.some(self.launches)
-        if graph is not None and not self.recordings:
+        if graph is not None and not (self.recordings and graph.was_launched):
             self.say(graph.name)
-            self.dev.sync()
+            if graph.was_launched:
+                self.dev.sync()
             graph.graph.close()
             graph.is_closed = True
             if self.random.random() < 0.5:
