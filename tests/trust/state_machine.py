@@ -180,9 +180,11 @@ class OfPool(order_model.Program):
         if isinstance(target, Plan):
             self.on_device[target] = [stream for stream in self.streams.values() if not stream.context.is_green]
 
-    def knows(self, plan: Plan) -> bool:
-        """Whether a switch to a plan enters the same streams as before."""
-        return plan in self.on_device and not any(stream.is_closed for stream in self.on_device[plan])
+    def knows(self, target: Layout | Plan | None) -> bool:
+        """Whether a switch enters the same streams on the device as before."""
+        if not isinstance(target, Plan):
+            return True
+        return target in self.on_device and not any(stream.is_closed for stream in self.on_device[target])
 
     def device_streams(self) -> list[Stream]:
         """Those of plans that are open."""
@@ -916,8 +918,9 @@ class Program(block_model.Program):
         assert self.pool is not None
         pool, captured = self.pool, self.captured()
         target = pool.known_target()
-        is_known = not isinstance(target, Plan) or pool.knows(target)
-        if target is None or not (is_known or captured.keys().isdisjoint(s.handle for s in pool.device_streams())):
+        if target is None:
+            return
+        if not pool.knows(target) and not captured.keys().isdisjoint(one.handle for one in pool.device_streams()):
             return
         old, new = pool.reach(pool.current), pool.reach(target)
         of_old = {captured[handle] for handle in old.lent if handle in captured}
@@ -928,10 +931,9 @@ class Program(block_model.Program):
         contexts = {flow.held.handle for flow in self.flows if flow.recording is not None}
         contexts |= {recording.origin.held.handle for recording in self.recordings}
         is_between = bool(contexts & (old.contexts | new.contexts))
-        kind = self.refused(
-            (RuntimeError, bool(of_both) or pool.has_left or target == pool.current), (CapturingError, is_between)
-        )
-        is_sure = not pool.has_left and target != pool.current
+        # A stream of a plan that a framework has seen is closed, and goes on to capture.
+        is_sure = not pool.has_left and target != pool.current and pool.knows(pool.current)
+        kind = self.refused((RuntimeError, bool(of_both) or not is_sure), (CapturingError, is_between))
         self.say(f"{target}")
         self.refusing(kind, lambda: pool.switch_to(pool.histories[0], target), is_sure)
 
