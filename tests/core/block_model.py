@@ -561,11 +561,13 @@ class Program:
             return
         if any(held in of.kept for of in self.living() if of is not line):
             return  # other code still uses it there
-        line.remove_left()
+        left = line.remove_left()
         is_current = held.handle in line.handles or any(of.owns(held) for of in self.living())
-        # An entry that other code has replaced may still be there, until its thread looks.
-        is_sure = is_current or not (self.is_rough or any(held is of for one in self.living() for of, _ in one.sets))
-        answer = self.demand(ContextCurrentError if is_current or not is_sure else None, held.context.close, is_current)
+        # An entry that other code has replaced may still be there, until its thread looks. And where other code pops
+        # what is not its own, a block may take with it what is not above it.
+        may_be = self.is_rough or any(held is of for one in self.living() for of, _ in one.sets)
+        is_sure = is_current and not (self.is_rough and left is not None)
+        answer = self.demand(ContextCurrentError if is_current or may_be else None, held.context.close, is_sure)
         held.is_closed = not isinstance(answer, Exception)
         line.sets = [(of, place) for of, place in line.sets if place in line.stack and place.handle == of.handle]
 
