@@ -288,7 +288,6 @@ cpdef int demand_closable(Stream stream) except -1:
     cdef cpp.Borrowed[cpp.StreamBox] box = stream._slot.borrow()
     if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
         cpp.demand_closable(stream._slot)
-    return 0
 
 
 def capture_of(Stream stream not None):

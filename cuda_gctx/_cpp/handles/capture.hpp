@@ -7,7 +7,16 @@
 
 namespace gctx {
 
-bool is_capturing(const Driver& driver, CUstream handle);
+inline bool is_capturing(const Driver& driver, CUstream handle) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult answer = driver.cuStreamIsCapturing(handle, &status);
+  // What the legacy stream answers while a stream that waits for it is capturing; the capture goes on unharmed.
+  if (answer == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
+    return true;
+  }
+  driver.check(answer, "cuStreamIsCapturing");
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 // While it is there, what this thread asks about streams and events, frees and destroys ends no capture of its own, and
 // no global capture of another thread.

@@ -95,8 +95,8 @@ struct ThreadEntries {
 
   // Pushes the context of a block; all or nothing. False if the entry is in use, or else if the innermost one was left
   // before its turn or a call failed: leave_what_was_left() comes first, which throws what the driver answered. Refused
-  // while a block of another task is open on the thread.
-  // `task` stays valid as long as the entry is on the list. has_lock: see ContextState::make_current().
+  // while a block of another task is open on the thread. `task` stays valid as long as the entry is on the list.
+  // has_lock: see ContextState::make_current().
   template <bool has_lock = false>
   [[nodiscard]] bool enter(Entry& entry, const void* task);
 

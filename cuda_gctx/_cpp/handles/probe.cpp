@@ -110,20 +110,19 @@ bool has_clusters(const ContextBox& context) {
   return device_attribute(context.runtime(), context.device(), CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH) != 0;
 }
 
+std::shared_ptr<Probe> probe_of(const ContextHandle& context) {
+  return probes_of(context->runtime()).of(context->device());
+}
+
 // A number of the driver about a kernel in a context.
 template <typename Ask>
 unsigned ask_of(const ContextHandle& context, const LaunchShape& shape, Ask&& ask) {
-  const CUfunction function =
-      shape.function != nullptr ? shape.function : probes_of(context->runtime()).of(context->device())->function();
+  const CUfunction function = shape.function != nullptr ? shape.function : probe_of(context)->function();
   CurrentScope scope(*context);
   int answer = 0;
   ask(context->runtime().driver(), &answer, function);
   scope.leave();
   return static_cast<unsigned>(answer);
-}
-
-std::shared_ptr<Probe> probe_of(const StreamHandle& stream) {
-  return probes_of(stream->context()->runtime()).of(stream->context()->device());
 }
 
 }  // namespace
@@ -316,15 +315,15 @@ void Probes::drop() {
 std::vector<std::vector<ProbeBlock>> run_probe(const std::vector<StreamHandle>& streams,
                                                const std::vector<unsigned>& blocks, std::uint64_t spin_ns,
                                                std::uint64_t timeout_ns, unsigned cluster) {
-  return probe_of(streams.front())->run(streams, blocks, spin_ns, timeout_ns, cluster);
+  return probe_of(streams.front()->context())->run(streams, blocks, spin_ns, timeout_ns, cluster);
 }
 
 void spin(const StreamHandle& stream, unsigned blocks, std::uint64_t spin_ns) {
-  probe_of(stream)->launch(stream, blocks, probe_threads, spin_ns);
+  probe_of(stream->context())->launch(stream, blocks, probe_threads, spin_ns);
 }
 
 std::shared_ptr<Stamps> make_stamps(const StreamHandle& stream, std::size_t capacity) {
-  return std::make_shared<Stamps>(stream, probe_of(stream), capacity);
+  return std::make_shared<Stamps>(stream, probe_of(stream->context()), capacity);
 }
 
 Stamps::Stamps(StreamHandle stream, std::shared_ptr<Probe> probe, std::size_t capacity)
@@ -341,10 +340,9 @@ void Stamps::write(const StreamHandle& stream, std::size_t place) const {
 }
 
 std::vector<ProbeBlock> Stamps::read() const {
-  const Driver& driver = stream_->context()->runtime().driver();
   std::vector<ProbeBlock> written(memory_.bytes / sizeof(ProbeBlock));
   CurrentScope scope(*stream_->context());
-  GCTX_CALL(driver, cuMemcpyDtoHAsync, written.data(), memory_.address, memory_.bytes, stream_->handle());
+  GCTX_CALL(stream_->driver(), cuMemcpyDtoHAsync, written.data(), memory_.address, memory_.bytes, stream_->handle());
   synchronize_stream(stream_);
   scope.leave();
   return written;

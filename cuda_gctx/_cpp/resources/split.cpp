@@ -1,7 +1,6 @@
 #include "resources/split.hpp"
 
 #include <algorithm>
-#include <utility>
 
 #include "resources/nearest.hpp"
 #include "resources/splitter.hpp"

@@ -1,7 +1,6 @@
 #include "resources/splitter.hpp"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 namespace gctx {
