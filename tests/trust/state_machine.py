@@ -922,12 +922,14 @@ class Program(block_model.Program):
             return
         if not pool.knows(target) and not captured.keys().isdisjoint(one.handle for one in pool.device_streams()):
             return
-        old, new = pool.reach(pool.current), pool.reach(target)
+        new, old = pool.reach(target), pool.reach(pool.current)  # in this order: a plan lends streams of its partitions
         of_old = {captured[handle] for handle in old.lent if handle in captured}
         of_both = {captured[handle] for handle in old.lent | new.lent if handle in captured}
         if of_old and len(of_both) == 1:
             self.switch_within(of_old.pop(), target)
             return
+        if of_both and any(flow.is_of_pool and flow.is_closed and flow.recording is not None for flow in self.flows):
+            return  # the switch may lend a stream of the current layout that captures, and go on inside its capture
         contexts = {flow.held.handle for flow in self.flows if flow.recording is not None}
         contexts |= {recording.origin.held.handle for recording in self.recordings}
         is_between = bool(contexts & (old.contexts | new.contexts))
@@ -957,7 +959,7 @@ class Program(block_model.Program):
         lent = (lent | pool.reach(origin).lent) - captured.keys()
         recording.joined |= {handle for handle in lent if self.captures(handle)}
         for flow in self.flows:
-            if flow.handle in recording.joined:
+            if flow.is_of_pool and not flow.is_closed and flow.handle in recording.joined:
                 flow.recording = recording
 
     def prepare_in_capture(self) -> None:
