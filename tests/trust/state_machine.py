@@ -176,7 +176,9 @@ class OfPool(order_model.Program):
 
     def switch_to(self, history: order_model.History, target: Layout | Plan) -> None:
         super().switch_to(history, target)
-        self.current, self.has_left = target, history is not self.histories[0]
+        # A switch to where it is does nothing during a capture.
+        self.has_left = history is not self.histories[0] or (self.has_left and target == self.current)
+        self.current = target
         if isinstance(target, Plan):
             self.on_device[target] = [stream for stream in self.streams.values() if not stream.context.is_green]
 
