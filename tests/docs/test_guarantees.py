@@ -442,7 +442,17 @@ def test_the_legacy_default_stream_waits_for_blocking_streams_and_not_for_partit
 
 @pytest.mark.parametrize("mode", ["global", "thread_local"])
 @pytest.mark.parametrize(
-    "call", ["stream.wait", "other.sync", "other.is_done", "event.sync", "event.is_done", "graph", "timeline"]
+    "call",
+    [
+        "stream.wait",
+        "other.sync",
+        "elsewhere.sync",
+        "other.is_done",
+        "event.sync",
+        "event.is_done",
+        "graph",
+        "timeline",
+    ],
 )
 def test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it(parts: Partitions, mode: Any, call: str) -> None:
     with parts.a.context.create_stream() as stream, parts.a.context.create_stream() as other:
@@ -453,6 +463,7 @@ def test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it(parts: Partiti
         calls: dict[str, Callable[[], object]] = {
             "stream.wait": lambda: stream.wait(event),
             "other.sync": other.sync,
+            "elsewhere.sync": parts.b.stream.sync,
             "other.is_done": lambda: other.is_done,
             "graph": lambda: earlier.graph.instantiate().close(),
             "timeline": lambda: tune.Timeline(parts),

@@ -62,7 +62,7 @@ def test_every_function_does_as_its_row_says(question: Any, library: Any) -> Non
         elif question is Questions.invalidated:
             takes_stream = any(re.match(r"CUstream \w", one) for one in row["parameters"])
             if found and takes_stream and row["in_capture"] != "about":
-                code = UNSUPPORTED if row["in_capture"] in ("own", "context", "unsafe") else INVALIDATED
+                code = UNSUPPORTED if row["in_capture"] in ("own", "unsafe") else INVALIDATED
                 assert found == {"invalid capture of its stream": [code, "invalidated"]}, symbol
         else:
             check_captures(symbol, row["in_capture"], found)
@@ -73,11 +73,11 @@ def check_captures(symbol: str, rule: str, found: dict[str, Any]) -> None:
     beside, own = found.get("capture"), found.get("capture of its stream")
     # The capture is one of the primary context.
     of_whole = rule in ("whole", "awaited") and "Green" not in symbol
-    if beside is not None and (rule in ("unsafe", "beside", "context") or of_whole):
+    if beside is not None and (rule in ("unsafe", "beside") or of_whole):
         assert beside == killed, (symbol, found)
     elif beside is not None and symbol not in WITHOUT_REFUSAL:
         assert beside[1] == "active", (symbol, found)
-    if own is not None and rule in ("own", "context"):
+    if own is not None and rule == "own":
         assert own == killed, (symbol, found)
     if rule == "joining":
         assert own == [ISOLATION, "invalidated"], (symbol, found)

@@ -68,9 +68,21 @@ def record_events(gpu: Gpu, note: Note) -> Any:
         "cuGreenCtxGetDevResource": lambda: queried(gpu, "cuGreenCtxGetDevResource", green.handle),
         "cuStreamGetGreenCtx": lambda: driver.code("cuStreamGetGreenCtx", green.stream),
         "cuStreamSynchronize of another of its streams": lambda: driver.code("cuStreamSynchronize", idle),
+        "cuStreamSynchronize of a stream of another": lambda: driver.code("cuStreamSynchronize", idle_of_another),
+        "cuStreamSynchronize of a primary stream": lambda: driver.code("cuStreamSynchronize", idle_of_primary),
+        "cuStreamSynchronize of the null stream": lambda: driver.code("cuStreamSynchronize", 0),
         "cuCtxSynchronize": lambda: driver.code("cuCtxSynchronize"),
+        "cuCtxSynchronize green": lambda: synchronized(green),
+        "cuCtxSynchronize of another": lambda: synchronized(second),
     }
-    idle = green.new_stream()
+    idle, idle_of_another = green.new_stream(), second.new_stream()
+    idle_of_primary = driver.must("cuStreamCreate", STREAM_NON_BLOCKING)
+
+    def synchronized(current: Green) -> Any:
+        driver.must("cuCtxPushCurrent", current.ctx)
+        code = driver.code("cuCtxSynchronize")
+        driver.must("cuCtxPopCurrent")
+        return code
 
     def while_capturing(mode: str, stream: Any, ask: Callable[[], Any]) -> Any:
         """[begin, the question, end]: what a call answers during a capture, and whether the capture survives it."""
@@ -92,6 +104,11 @@ def record_events(gpu: Gpu, note: Note) -> Any:
         note(
             f"while a primary stream captures (relaxed): {name}",
             lambda name=name: while_capturing("relaxed", primary_stream, during[name]),
+        )
+    for name in [name for name in during if "Synchronize" in name]:
+        note(
+            f"while a primary stream captures (thread_local): {name}",
+            lambda name=name: while_capturing("thread_local", primary_stream, during[name]),
         )
 
     # What may be asked of a stream while it captures. Each answer: begin, the question, end.

@@ -33,11 +33,10 @@ enum class InCapture : std::uint8_t {
   safe,
   about,    // likewise, and a stream whose capture is invalid does not refuse it
   joining,  // it draws its stream into the capture of its event, and invalidates what cannot be drawn in, in every mode
-  whole,    // it orders a whole context: it invalidates the captures of that context's streams, in every mode
+  whole,    // it orders or awaits a whole context: it invalidates the captures of its streams, in every mode
   awaited,  // likewise, and that of the event that the context would wait for
   own,      // asked of a stream that is capturing, it invalidates that capture, in every mode
   beside,   // potentially unsafe, unless its stream captures it
-  context,  // potentially unsafe: it disturbs the captures of the context that it waits for
   unsafe    // potentially unsafe: it disturbs every capture that the thread's mode protects
 };
 
@@ -66,7 +65,6 @@ struct Contract {
   constexpr Contract disturbs_joining() const { return set<&Contract::in_capture>(InCapture::joining); }
   constexpr Contract disturbs_awaited() const { return set<&Contract::in_capture>(InCapture::awaited); }
   constexpr Contract disturbs_whole() const { return set<&Contract::in_capture>(InCapture::whole); }
-  constexpr Contract disturbs_context() const { return set<&Contract::in_capture>(InCapture::context); }
   // A median of docs/appendix/hardware-facts.md.
   constexpr Contract takes_ns(std::uint32_t ns) const { return set<&Contract::host_ns>(ns); }
   template <class... Index>

@@ -36,12 +36,12 @@ void check(Call& call, const Arguments& arguments) {
   refuse_if(!fits(call.function, arguments, call.version()), CUDA_ERROR_INVALID_VALUE);
 }
 
-// Whether the calling thread disturbs an active capture, of one context or of any (null): marks it invalid.
-bool disturbs_capture(Call& c, const Context* context) {
+// Whether the calling thread disturbs an active capture, which is marked invalid. Recorded: of any context.
+bool disturbs_capture(Call& c) {
   bool any = false;
   const CUstreamCaptureMode mode = c.thread.capture_mode;
   c.machine.streams.each([&](Stream& stream) {
-    if (!stream.capture || !stream.capture->is_active() || (context != nullptr && stream.context != context)) {
+    if (!stream.capture || !stream.capture->is_active()) {
       return;
     }
     Capture& capture = *stream.capture;
@@ -122,7 +122,8 @@ void spare_captures(Call& call, const Subjects& subjects) {
     refuse_in(is_default && is_captured ? of_event : nullptr, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   }
   if (rule == InCapture::whole || rule == InCapture::awaited) {
-    refuse_if(disturbs_streams_of(*subjects.context), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    const Context& whole = subjects.context != nullptr ? *subjects.context : *call.current;
+    refuse_if(disturbs_streams_of(whole), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return refuse_in(rule == InCapture::awaited ? of_event : nullptr, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
   if (rule == InCapture::beside && of_stream != nullptr) {
@@ -132,13 +133,8 @@ void spare_captures(Call& call, const Subjects& subjects) {
     refuse_if(of_event != nullptr, CUDA_ERROR_CAPTURED_EVENT);
     refuse_in(of_stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   }
-  const Context* waited_for = subjects.stream != nullptr    ? subjects.stream->context
-                              : subjects.context != nullptr ? subjects.context
-                                                            : call.current;
-  // Recorded: waiting for another stream of a context that is capturing disturbs the capture.
-  const bool disturbed = (rule == InCapture::context && disturbs_capture(call, waited_for)) ||
-                         ((rule == InCapture::unsafe || rule == InCapture::beside) && disturbs_capture(call, nullptr));
-  refuse_if(disturbed, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  const bool is_unsafe = rule == InCapture::unsafe || rule == InCapture::beside;
+  refuse_if(is_unsafe && disturbs_capture(call), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 void Call::made(Object& object) const {
@@ -237,7 +233,7 @@ Stream& find_stream(Call& call, CUstream handle) {
   // Recorded: what would end a capture says so of one that is invalid, too, and all else says that it is invalid.
   const InCapture rule = contract(call.function).in_capture;
   if (stream.capture && !stream.capture->is_active() && rule != InCapture::about) {
-    const bool ends = rule == InCapture::own || rule == InCapture::context || rule == InCapture::unsafe;
+    const bool ends = rule == InCapture::own || rule == InCapture::unsafe;
     refuse(ends ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   }
   // Recorded up to 13.0, documented from 13.1: a stream without a context can be destroyed.
