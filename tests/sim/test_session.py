@@ -17,6 +17,7 @@ from cuda_gctx.sim._library import library_path
 
 from ..common import green, on_another_thread, refusal, split
 from ..raw import Raw, RawError
+from ..trust.soak import malloc_bytes
 
 pytestmark = pytest.mark.sim_only
 
@@ -361,18 +362,9 @@ def test_a_handle_has_one_object_for_each_opening_of_its_driver() -> None:
         Context.from_handle(handle).create_stream().close()
 
 
-class MallocUse(ctypes.Structure):
-    """struct mallinfo2 of the C library."""
-
-    _fields_ = [(f"field_{i}", ctypes.c_size_t) for i in range(10)]
-
-
 def allocated_bytes() -> int:
-    library = ctypes.CDLL(None)
-    library.mallinfo2.restype = MallocUse
     gc.collect()
-    use: MallocUse = library.mallinfo2()
-    return int(use.field_4 + use.field_7)  # by mmap (hblkhd), and on the heap (uordblks)
+    return malloc_bytes()
 
 
 def malloc_counts() -> bool:

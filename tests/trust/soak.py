@@ -291,14 +291,19 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def host_memory() -> dict[str, float]:
-    """Resident memory, what of it was handed out by malloc, and the number of Python's own blocks."""
+def malloc_bytes() -> int:
+    """What malloc has handed out, on the heap and by mmap."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = MallocUse
     use = mallinfo()
+    return int(use.uordblks + use.hblkhd)
+
+
+def host_memory() -> dict[str, float]:
+    """Resident memory, what of it was handed out by malloc, and the number of Python's own blocks."""
     return {
         "host_mib": round(resident_bytes() / MIB, 1),
-        "malloc_mib": round((use.uordblks + use.hblkhd) / MIB, 1),
+        "malloc_mib": round(malloc_bytes() / MIB, 1),
         "python_blocks": sys.getallocatedblocks(),
     }
 
