@@ -7,10 +7,6 @@
 #   make outside  run ten public programs, reduced to their calls, on four drivers
 #   make releases compare the newest releases of other projects with what the drop-ins and the pages claim; downloads 500 MB
 #   make cluster  run the examples of many processes that need torch and Ray, which come from the registry: hundreds of MB
-#   make mutants  break one rule of the package at a time, and demand that a test fails
-#   make native-mutants  write faults of the core back, one at a time; builds it anew for each
-#   make random-mutants  change the Python rooms at 150 places that MUTANT_SEED (42) chooses, and say which no test notices; hours
-#   make broken-claims   break thirty claims of the pages in the code, and demand that the tests they name fail
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make sanitize-python  the Python tests of the core rooms, with sanitizers in the core and its modules (the same two kinds): many minutes
@@ -54,7 +50,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside releases mutants native-mutants random-mutants broken-claims peers develop sanitize sanitize-python fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -97,19 +93,6 @@ releases:
 cluster: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	$(INSTALL) ray cuda-bindings
 	CUDA_GCTX_DRIVER=sim $(BIN)/pytest --long tests/docs/test_cluster_examples.py
-
-mutants: $(VENV)/package $(VENV)/testers
-	$(BIN)/python tests/mutants.py
-
-native-mutants: $(VENV)/package $(VENV)/testers
-	$(BIN)/python -P tests/native_mutants.py
-
-MUTANT_SEED ?= 42
-random-mutants: $(VENV)/package $(VENV)/testers
-	$(BIN)/python -P tests/random_mutants.py --seed $(MUTANT_SEED)
-
-broken-claims: $(VENV)/package $(VENV)/testers
-	$(BIN)/python -P tests/trust/broken_claims.py
 
 # The suites are installed from the registry, hundreds of MB, which is why they are no part of "make test".
 CUDA_PYTHON ?=
