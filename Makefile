@@ -47,7 +47,7 @@ install_into = $(TOOL)/python -m pip --python $1/bin/python install -q --no-comp
 INSTALL := flock $(VENV) $(call install_into,$(VENV))
 
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
-CXX_FILES = $(shell find cuda_gctx tests -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
+CXX_FILES = $(shell find cuda_gctx tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
@@ -162,7 +162,7 @@ lint-cpp: $(LINTERS)/installed
 	clang-format --dry-run -Werror $(CXX_FILES)
 
 lint-cython: $(LINTERS)/installed
-	cython-lint cuda_gctx
+	cython-lint cuda_gctx benchmarks
 
 lint-python: $(LINTERS)/installed
 	ruff format --check

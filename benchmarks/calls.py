@@ -2,8 +2,8 @@
 
     python benchmarks/calls.py [--out DIR]
 
-Measures what ``cuda-gctx bench`` measures, and writes the JSON that the tables of the documentation are generated from.
-On the software driver the result says "simulated", and nothing is compared.
+Needs the module raw_calls: see benchmarks/raw/CMakeLists.txt. Writes the JSON that the tables of the documentation are
+generated from. On the software driver the result says "simulated", and nothing is compared.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import tables
+from call_costs import Effort, measure_in_fresh_process
 
-from cuda_gctx.bench.call_costs import Effort, measure_in_fresh_process
 from cuda_gctx.measure.machine import commit_of
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/partitions.py [--out DIR]
 
+Needs the module raw_calls: see benchmarks/raw/CMakeLists.txt.
 Every layout that is drawn is verified by the SM ids that a kernel saw. Peers (cuda.core, torch) run in this process.
 Latency needs torch, whose GEMM fills the card. On the software driver the times say nothing about a GPU, and peers are
 left out. Takes about a minute, and about 5 GiB of device memory, most of
@@ -24,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import tables
+from call_costs import one_line
+from raw_calls import RawSwitch
 
 from cuda_gctx import (
     ContextOptions,
@@ -38,8 +41,6 @@ from cuda_gctx import (
     StreamOptions,
     system,
 )
-from cuda_gctx.bench.call_costs import one_line
-from cuda_gctx.bench.raw_calls import RawSwitch
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from cuda_gctx.bench.durations import duration
+from durations import duration
+
 from cuda_gctx.tune import Report
 
 Result = dict[str, Any]

@@ -23,8 +23,8 @@ import answers
 import collective_targets
 import quoted
 from curves import Panel, picture
+from durations import duration, spread
 
-from cuda_gctx.bench.durations import duration, spread
 from cuda_gctx.draw.svg import Drawing, Entry, legend
 from cuda_gctx.measure.results import file_name, folder_of_results, write_result
 from cuda_gctx.measure.statistics import median

@@ -44,7 +44,6 @@ CORE, SOFTWARE_DRIVER = 440, 150
 BOXES = {
     "cli": Box(SECOND, 62, "the command line"),
     "comm": Box(THIRD, 62, "collectives"),
-    "bench": Box(FIRST, 130, "call costs"),
     "tune": Box(SECOND, 130, "the tuner, timelines"),
     "cuda_gctx": Box(THIRD, 130, "the public names"),
     "compat": Box(FOURTH, 130, "drop-ins"),

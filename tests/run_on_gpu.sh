@@ -8,7 +8,7 @@
 # A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
-#                    partitions, demo, bench, pictures, pages (the blocks of the documents), record, contract,
+#                    partitions, demo, pictures, pages (the blocks of the documents), record, contract,
 #                    questions, processes, studies, pairs (ten minutes), allreduce, comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
@@ -27,7 +27,7 @@
 # cuda-bindings, pytest>=8; torch, cupy and numba-cuda for the tests of these frameworks. The folder of wheels must hold
 #   nvidia-cuda-runtime>=13.4,<14   always: the build uses its cuda.h, and the installed one is not replaced
 #   hatch-fancy-pypi-readme   if it is not installed: the build
-#   click, rich, markdown-it-py, mdurl, pygments   if they are not installed: the tests of the command line, demo and bench
+#   click, rich, markdown-it-py, mdurl, pygments   if they are not installed: the tests of the command line and the demo
 # (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.4,<14' hatch-fancy-pypi-readme click rich). Other wheels are used if the
 # interpreter lacks them. The tests of models (tests/interop/test_models_on_gpu.py) need transformers: 23 MB for Python 3.12, with
 #   pip download --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d DIR \
@@ -37,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,bench,pages,record,contract,questions,processes,studies,pairs,allreduce,comm,answers,sanitizers,soak
+all_steps=$default_steps,pages,record,contract,questions,processes,studies,pairs,allreduce,comm,answers,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -212,22 +212,27 @@ if wanted cpp; then
     step cpp/tests 120 ctest --test-dir "$build" --output-on-failure
 fi
 
+# The raw driver calls, which calls and partitions compare the package with.
+raw_calls_are_built=''
+if wanted calls || wanted partitions; then
+  step raw 120 bash -c 'cmake -S "$1/benchmarks/raw" -B "$2" -DPython_EXECUTABLE="$3" -DCUDA_GCTX_CUDA_INCLUDE="$4" &&
+    cmake --build "$2"' - "$repository" "$work/raw" "$python" "$include" && raw_calls_are_built=yes
+  export PYTHONPATH=$work/raw${PYTHONPATH:+:$PYTHONPATH}
+fi
+
 # What was seen on the card first, in case that the time runs out.
-if wanted calls; then
+if [ -n "$raw_calls_are_built" ] && wanted calls; then
   step calls 120 "$python" "$repository/benchmarks/calls.py" --out "$output/benchmarks"
   grep -E '^\| ' "$logs/calls.log" >>"$summary"
 fi
-wanted partitions && step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
+[ -n "$raw_calls_are_built" ] && wanted partitions && step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
 
-if wanted demo || wanted bench; then
+if wanted demo; then
   if has click && has rich; then
-    if wanted demo; then
-      step demo 60 "$python" -m cuda_gctx.cli demo
-      sed -n '/^short kernel on/,/^At p99/p' "$logs/demo.log" >>"$summary"
-    fi
-    wanted bench && step bench 60 "$python" -m cuda_gctx.cli bench --quick
+    step demo 60 "$python" -m cuda_gctx.cli demo
+    sed -n '/^short kernel on/,/^At p99/p' "$logs/demo.log" >>"$summary"
   else
-    note 'demo and bench did not run: click or rich is not installed'
+    note 'demo did not run: click or rich is not installed'
   fi
 fi
 

@@ -125,7 +125,7 @@ def test_version_is_that_of_the_package() -> None:
     assert child("--version").stdout == f"cuda-gctx {cuda_gctx.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["info", "sizes", "plan", "verify", "demo", "bench", "tune", "doctor"])
+@pytest.mark.parametrize("command", ["info", "sizes", "plan", "verify", "demo", "tune", "doctor"])
 def test_every_command_takes_a_device_and_a_simulated_card(command: str) -> None:
     usage = run(command, "--help").stdout
     assert {"--device", "--profile", "--driver", "--json"} <= set(re.findall(r"(?<!\w)--[a-z]+", usage))
@@ -187,7 +187,7 @@ def test_a_path_is_not_broken_in_a_terminal() -> None:
 def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
     done = run("--help")
     assert done.exit_code == 0
-    for word in ("info", "sizes", "plan", "verify", "demo", "bench", "tune", "doctor", "sim"):
+    for word in ("info", "sizes", "plan", "verify", "demo", "tune", "doctor", "sim"):
         assert f"\n  {word} " in done.stdout
     assert "Exit status" in done.stdout
 

@@ -50,9 +50,8 @@ MAY_USE: dict[str, set[str]] = {
     "compat": {"_core", "partitions", "interop"},
     "tune": {"_core", "draw", "measure", "partitions", "interop"},
     "comm": {"_core", "cuda_gctx", "interop"},
-    "bench": {"_core", "_cpp/handles", "measure"},
-    "cli": {"measure", "partitions", "interop", "cuda_gctx", "tune", "bench", "sim"},
-    "benchmarks": {"draw", "measure", "partitions", "interop", "cuda_gctx", "tune", "comm", "bench", "sim"},
+    "cli": {"measure", "partitions", "interop", "cuda_gctx", "tune", "sim"},
+    "benchmarks": {"draw", "measure", "partitions", "interop", "cuda_gctx", "tune", "comm", "sim"},
     "examples": {"native", "interop", "cuda_gctx", "compat", "tune", "comm", "sim"},
     "studies": {"measure", "interop", "cuda_gctx", "tune"},
 }
@@ -268,8 +267,8 @@ def house(root: Path, *files: str) -> None:
         ("_core/new.pyx", IN_A_FUNCTION, "partitions/__init__.py"),
         ("_core/new.pyx", "import os, cuda_gctx.partitions.layout as here\n", "partitions/layout.py"),
         ("_core/new.pyx", IN_PARENTHESES.replace("cimport", "import"), "partitions/__init__.py"),
-        ("_core/new.pxd", "from cuda_gctx.bench.counts cimport Count\n", "bench/counts.pxd"),
-        ("_core/new.pxd", 'cdef extern from "bench/counts.hpp" namespace "gctx" nogil:\n', "bench/counts.hpp"),
+        ("_core/new.pxd", "from cuda_gctx.comm.counts cimport Count\n", "comm/counts.pxd"),
+        ("_core/new.pxd", 'cdef extern from "comm/counts.hpp" namespace "gctx" nogil:\n', "comm/counts.hpp"),
         ("_cpp/driver/new.hpp", "#  include <resources/split.hpp>\n", "_cpp/resources/split.hpp"),
         ("_cpp/driver/new.cpp", '#include "../resources/split.hpp"\n', "_cpp/resources/split.hpp"),
         ("_cpp/handles/new.hpp", '#include "sim/_cpp/abi/abi.hpp"\n', "sim/_cpp/abi/abi.hpp"),
@@ -281,8 +280,8 @@ def house(root: Path, *files: str) -> None:
     ],
 )
 def test_an_arrow_that_is_not_allowed_is_seen(tmp_path: Path, file: str, text: str, target: str) -> None:
-    house(tmp_path, "__init__.py", "partitions/__init__.py", "partitions/layout.py", "bench/counts.pxd", file)
-    house(tmp_path, "bench/counts.hpp", "_cpp/resources/split.hpp", "sim/_cpp/abi/abi.hpp", "sim/_cpp/calls/entry.hpp")
+    house(tmp_path, "__init__.py", "partitions/__init__.py", "partitions/layout.py", "comm/counts.pxd", file)
+    house(tmp_path, "comm/counts.hpp", "_cpp/resources/split.hpp", "sim/_cpp/abi/abi.hpp", "sim/_cpp/calls/entry.hpp")
     (tmp_path / (file if file.split("/")[0] in PROGRAMS else f"{PACKAGE}/{file}")).write_text(text)
 
     drawn = arrows(tmp_path)

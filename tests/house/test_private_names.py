@@ -23,7 +23,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/tune/_causes.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/tune/_explain.py": {"cuda_gctx.interop._current"},
     "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
-    "tests/cli/test_bench.py": {"_show"},
     "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
     "tests/comm/test_handler.py": {"_gpu", "_messages"},
     "tests/comm/test_kernels_on_cpu.py": {"_kept"},

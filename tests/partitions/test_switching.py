@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -92,31 +90,6 @@ def test_the_driver_calls_of_a_switch_between_plans(sim: Machines) -> None:
         assert sum(calls_of(machine, lambda: APART.switch(pool)).values()) == 5
         pool.device.sync()
         assert sum(calls_of(machine, lambda: WIDE.switch(pool)).values()) == 10
-
-
-def test_the_benchmark_holds_a_switch_against_its_own_driver_calls(
-    sim: Machines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
-    benchmark = importlib.import_module("partitions")
-    machine = sim("h200")
-    compared: list[int] = []
-
-    def compare(targets: Any, device: Device, pending: bool, raw: Any) -> tuple[list[int], list[float]]:
-        for target in (*targets, *targets):
-            target.switch()
-        for target, calls in zip(targets, raw, strict=bool(raw)):
-            device.sync()
-            made = calls_of(machine, calls.time)
-            device.sync()
-            assert calls_of(machine, target.switch) == made
-            compared.append(sum(made.values()))
-        return [1], [1]
-
-    monkeypatch.setattr(benchmark, "times_of_switches", compare)
-    benchmark.measure_switching(Device(0))
-    of_pools, of_plans = [14, 14] * 2 + [13, 13] * 2, [8, 7] * 2 + [14, 13] * 2 + [13, 13] * 2
-    assert compared == of_pools + of_plans
 
 
 @pytest.mark.parametrize("target", [PAIRS[2], PAIRS[6], (OVERLAY, WIDE)], ids=["two", "six", "plans"])

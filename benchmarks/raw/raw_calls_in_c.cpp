@@ -1,19 +1,21 @@
-#include "bench/raw_calls_in_c.hpp"
+#include "raw_calls_in_c.hpp"
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
-#include "handles/capture.hpp"
-#include "handles/event.hpp"
-#include "handles/stream.hpp"
-
-namespace gctx {
+namespace raw {
 namespace {
 
 constexpr unsigned grain = 8;
 constexpr unsigned uneven_units = 6;  // 8 + 16 + 24
 
 using Clock = std::chrono::steady_clock;
+
+template <typename Handle>
+Handle as(std::uintptr_t address) {
+  return reinterpret_cast<Handle>(address);
+}
 
 double nanoseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
@@ -43,36 +45,33 @@ const std::array<RawCalls::Entry, 14> RawCalls::entries{{
     {"elapsed", &RawCalls::elapsed},
 }};
 
-RawCalls::RawCalls(Runtime& runtime, int ordinal)
-    : runtime_(runtime),
-      driver_(runtime.driver()),
-      primary_(primary_context(runtime, ordinal)),
-      device_(runtime.device(ordinal)) {
-  driver_.require(Feature::green_contexts);
-  GCTX_CALL(driver_, cuDeviceGetDevResource, device_, &whole_, CU_DEV_RESOURCE_TYPE_SM);
+RawCalls::RawCalls(const std::string& driver_path, int ordinal) : driver_(driver_path) {
+  RAW_CALL(driver_, cuDeviceGet, &device_, ordinal);
+  RAW_CALL(driver_, cuDeviceGetDevResource, device_, &whole_, CU_DEV_RESOURCE_TYPE_SM);
   auto count = static_cast<unsigned>(groups_.size());
-  GCTX_CALL(driver_, cuDevSmResourceSplitByCount, groups_.data(), &count, &whole_, nullptr, 0U, grain);
+  RAW_CALL(driver_, cuDevSmResourceSplitByCount, groups_.data(), &count, &whole_, nullptr, 0U, grain);
   if (count < groups_.size()) {
-    fail_state("this device has too few SMs for the raw calls: three groups of " + std::to_string(grain) +
-               " are needed");
+    throw std::runtime_error("this device has too few SMs for the raw calls: three groups of " + std::to_string(grain) +
+                             " are needed");
   }
+  RAW_CALL(driver_, cuDevicePrimaryCtxRetain, &primary_, device_);
   try {
     for (unsigned i = 0; i < green_.size(); ++i) {
       green_[i] = create_green(i);
-      GCTX_CALL(driver_, cuCtxFromGreenCtx, &contexts_[i], green_[i]);
+      RAW_CALL(driver_, cuCtxFromGreenCtx, &contexts_[i], green_[i]);
       streams_[i] = create_stream(i);
     }
     CUcontext popped = nullptr;
-    GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
+    RAW_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
     CUresult created = driver_.cuEventCreate(&event_, CU_EVENT_DISABLE_TIMING);
     for (CUevent& timed : timed_) {
       created = created == CUDA_SUCCESS ? driver_.cuEventCreate(&timed, CU_EVENT_DEFAULT) : created;
     }
-    GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+    RAW_CALL(driver_, cuCtxPopCurrent, &popped);
     driver_.check(created, "cuEventCreate");
     for (const CUevent timed : timed_) {
-      GCTX_CALL(driver_, cuEventRecord, timed, streams_[0]);
-      GCTX_CALL(driver_, cuEventSynchronize, timed);
+      RAW_CALL(driver_, cuEventRecord, timed, streams_[0]);
+      RAW_CALL(driver_, cuEventSynchronize, timed);
     }
   } catch (...) {
     release();
@@ -83,9 +82,6 @@ RawCalls::RawCalls(Runtime& runtime, int ordinal)
 RawCalls::~RawCalls() { release(); }
 
 void RawCalls::release() noexcept {
-  if (!runtime_.is_usable()) {
-    return;
-  }
   for (const CUevent event : {event_, timed_[0], timed_[1]}) {
     if (event != nullptr) {
       driver_.cuEventDestroy(event);
@@ -99,14 +95,15 @@ void RawCalls::release() noexcept {
       driver_.cuGreenCtxDestroy(green_[i]);
     }
   }
+  driver_.cuDevicePrimaryCtxRelease(device_);
 }
 
 CUgreenCtx RawCalls::create_green(unsigned group) const {
   CUdevResourceDesc descriptor = nullptr;
   CUdevResource sms = groups_[group];
-  GCTX_CALL(driver_, cuDevResourceGenerateDesc, &descriptor, &sms, 1U);
+  RAW_CALL(driver_, cuDevResourceGenerateDesc, &descriptor, &sms, 1U);
   CUgreenCtx created = nullptr;
-  GCTX_CALL(driver_, cuGreenCtxCreate, &created, descriptor, device_, CU_GREEN_CTX_DEFAULT_STREAM);
+  RAW_CALL(driver_, cuGreenCtxCreate, &created, descriptor, device_, CU_GREEN_CTX_DEFAULT_STREAM);
   return created;
 }
 
@@ -114,42 +111,40 @@ CUgreenCtx RawCalls::create_green(unsigned group) const {
 CUstream RawCalls::create_stream(unsigned position) const {
   CUstream created = nullptr;
   if (driver_.cuGreenCtxStreamCreate != nullptr) {
-    GCTX_CALL(driver_, cuGreenCtxStreamCreate, &created, green_[position], CU_STREAM_NON_BLOCKING, 0);
+    RAW_CALL(driver_, cuGreenCtxStreamCreate, &created, green_[position], CU_STREAM_NON_BLOCKING, 0);
     return created;
   }
   CUcontext popped = nullptr;
-  GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[position]);
+  RAW_CALL(driver_, cuCtxPushCurrent, contexts_[position]);
   const CUresult result = driver_.cuStreamCreateWithPriority(&created, CU_STREAM_NON_BLOCKING, 0);
-  GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+  RAW_CALL(driver_, cuCtxPopCurrent, &popped);
   driver_.check(result, "cuStreamCreateWithPriority");
   return created;
 }
 
 std::vector<std::string> RawCalls::names() {
-  std::vector<std::string> found;
+  std::vector<std::string> names;
   for (const Entry& entry : entries) {
-    found.emplace_back(entry.name);
+    names.emplace_back(entry.name);
   }
-  return found;
+  return names;
 }
 
 double RawCalls::time(std::string_view name, unsigned count) {
-  runtime_.demand_usable();
   const auto* const entry =
-      std::find_if(entries.begin(), entries.end(), [&](const Entry& one) { return one.name == name; });
+      std::find_if(entries.begin(), entries.end(), [&](const Entry& candidate) { return candidate.name == name; });
   if (entry == entries.end()) {
-    fail_value("there is no raw call '" + std::string(name) + "'");
+    throw std::invalid_argument("there is no raw call '" + std::string(name) + "'");
   }
   return (this->*entry->time)(count);
 }
 
 void RawCalls::settle() const {
-  runtime_.demand_usable();
   CUcontext popped = nullptr;
   // With the primary context current the driver waits for its green contexts too.
-  GCTX_CALL(driver_, cuCtxPushCurrent, primary_->handle());
+  RAW_CALL(driver_, cuCtxPushCurrent, primary_);
   const CUresult result = driver_.cuCtxSynchronize();
-  GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+  RAW_CALL(driver_, cuCtxPopCurrent, &popped);
   driver_.check(result, "cuCtxSynchronize");
 }
 
@@ -165,7 +160,7 @@ double RawCalls::timed(unsigned count, Call one_call) {
 double RawCalls::query(unsigned count) {
   return timed(count, [this] {
     CUdevResource sm;
-    GCTX_CALL(driver_, cuDeviceGetDevResource, device_, &sm, CU_DEV_RESOURCE_TYPE_SM);
+    RAW_CALL(driver_, cuDeviceGetDevResource, device_, &sm, CU_DEV_RESOURCE_TYPE_SM);
   });
 }
 
@@ -174,7 +169,7 @@ double RawCalls::split_one(unsigned count) {
     CUdevResource group;
     CUdevResource remainder;
     unsigned groups = 1;
-    GCTX_CALL(driver_, cuDevSmResourceSplitByCount, &group, &groups, &whole_, &remainder, 0U, grain);
+    RAW_CALL(driver_, cuDevSmResourceSplitByCount, &group, &groups, &whole_, &remainder, 0U, grain);
   });
 }
 
@@ -185,16 +180,16 @@ double RawCalls::split_uneven(unsigned count) {
     CUdevResource remainder;
     if (driver_.cuDevSmResourceSplit != nullptr) {
       std::array<CUdevResource, 3> groups;
-      std::array<CU_DEV_SM_RESOURCE_GROUP_PARAMS, 3> wanted{};
+      std::array<CU_DEV_SM_RESOURCE_GROUP_PARAMS, 3> parameters{};
       for (unsigned i = 0; i < 3; ++i) {
-        wanted[i].smCount = grain * (i + 1);
-        wanted[i].coscheduledSmCount = grain;
+        parameters[i].smCount = grain * (i + 1);
+        parameters[i].coscheduledSmCount = grain;
       }
-      GCTX_CALL(driver_, cuDevSmResourceSplit, groups.data(), 3U, &whole_, &remainder, 0U, wanted.data());
+      RAW_CALL(driver_, cuDevSmResourceSplit, groups.data(), 3U, &whole_, &remainder, 0U, parameters.data());
     } else {
       std::array<CUdevResource, uneven_units> units;
-      unsigned made = uneven_units;
-      GCTX_CALL(driver_, cuDevSmResourceSplitByCount, units.data(), &made, &whole_, &remainder, 0U, grain);
+      unsigned count_of_units = uneven_units;
+      RAW_CALL(driver_, cuDevSmResourceSplitByCount, units.data(), &count_of_units, &whole_, &remainder, 0U, grain);
     }
   });
 }
@@ -202,26 +197,26 @@ double RawCalls::split_uneven(unsigned count) {
 double RawCalls::context(unsigned count) {
   return timed(count, [this] {
     const CUgreenCtx green = create_green(2);
-    CUcontext found = nullptr;
-    const CUresult result = driver_.cuCtxFromGreenCtx(&found, green);
-    GCTX_CALL(driver_, cuGreenCtxDestroy, green);
+    CUcontext context = nullptr;
+    const CUresult result = driver_.cuCtxFromGreenCtx(&context, green);
+    RAW_CALL(driver_, cuGreenCtxDestroy, green);
     driver_.check(result, "cuCtxFromGreenCtx");
   });
 }
 
 double RawCalls::stream(unsigned count) {
-  return timed(count, [this] { GCTX_CALL(driver_, cuStreamDestroy, create_stream(0)); });
+  return timed(count, [this] { RAW_CALL(driver_, cuStreamDestroy, create_stream(0)); });
 }
 
 double RawCalls::stream_sm_count(unsigned count) {
   return timed(count, [this] {
     CUdevResource sm;
     if (driver_.cuStreamGetDevResource != nullptr) {
-      GCTX_CALL(driver_, cuStreamGetDevResource, streams_[0], &sm, CU_DEV_RESOURCE_TYPE_SM);
+      RAW_CALL(driver_, cuStreamGetDevResource, streams_[0], &sm, CU_DEV_RESOURCE_TYPE_SM);
     } else {
-      CUcontext found = nullptr;
-      GCTX_CALL(driver_, cuStreamGetCtx, streams_[0], &found);
-      GCTX_CALL(driver_, cuCtxGetDevResource, found, &sm, CU_DEV_RESOURCE_TYPE_SM);
+      CUcontext context = nullptr;
+      RAW_CALL(driver_, cuStreamGetCtx, streams_[0], &context);
+      RAW_CALL(driver_, cuCtxGetDevResource, context, &sm, CU_DEV_RESOURCE_TYPE_SM);
     }
   });
 }
@@ -229,103 +224,113 @@ double RawCalls::stream_sm_count(unsigned count) {
 double RawCalls::push_pop(unsigned count) {
   return timed(count, [this] {
     CUcontext popped = nullptr;
-    GCTX_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
-    GCTX_CALL(driver_, cuCtxPopCurrent, &popped);
+    RAW_CALL(driver_, cuCtxPushCurrent, contexts_[0]);
+    RAW_CALL(driver_, cuCtxPopCurrent, &popped);
   });
 }
 
 double RawCalls::is_current(unsigned count) {
   return timed(count, [this] {
-    CUcontext found = nullptr;
-    GCTX_CALL(driver_, cuCtxGetCurrent, &found);
+    CUcontext current = nullptr;
+    RAW_CALL(driver_, cuCtxGetCurrent, &current);
   });
 }
 
 double RawCalls::record_wait(unsigned count) {
   return timed(count, [this] {
-    GCTX_CALL(driver_, cuEventRecord, event_, streams_[0]);
-    GCTX_CALL(driver_, cuStreamWaitEvent, streams_[1], event_, 0U);
+    RAW_CALL(driver_, cuEventRecord, event_, streams_[0]);
+    RAW_CALL(driver_, cuStreamWaitEvent, streams_[1], event_, 0U);
   });
 }
 
 double RawCalls::context_record_wait(unsigned count) {
   return timed(count, [this] {
-    GCTX_CALL(driver_, cuGreenCtxRecordEvent, green_[0], event_);
-    GCTX_CALL(driver_, cuGreenCtxWaitEvent, green_[1], event_);
+    RAW_CALL(driver_, cuGreenCtxRecordEvent, green_[0], event_);
+    RAW_CALL(driver_, cuGreenCtxWaitEvent, green_[1], event_);
   });
 }
 
 double RawCalls::stream_is_done(unsigned count) {
-  return timed(count, [this] { GCTX_CALL(driver_, cuStreamQuery, streams_[0]); });
+  return timed(count, [this] { RAW_CALL(driver_, cuStreamQuery, streams_[0]); });
 }
 
 double RawCalls::event_is_done(unsigned count) {
-  return timed(count, [this] { GCTX_CALL(driver_, cuEventQuery, timed_[0]); });
+  return timed(count, [this] { RAW_CALL(driver_, cuEventQuery, timed_[0]); });
 }
 
 double RawCalls::priority(unsigned count) {
   return timed(count, [this] {
-    int found = 0;
-    GCTX_CALL(driver_, cuStreamGetPriority, streams_[0], &found);
+    int priority = 0;
+    RAW_CALL(driver_, cuStreamGetPriority, streams_[0], &priority);
   });
 }
 
 double RawCalls::elapsed(unsigned count) {
   return timed(count, [this] {
     float ms = 0.0F;
-    GCTX_CALL(driver_, cuEventElapsedTime, &ms, timed_[0], timed_[1]);
+    RAW_CALL(driver_, cuEventElapsedTime, &ms, timed_[0], timed_[1]);
   });
 }
 
-RawSwitch::RawSwitch(std::vector<StreamHandle> asked, std::vector<Place> earlier, std::vector<Place> later)
-    : asked_(std::move(asked)) {
+RawSwitch::RawSwitch(const std::string& driver_path, std::vector<std::uintptr_t> asked,
+                     const std::vector<Place>& earlier, const std::vector<Place>& later)
+    : driver_(driver_path), asked_(std::move(asked)) {
   if (later.empty()) {
-    fail_value("nothing waits in this switch");
+    throw std::invalid_argument("this switch has no waits");
   }
-  for (std::size_t at = 0; at < later.size(); ++at) {
-    const Place& source = earlier[at];
-    auto known = std::find_if(records_.begin(), records_.end(), [&](const Step& one) {
-      return one.place.context == source.context && one.place.stream == source.stream;
+  for (std::size_t i = 0; i < later.size(); ++i) {
+    const Place& source = earlier[i];
+    auto record = std::find_if(records_.begin(), records_.end(), [&](const Step& step) {
+      return step.place.context == source.context && step.place.stream == source.stream;
     });
-    if (known == records_.end()) {
-      const ContextHandle& context = source.stream ? source.stream->context() : source.context;
-      records_.push_back({source, create_event(context, CU_EVENT_DISABLE_TIMING)});
-      known = records_.end() - 1;
+    if (record == records_.end()) {
+      CUcontext popped = nullptr;
+      CUevent event = nullptr;
+      RAW_CALL(driver_, cuCtxPushCurrent, as<CUcontext>(source.context));
+      const CUresult result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+      RAW_CALL(driver_, cuCtxPopCurrent, &popped);
+      driver_.check(result, "cuEventCreate");
+      records_.push_back({source, event});
+      record = records_.end() - 1;
     }
-    if (later[at].stream) {
-      primary_ = later[at].stream->context();
+    if (later[i].stream != 0) {
+      primary_ = as<CUcontext>(later[i].context);
     }
-    waits_.push_back({later[at], known->event});
+    waits_.push_back({later[i], record->event});
+  }
+}
+
+RawSwitch::~RawSwitch() {
+  for (const Step& record : records_) {
+    driver_.cuEventDestroy(record.event);
   }
 }
 
 double RawSwitch::time() const {
-  const Runtime& runtime = records_.front().event->context()->runtime();
-  runtime.demand_usable();
-  const Driver& driver = runtime.driver();
   unsigned long long id = 0;
   const auto start = Clock::now();
-  if (primary_) {
-    GCTX_CALL(driver, cuCtxGetId, primary_->handle(), &id);
+  if (primary_ != nullptr) {
+    RAW_CALL(driver_, cuCtxGetId, primary_, &id);
   }
-  for (const StreamHandle& stream : asked_) {
-    is_capturing(driver, stream->handle());
+  for (const std::uintptr_t stream : asked_) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    RAW_CALL(driver_, cuStreamIsCapturing, as<CUstream>(stream), &status);
   }
   for (const auto& [place, event] : records_) {
-    if (place.stream) {
-      GCTX_CALL(driver, cuEventRecord, event->handle(), place.stream->handle());
+    if (place.stream != 0) {
+      RAW_CALL(driver_, cuEventRecord, event, as<CUstream>(place.stream));
     } else {
-      record_all(*place.context, event->handle());
+      RAW_CALL(driver_, cuCtxRecordEvent, as<CUcontext>(place.context), event);
     }
   }
   for (const auto& [place, event] : waits_) {
-    if (place.stream) {
-      GCTX_CALL(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+    if (place.stream != 0) {
+      RAW_CALL(driver_, cuStreamWaitEvent, as<CUstream>(place.stream), event, CU_EVENT_WAIT_DEFAULT);
     } else {
-      let_all_wait(*place.context, event->handle());
+      RAW_CALL(driver_, cuCtxWaitEvent, as<CUcontext>(place.context), event);
     }
   }
   return nanoseconds_since(start);
 }
 
-}  // namespace gctx
+}  // namespace raw

@@ -1,55 +1,64 @@
-"""Raw driver calls, timed in C++: what the calls of the package are compared with."""
+"""Raw driver calls, timed in C++: the baseline of the benchmarks."""
 
 cimport cython
 
+from libc.stdint cimport uintptr_t
+from libcpp.memory cimport make_unique, unique_ptr
+from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.cpp cimport Slot
-from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.stream cimport Stream
-from cuda_gctx.bench.raw_calls cimport (
-    CRawCalls,
-    CRawSwitch,
-    make_raw_calls,
-    make_raw_switch,
-    raw_call_names,
-    settle_raw_calls,
-    time_raw_calls,
-    time_raw_switch,
-)
+from cuda_gctx import Device, Stream, system
 
-from cuda_gctx._core.device import Device
+
+cdef extern from "raw_calls_in_c.hpp" namespace "raw":
+    cdef cppclass CRawCalls "raw::RawCalls":
+        CRawCalls(string, int) except +
+        @staticmethod
+        vector[string] names() except +
+        double time(string, unsigned int) except +
+        void settle() except +
+
+    cdef struct Place "raw::RawSwitch::Place":
+        uintptr_t stream
+        uintptr_t context
+
+    cdef cppclass CRawSwitch "raw::RawSwitch":
+        CRawSwitch(string, vector[uintptr_t], vector[Place], vector[Place]) except +
+        double time() except +
 
 
 cdef class RawCalls:
-    """Two small contexts with streams on a device, made with the driver's own calls, which can be timed by name."""
+    """Two small contexts with streams on a device, created by the driver's own calls, which can be timed by name."""
 
-    cdef Slot[CRawCalls] _calls
+    cdef unique_ptr[CRawCalls] _calls
 
     def __init__(self, device):
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
-        make_raw_calls(self._calls, active_runtime()[0], device.device_id)
+        self._calls = make_unique[CRawCalls](<string>system.driver_path.encode(), <int>device.device_id)
 
     @staticmethod
     def names():
-        """The calls that can be timed."""
-        return [name.decode() for name in raw_call_names()]
+        """The names of the calls that can be timed."""
+        return [name.decode() for name in CRawCalls.names()]
 
     def time(self, name, unsigned int count):
-        """Makes a call so many times; nanoseconds for all of them."""
-        cdef bytes text = (<str?>name).encode()
-        return time_raw_calls(self._calls, text, count)
+        """Make the named call `count` times. Returns the nanoseconds of all calls."""
+        self._demand_open()
+        return self._calls.get().time((<str?>name).encode(), count)
 
     def settle(self):
-        """Waits for all that was recorded."""
-        settle_raw_calls(self._calls)
+        """Wait for the recorded events."""
+        self._demand_open()
+        self._calls.get().settle()
 
     def close(self):
-        """Destroys what the calls work on. Closing twice does nothing."""
-        self._calls.drop()
+        """Destroy the contexts. Closing twice does nothing."""
+        self._calls.reset()
+
+    cdef _demand_open(self):
+        if not self._calls:
+            raise RuntimeError("these raw calls are closed")
 
     def __enter__(self):
         return self
@@ -58,41 +67,40 @@ cdef class RawCalls:
         self.close()
 
 
-cdef cpp.NewUse place_of(where) except *:
-    cdef cpp.NewUse place
+cdef Place place_of(where):
+    cdef Place place
     if isinstance(where, Stream):
-        place.stream = (<Stream>where)._slot.get()
+        place.stream, place.context = where.handle, where.context.handle
     else:
-        place.context = (<Context?>where)._slot.get()
+        place.stream, place.context = 0, where.handle
     return place
 
 
 cdef class RawSwitch:
     """The driver calls of one switch between open contexts and streams, which can be timed."""
 
-    cdef Slot[CRawSwitch] _switch
+    cdef unique_ptr[CRawSwitch] _switch
 
     def __init__(self, asked, waits):
-        """asked: the streams that the switch asks for captures. waits: what waits, and for what: contexts or streams on
-        the whole device.
+        """Create the events of the switch.
+
+        asked: the streams whose capture state the switch reads. waits: pairs of a waiting place and the place that it
+        waits for. A place is a context, or a stream on the whole device.
         """
-        cdef vector[cpp.StreamHandle] streams
-        cdef vector[cpp.NewUse] earlier, later
-        cdef Stream stream
-        for stream in asked:
-            streams.push_back(stream._slot.get())
-        for what, before in waits:
-            later.push_back(place_of(what))
+        cdef vector[uintptr_t] streams = [stream.handle for stream in asked]
+        cdef vector[Place] earlier, later
+        for waiting, before in waits:
+            later.push_back(place_of(waiting))
             earlier.push_back(place_of(before))
-        make_raw_switch(self._switch, streams, earlier, later)
+        self._switch = make_unique[CRawSwitch](<string>system.driver_path.encode(), streams, earlier, later)
 
     def time(self):
-        """Makes the calls; nanoseconds."""
-        return time_raw_switch(self._switch)
+        """Make the calls of the switch. Returns their nanoseconds."""
+        return self._switch.get().time()
 
     def close(self):
-        """Destroys the events. Closing twice does nothing."""
-        self._switch.drop()
+        """Destroy the events. Closing twice does nothing."""
+        self._switch.reset()
 
 
 cdef extern from *:
@@ -111,7 +119,7 @@ cdef extern from *:
     static PyObject* gctx_make_nothing(void) {
       Py_SET_REFCNT((PyObject*)&gctx_NothingType, 1);
       Py_SET_TYPE((PyObject*)&gctx_NothingType, &PyType_Type);
-      gctx_NothingType.tp_name = "cuda_gctx.bench.raw_calls.Nothing";
+      gctx_NothingType.tp_name = "raw_calls.Nothing";
       gctx_NothingType.tp_basicsize = sizeof(gctx_Nothing);
       gctx_NothingType.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
       gctx_NothingType.tp_vectorcall_offset = offsetof(gctx_Nothing, call);

@@ -22,12 +22,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cuda_gctx._core.context import ContextOptions
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.event import EventOptions
-from cuda_gctx._core.resources import SMResourceOptions
-from cuda_gctx.bench.raw_calls import Nothing, RawCalls
+from raw_calls import Nothing, RawCalls
+
+from cuda_gctx import ContextOptions, Device, EventOptions, SMResourceOptions, system
 from cuda_gctx.measure import summaries
 from cuda_gctx.measure.loop import in_rounds
 from cuda_gctx.measure.machine import described
@@ -50,9 +47,6 @@ class Effort:
     imports: int = 20
     seed: int = 0  # of the order of the samples
     device: int = 0
-
-
-QUICK = Effort(rounds=20, context_pairs=5, imports=3)
 
 
 @dataclass(frozen=True)
@@ -532,7 +526,7 @@ def measure_in_fresh_process(effort: Effort, driver: str | None = None) -> dict[
         # Peers open libcuda.so.1 by name, and do not read this variable.
         folders = [str(Path(system.driver_path).resolve().parent), os.environ.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, folders))
-    code = "from cuda_gctx.bench.call_costs import main; main()"
+    code = "from call_costs import main; main()"
     result: dict[str, Any] = json.loads(child(code, json.dumps(asdict(effort)), **environment))
     return result
 
