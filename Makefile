@@ -46,8 +46,8 @@ PAGES := build/pages
 install_into = $(TOOL)/python -m pip --python $1/bin/python install -q --no-compile
 INSTALL := flock $(VENV) $(call install_into,$(VENV))
 
-SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
-CXX_FILES = $(shell find cuda_gctx tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx software_driver -not -name __pycache__ -not -name '*.pyc')
+CXX_FILES = $(shell find cuda_gctx software_driver tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
@@ -123,7 +123,7 @@ configure = cmake -G Ninja -S $1 -B $2 -DCUDA_GCTX_CUDA_INCLUDE="$(CUDA_INCLUDE)
 sanitize: $(TOOLS)/builders
 	set -e; for kind in $(SANITIZERS); do \
 	  folder=build/sanitize-$${kind%%,*}; \
-	  $(call configure,cuda_gctx/sim/_cpp,$$folder/sim,$$kind); \
+	  $(call configure,software_driver/cpp,$$folder/sim,$$kind); \
 	  $(call configure,cuda_gctx/_cpp,$$folder/core,$$kind) -DCUDA_GCTX_SIM_LIBRARY=$(CURDIR)/$$folder/sim/lib/libcuda_gctx_sim.so; \
 	  for project in sim core; do \
 	    cmake --build $$folder/$$project; \
@@ -142,7 +142,7 @@ sanitize-python: $(TOOLS)/builders $(VENV)/testers
 	  cmake --build $$folder; \
 	  rm -rf $$folder/package; \
 	  cmake --install $$folder --prefix $$folder/package; \
-	  cp -r cuda_gctx $$folder/package; \
+	  cp -r cuda_gctx software_driver/cuda_software_driver $$folder/package; \
 	  PYTHONPATH=$(CURDIR)/$$folder/package CUDA_GCTX_DRIVER=sim tests/sanitized.sh $$kind \
 	    $(BIN)/python -P -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS); \
 	done
@@ -150,7 +150,7 @@ sanitize-python: $(TOOLS)/builders $(VENV)/testers
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)
 fuzz: $(TOOLS)/builders
-	$(call configure,cuda_gctx/sim/_cpp,build/sanitize-address/sim,$(firstword $(SANITIZERS)))
+	$(call configure,software_driver/cpp,build/sanitize-address/sim,$(firstword $(SANITIZERS)))
 	cmake --build build/sanitize-address/sim --target sim_fuzz sim_order_test
 	build/sanitize-address/sim/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
 	build/sanitize-address/sim/sim_order_test --seed $(FUZZ_SEED) --seconds $$(($(FUZZ_SECONDS) / 10))

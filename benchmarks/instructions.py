@@ -26,8 +26,8 @@ from pathlib import Path
 import cuda_gctx
 from cuda_gctx import ContextOptions, Device, Layout, PartitionPool, SMResourceOptions, Stream
 from cuda_gctx.measure.results import write_result
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Policy
+from cuda_software_driver import session
 
 PACKAGE = Path(cuda_gctx.__file__).parent
 CORE = PACKAGE / "libcuda_gctx.so"

@@ -1,4 +1,4 @@
-# What the two C++ projects have in common: the core (cuda_gctx/_cpp) and the software driver (cuda_gctx/sim/_cpp). Each
+# What the two C++ projects have in common: the core (cuda_gctx/_cpp) and the software driver (software_driver/cpp). Each
 # includes this after project(), and so does no other.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)

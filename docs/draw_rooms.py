@@ -21,7 +21,7 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "house"))
 from arrows import PROGRAMS, arrows, room  # noqa: E402
 
 PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
-LEFT_OUT = {*PROGRAMS, "_cpp/tests", "sim/_cpp/tests"}
+LEFT_OUT = {*PROGRAMS, "_cpp/tests"}
 
 WIDTH, HEIGHT = 780, 696
 BOX_WIDTH, BOX_HEIGHT = 178, 42
@@ -40,7 +40,7 @@ class Box(NamedTuple):
 
 
 FIRST, SECOND, THIRD, FOURTH = 123, 309, 495, 681
-CORE, SOFTWARE_DRIVER = 440, 150
+CORE = 440
 BOXES = {
     "cli": Box(SECOND, 62, "the command line"),
     "comm": Box(THIRD, 62, "collectives"),
@@ -48,7 +48,6 @@ BOXES = {
     "cuda_gctx": Box(THIRD, 130, "the public names"),
     "compat": Box(FOURTH, 130, "drop-ins"),
     "interop": Box(THIRD, 198, "torch, CuPy, Numba, NCCL"),
-    "sim": Box(SOFTWARE_DRIVER, 266, "sessions, pytest plugin"),
     "measure": Box(CORE - 95, 266, "the measuring loop"),
     "partitions": Box(CORE + 100, 266, "layouts, pools, proof"),
     "draw": Box(FOURTH, 334, "SVG pictures"),
@@ -56,15 +55,8 @@ BOXES = {
     "_cpp/handles": Box(CORE, 488, "boxes, registries, claims"),
     "_cpp/resources": Box(CORE, 550, "splits and overlap"),
     "_cpp/driver": Box(CORE, 612, "the table of functions"),
-    "sim/_cpp/calls": Box(SOFTWARE_DRIVER, 488, "a file for each group"),
-    "sim/_cpp/machine": Box(SOFTWARE_DRIVER, 550, "objects, clock, ledger"),
-    "sim/_cpp/abi": Box(SOFTWARE_DRIVER - 62, 612, "the interface"),
-    "sim/_cpp/chip": Box(SOFTWARE_DRIVER + 62, 612, "the SMs"),
 }
-# An arrow that goes around the boxes between two rooms, on their left.
-AROUND = {("cli", "sim")}
 LINE = "bar"  # the darker grey
-NARROW = {"sim/_cpp/abi", "sim/_cpp/chip"}
 
 
 def uses() -> dict[str, set[str]]:
@@ -105,19 +97,9 @@ def arrow(drawing: Drawing, x1: float, y1: float, x2: float, y2: float) -> None:
 
 
 def between(drawing: Drawing, upper: str, lower: str) -> None:
-    """An arrow from the bottom of one room to the top of another, or around those between them."""
+    """An arrow from the bottom of one room to the top of another."""
     one, other = BOXES[upper], BOXES[lower]
-    if (upper, lower) in AROUND:
-        begin, end = one.y + BOX_HEIGHT / 2, other.y + BOX_HEIGHT / 2
-        drawing.line(one.x - width(upper) / 2, begin, 14, begin, LINE)
-        drawing.line(14, begin, 14, end, LINE)
-        arrow(drawing, 14, end, other.x - width(lower) / 2, end)
-    else:
-        arrow(drawing, one.x, one.bottom, other.x, other.y)
-
-
-def width(name: str) -> float:
-    return BOX_WIDTH * 0.66 if name in NARROW else BOX_WIDTH
+    arrow(drawing, one.x, one.bottom, other.x, other.y)
 
 
 def picture() -> str:
@@ -129,12 +111,8 @@ def picture() -> str:
         "An arrow means: uses. What a room uses through others too is not drawn twice.",
         kind="faint",
     )
-    for x, words in (
-        (CORE, "libcuda_gctx.so"),
-        (SOFTWARE_DRIVER, "libcuda_gctx_sim.so"),
-    ):
-        drawing.rectangle(x - 130, 458, 260, 208, kind="panel", corner=8)
-        drawing.text(x - 120, 476, words, kind="faint")
+    drawing.rectangle(CORE - 130, 458, 260, 208, kind="panel", corner=8)
+    drawing.text(CORE - 120, 476, "libcuda_gctx.so", kind="faint")
     drawing.text(
         CORE - 130,
         684,
@@ -147,14 +125,14 @@ def picture() -> str:
     for name in sorted(used):
         box = BOXES[name]
         drawing.rectangle(
-            box.x - width(name) / 2,
+            box.x - BOX_WIDTH / 2,
             box.y,
-            width(name),
+            BOX_WIDTH,
             BOX_HEIGHT,
             kind="empty",
             corner=6,
         )
-        title = name.removeprefix("sim/").removeprefix("_cpp/")
+        title = name.removeprefix("_cpp/")
         drawing.text(
             box.x, box.y + 18, title, size=13, bold=True, anchor="middle"
         )

@@ -135,7 +135,7 @@ def run_python(code: str, *arguments: str, **environment: str) -> subprocess.Com
 
 def run_with_cuda_core(code: str, *arguments: str, machine: str = "h200@13.0") -> subprocess.CompletedProcess[str]:
     """Runs a program in a child in which both cuda.core and this package use one simulated machine."""
-    from cuda_gctx import sim
+    import cuda_software_driver as sim
 
     return run_python(
         code,

@@ -175,7 +175,7 @@ def keep_what_is_loaded() -> None:
 @pytest.fixture
 def sim() -> Iterator[Callable[..., Any]]:
     """Makes simulated machines, checked for leaks when the test ends: ``sim("h200", driver="13.1", devices=2)``."""
-    from cuda_gctx.sim import session
+    from cuda_software_driver import session
 
     with ExitStack() as sessions:
         yield lambda *args, **kwargs: sessions.enter_context(session(*args, **kwargs))
@@ -187,7 +187,7 @@ def dev() -> Iterator[cuda_gctx.Device]:
     if not is_simulated():
         yield cuda_gctx.Device(0)
         return
-    from cuda_gctx.sim import session
+    from cuda_software_driver import session
 
     spec = re.fullmatch(r"sim(?::(?P<profile>\w+)(?:@(?P<driver>[\d.]+))?)?(?:,.*)?", os.environ["CUDA_GCTX_DRIVER"])
     assert spec is not None, os.environ["CUDA_GCTX_DRIVER"]

@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def sim() -> Iterator[Callable[..., Any]]:
     """A function that makes simulated machines, which are checked for leaks when the test ends."""
-    from cuda_gctx.sim import session
+    from cuda_software_driver import session
 
     with ExitStack() as sessions:
         yield lambda *args, **kwargs: sessions.enter_context(session(*args, **kwargs))

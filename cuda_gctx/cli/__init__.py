@@ -1,6 +1,6 @@
 """The command line, ``cuda-gctx``. Click and rich, which it needs, are imported when it is called.
 
-May use: ``tune``, ``cuda_gctx``, ``interop``, ``partitions``, ``sim``, ``measure``.
+May use: ``tune``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from cuda_gctx import Device, system
 from cuda_gctx.cli._exit import NoDevice
 
 if TYPE_CHECKING:
-    from cuda_gctx.sim import Session
+    from cuda_software_driver import Session
 
 Callback = Callable[..., None]
 
 
 def profiles() -> dict[str, str]:
     """The names of the cards that can be simulated, by their keys."""
-    from cuda_gctx.sim import cards
+    from cuda_software_driver import cards
 
     return {card["key"]: card["name"] for card in cards()}
 
@@ -36,7 +36,7 @@ def _known_profile(ctx: click.Context, param: click.Parameter, word: str | None)
 
 
 def _known_version(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:
-    from cuda_gctx.sim import driver_versions
+    from cuda_software_driver import driver_versions
 
     if word is not None and word not in (known := driver_versions()):
         raise click.BadParameter(f"unknown driver version {word!r}: choose from {', '.join(known)}")
@@ -44,7 +44,7 @@ def _known_version(ctx: click.Context, param: click.Parameter, word: str | None)
 
 
 def complete_version(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from cuda_gctx.sim import driver_versions
+    from cuda_software_driver import driver_versions
 
     return [CompletionItem(version) for version in driver_versions() if version.startswith(incomplete)]
 
@@ -85,7 +85,7 @@ def open_driver() -> None:
 @contextmanager
 def simulated(profile: str, version: str | None) -> Iterator[Session]:
     """Use a simulated card as the driver of this process within a block."""
-    from cuda_gctx.sim import session
+    from cuda_software_driver import session
 
     with session(profile, driver=version, check=False) as machine:
         yield machine

@@ -1,4 +1,4 @@
-"""``cuda-gctx sim``: the commands of the software driver, as in ``python -m cuda_gctx.sim``."""
+"""``cuda-gctx sim``: the commands of the software driver, as in ``python -m cuda_software_driver``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import complete_profile, complete_version
 from cuda_gctx.cli._output import writing
-from cuda_gctx.sim import __main__ as commands
+from cuda_software_driver import __main__ as commands
 
 
 @contextmanager

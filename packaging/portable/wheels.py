@@ -9,7 +9,7 @@ holds the symbols of every glibc), with the machine's own libstdc++ for everythi
 for the rest. There is one C++ runtime in the process, that of the system, as in every manylinux wheel: exceptions cross
 from one library of the package to another.
 
-The wheel of the software driver alone (cuda_gctx/sim) has no extension modules, and is the same for every interpreter.
+The wheel of the software driver (software_driver) has no extension modules, and is the same for every interpreter.
 
 auditwheel has the last word: what needs a newer library than the tag allows is refused. Runs in an environment with the
 extra "wheels". Wheels built twice from one source distribution are the same, byte by byte.
@@ -190,7 +190,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     source = sdist(work, out)
     target = TARGETS[options.machine]
-    projects = [(sys.executable, EVERY_INTERPRETER, source / "cuda_gctx" / "sim")]
+    projects = [(sys.executable, EVERY_INTERPRETER, source / "software_driver")]
     if not options.software_driver:
         projects += [(python, soabi(python, target), source) for python in options.python or [sys.executable]]
     for python, tag, project in projects:

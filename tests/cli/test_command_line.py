@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 import cuda_gctx
 from cuda_gctx.cli._root import root
-from cuda_gctx.sim import library_path
+from cuda_software_driver import library_path
 
 from ..common import run_python
 from ..conftest import REPOSITORY

@@ -51,7 +51,7 @@ from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._record import Launches, Record
 from cuda_gctx.comm._tuning import Case, Choice
-from cuda_gctx.sim import library_folder, session
+from cuda_software_driver import library_folder, session
 
 # Stands in for torch, which is not loaded into the process of the tests.
 torch: Any = SimpleNamespace(

@@ -14,7 +14,7 @@ from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._memory import Identity
 from cuda_gctx.comm._packing import agreed_packing
 from cuda_gctx.comm._protocol import Packing
-from cuda_gctx.sim import library_folder
+from cuda_software_driver import library_folder
 
 from .test_tensors import on_all
 

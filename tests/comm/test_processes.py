@@ -25,7 +25,7 @@ from cuda_gctx.comm._modes import CopyEngines
 from cuda_gctx.comm._record import Numbers, Record
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
-from cuda_gctx.sim import Ledger, library_folder, library_path
+from cuda_software_driver import Ledger, library_folder, library_path
 
 pytestmark = pytest.mark.sim_only
 

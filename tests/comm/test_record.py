@@ -13,7 +13,7 @@ from cuda_gctx import Device
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._record import Launches, Numbers
 from cuda_gctx.comm._topology import MixedCommOp
-from cuda_gctx.sim import library_folder
+from cuda_software_driver import library_folder
 
 pytestmark = pytest.mark.sim_only
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+import cuda_software_driver as software_driver
 from cuda_gctx import Device, Stream
-from cuda_gctx import sim as software_driver
 from cuda_gctx.compat.sgl_kernel import create_greenctx_stream_by_value, get_sm_available
 
 from ..common import DRIVERS, refusal

@@ -38,7 +38,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
 
 from cuda_gctx import ClosedError, Context, ContextCurrentError, ContextOptions, Device, SMResourceOptions
-from cuda_gctx.sim import LedgerError, session
+from cuda_software_driver import LedgerError, session
 from tests.core.schedulers import MODULES, SCHEDULERS, Work
 from tests.raw import Raw
 

@@ -10,7 +10,7 @@ from cuda_gctx import (
     CUDAError,
     Device,
 )
-from cuda_gctx.sim import Session, session
+from cuda_software_driver import Session, session
 
 from ..common import green, split
 from ..raw import Raw

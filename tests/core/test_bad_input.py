@@ -24,7 +24,7 @@ from cuda_gctx import (
     WorkqueueResource,
     WorkqueueResourceOptions,
 )
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..common import green, refusal, split
 from ..raw import Raw

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from . import block_model
 from .block_model import PROGRAM, Program, run, run_program

@@ -12,8 +12,8 @@ import pytest
 
 from cuda_gctx import Context, ContextOptions, CUDAWarning, Device, SMResourceOptions, Stream
 from cuda_gctx.partitions import store
-from cuda_gctx.sim import Session, session
 from cuda_gctx.tune import spin
+from cuda_software_driver import Session, session
 
 from ..common import small_contexts
 from ..raw import Raw

@@ -24,7 +24,7 @@ from cuda_gctx import (
     SplitError,
     StreamOptions,
 )
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..common import green, refusal, small_contexts, split
 

@@ -36,7 +36,7 @@ from cuda_gctx._core import errors as errors_of_core
 from cuda_gctx._core.context import Claim, context_stream
 from cuda_gctx._core.probe import Stamps, run_probe
 from cuda_gctx.partitions import store
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..common import green, refusal, small_contexts, split
 from ..raw import Raw

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, SMResource, SMResourceOptions, SplitError
-from cuda_gctx.sim import driver_versions
+from cuda_software_driver import driver_versions
 
 from ..common import green, split
 from ..raw import RESOURCE_BYTES, Probe, resource_bytes

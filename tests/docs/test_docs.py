@@ -49,7 +49,7 @@ PROGRAMS = {"python": [sys.executable], "cuda-gctx": [sys.executable, "-m", "cud
 RUN_PAGES = f"""
 import contextlib, gc, importlib, io, json, os, signal, sys, tempfile, traceback
 import cuda_gctx.partitions
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 def run(page):
     names = {{"__name__": "__main__"}}
@@ -206,7 +206,7 @@ def test_test_files_on_a_page_pass(page: Path, tmp_path: Path) -> None:
     blocks = {f"test_line_{one.line}.py": one for one in blocks_of(page.read_text()) if one.kind == "pytest"}
     for file, block in blocks.items():
         (tmp_path / file).write_text(block.text)
-    plugin = () if plugin_is_registered() else ("-p", "cuda_gctx.sim.pytest_plugin")
+    plugin = () if plugin_is_registered() else ("-p", "cuda_software_driver.pytest_plugin")
     done = child(sys.executable, "-m", "pytest", "-q", "-rp", *plugin, "--rootdir", str(tmp_path), str(tmp_path))
     assert done.returncode == 0, f"{name_of(page)}:\n{done.stdout}\n{done.stderr}"
     passed = {Path(name).name for name in re.findall(r"^PASSED (.*?)::", done.stdout, re.MULTILINE)}
@@ -216,7 +216,7 @@ def test_test_files_on_a_page_pass(page: Path, tmp_path: Path) -> None:
 def plugin_is_registered() -> bool:
     from importlib.metadata import entry_points
 
-    return any(entry.value == "cuda_gctx.sim.pytest_plugin" for entry in entry_points(group="pytest11"))
+    return any(entry.value == "cuda_software_driver.pytest_plugin" for entry in entry_points(group="pytest11"))
 
 
 def names_in(code: CodeType, *, stored: bool) -> set[str]:

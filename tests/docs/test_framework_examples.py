@@ -22,7 +22,7 @@ PROGRAMS = REPOSITORY / "examples" / "frameworks"
 def test_the_latency_of_cuda_core_is_measured_on_a_simulated_machine() -> None:
     pytest.importorskip("cuda.core", reason="cuda.core is not installed here")
     pytest.importorskip("nvidia.cu13", reason="the compiler of CUDA is not installed here")
-    run = [sys.executable, "-m", "cuda_gctx.sim", "run", "--"]
+    run = [sys.executable, "-m", "cuda_software_driver", "run", "--"]
     program = [sys.executable, str(PROGRAMS / "cuda_core_latency.py")]
     done = subprocess.run([*run, *program], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -27,7 +27,7 @@ from cuda_gctx import (
     tune,
 )
 from cuda_gctx.partitions import store, verify
-from cuda_gctx.sim import Session, session
+from cuda_software_driver import Session, session
 
 from ..conftest import REPOSITORY
 from ..raw import Raw

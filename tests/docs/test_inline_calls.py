@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import cuda_gctx
+import cuda_software_driver
 from cuda_gctx import Device, PartitionPool, tune
 from cuda_gctx.comm import MixedCommHandler
 from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.partitions import store
 from cuda_gctx.partitions.sm_map import SMMap
-from cuda_gctx.sim import Session, session
 from cuda_gctx.tune import Curve, Plan, Policy, Report, Timeline
 from cuda_gctx.tune.timeline import Trace
+from cuda_software_driver import Session, session
 
 from ..conftest import REPOSITORY
 from .test_pages import READ
@@ -46,7 +47,7 @@ CLASSES: dict[str, type] = {
 OF_OTHERS = {"system.get_num_devices()"}
 # Names of others, and of the program on the page.
 FOREIGN = {"torch", "cuda", "logging", "x", "tensor", "green", "buffer", "decisions", "gctx", "capture", "comm", "a"}
-FUNCTIONS = ("interop.torch", "interop.cupy", "interop.nccl", "interop.launch_order", "interop.library_sms", "sim")
+FUNCTIONS = ("interop.torch", "interop.cupy", "interop.nccl", "interop.launch_order", "interop.library_sms")
 
 
 @pytest.fixture
@@ -58,8 +59,7 @@ def names() -> Iterator[dict[str, Any]]:
         part = parts.decode
         pool = closing.enter_context(PartitionPool(dev))
         found = {name: getattr(cuda_gctx, name) for name in cuda_gctx.__all__}
-        for module in FUNCTIONS:
-            room = importlib.import_module(f"cuda_gctx.{module}")
+        for room in (cuda_software_driver, *(importlib.import_module(f"cuda_gctx.{module}") for module in FUNCTIONS)):
             found |= {name: getattr(room, name) for name in room.__all__}
         found |= CLASSES
         found |= {"cuda_gctx": cuda_gctx, "tune": tune, "store": store, "system": cuda_gctx.system}

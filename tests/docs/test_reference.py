@@ -69,7 +69,7 @@ DOCUMENTED = sorted({name.rpartition(".")[0] for name in DESCRIBED} | {"cuda_gct
 
 def public_modules() -> set[str]:
     """Modules that users import."""
-    found = {"cuda_gctx"}
+    found = {"cuda_gctx", "cuda_software_driver"}
     packages = [cuda_gctx]
     for package in packages:
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
@@ -98,7 +98,9 @@ def callables() -> list[tuple[str, object]]:
     for module in DOCUMENTED:
         for name in getattr(importlib.import_module(module), "__all__", ()):
             thing = getattr(importlib.import_module(module), name)
-            if not (inspect.isclass(thing) or callable(thing)) or not str(thing.__module__).startswith("cuda_gctx"):
+            if not (inspect.isclass(thing) or callable(thing)) or not str(thing.__module__).startswith(
+                ("cuda_gctx", "cuda_software_driver")
+            ):
                 continue
             found.setdefault(id(thing), (f"{module}.{name}", thing))
             for member, value in vars(thing).items() if inspect.isclass(thing) else ():

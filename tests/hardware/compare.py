@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 FOLDER = Path(__file__).resolve().parent
 # What says when and with what was recorded, and not what the driver answers.

@@ -126,10 +126,8 @@ def cython_imports(file: Path, root: Path) -> Iterator[Path]:
 
 
 def included(file: Path, root: Path, name: str) -> Iterator[Path]:
-    # Each of the two libraries has a root of its own.
     package = root / PACKAGE
-    roots = [package / "sim" / "_cpp"] if file.is_relative_to(package / "sim") else []
-    folders = (file.parent, *roots, package / "_cpp", package)
+    folders = (file.parent, package / "_cpp", package)
     yield from [found for folder in folders if (found := (folder / name).resolve()).is_file()][:1]
 
 

@@ -40,7 +40,7 @@ from cuda_gctx.partitions.store import ContextStore
 
 SOURCES = Path(cuda_gctx.__file__).parent
 # The module that decides, and a room that imports nothing of the package.
-MAY_ASK_FOR_BOOL = ("_core/arguments.pyx", "sim/")
+MAY_ASK_FOR_BOOL = ("_core/arguments.pyx",)
 
 
 def test_only_one_module_asks_whether_a_value_is_a_bool() -> None:

@@ -34,25 +34,19 @@ MAY_USE: dict[str, set[str]] = {
     "_cpp/resources": {"_cpp/driver"},
     "_cpp/handles": {"_cpp/resources", "_cpp/driver"},
     "_cpp/tests": {"_cpp/handles", "_cpp/driver"},
-    "sim/_cpp/abi": set(),
-    "sim/_cpp/chip": set(),
-    "sim/_cpp/machine": {"sim/_cpp/abi", "sim/_cpp/chip"},
-    "sim/_cpp/calls": {"sim/_cpp/abi", "sim/_cpp/chip", "sim/_cpp/machine"},
-    "sim/_cpp/tests": {"sim/_cpp/abi", "sim/_cpp/chip"},
     "_core": {"_cpp/handles", "_cpp/resources", "_cpp/driver"},
     "native": set(),
     "draw": set(),
     "measure": {"_core"},
-    "sim": {"_core"},
     "partitions": {"_core", "draw"},
     "interop": {"_core", "measure", "partitions"},
     "cuda_gctx": {"_core", "partitions", "interop"},
     "compat": {"_core", "partitions", "interop"},
     "tune": {"_core", "draw", "measure", "partitions", "interop"},
     "comm": {"_core", "cuda_gctx", "interop"},
-    "cli": {"measure", "partitions", "interop", "cuda_gctx", "tune", "sim"},
-    "benchmarks": {"draw", "measure", "partitions", "interop", "cuda_gctx", "tune", "comm", "sim"},
-    "examples": {"native", "interop", "cuda_gctx", "compat", "tune", "comm", "sim"},
+    "cli": {"measure", "partitions", "interop", "cuda_gctx", "tune"},
+    "benchmarks": {"draw", "measure", "partitions", "interop", "cuda_gctx", "tune", "comm"},
+    "examples": {"native", "interop", "cuda_gctx", "compat", "tune", "comm"},
     "studies": {"measure", "interop", "cuda_gctx", "tune"},
 }
 # Between folders, each with its C++, stubs included, and without the examples.
@@ -271,17 +265,13 @@ def house(root: Path, *files: str) -> None:
         ("_core/new.pxd", 'cdef extern from "comm/counts.hpp" namespace "gctx" nogil:\n', "comm/counts.hpp"),
         ("_cpp/driver/new.hpp", "#  include <resources/split.hpp>\n", "_cpp/resources/split.hpp"),
         ("_cpp/driver/new.cpp", '#include "../resources/split.hpp"\n', "_cpp/resources/split.hpp"),
-        ("_cpp/handles/new.hpp", '#include "sim/_cpp/abi/abi.hpp"\n', "sim/_cpp/abi/abi.hpp"),
-        ("_cpp/tests/new.cpp", '#include "../../sim/_cpp/abi/abi.hpp"\n', "sim/_cpp/abi/abi.hpp"),
-        ("sim/_cpp/machine/new.cpp", '#include "calls/entry.hpp"\n', "sim/_cpp/calls/entry.hpp"),
-        ("sim/_cpp/calls/new.cpp", '#include "_cpp/resources/split.hpp"\n', "_cpp/resources/split.hpp"),
         ("studies/new/run.py", "from cuda_gctx.partitions.layout import Layout\n", "partitions/layout.py"),
         ("examples/new.py", "import cuda_gctx.partitions\n", "partitions/__init__.py"),
     ],
 )
 def test_an_arrow_that_is_not_allowed_is_seen(tmp_path: Path, file: str, text: str, target: str) -> None:
     house(tmp_path, "__init__.py", "partitions/__init__.py", "partitions/layout.py", "comm/counts.pxd", file)
-    house(tmp_path, "comm/counts.hpp", "_cpp/resources/split.hpp", "sim/_cpp/abi/abi.hpp", "sim/_cpp/calls/entry.hpp")
+    house(tmp_path, "comm/counts.hpp", "_cpp/resources/split.hpp")
     (tmp_path / (file if file.split("/")[0] in PROGRAMS else f"{PACKAGE}/{file}")).write_text(text)
 
     drawn = arrows(tmp_path)

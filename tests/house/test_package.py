@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import cuda_gctx
+from cuda_software_driver import library_path
 
 from ..common import tool
 from ..conftest import REPOSITORY
@@ -50,9 +51,7 @@ def test_public_name_is_the_one_of_its_module(name: str) -> None:
     assert name in dir(cuda_gctx)
 
 
-@pytest.mark.parametrize(
-    "package", ["cuda_gctx", *(f"cuda_gctx.{room}" for room in ("comm", "partitions", "sim", "tune"))]
-)
+@pytest.mark.parametrize("package", ["cuda_gctx", *(f"cuda_gctx.{room}" for room in ("comm", "partitions", "tune"))])
 def test_errors_are_shown_under_the_names_by_which_they_are_imported(package: str) -> None:
     module = importlib.import_module(package)
     for name in module.__all__:
@@ -110,7 +109,7 @@ def test_import_loads_little() -> None:
 def test_a_public_name_loads_no_framework(name: str) -> None:
     modules, driver = loaded_by(f"from cuda_gctx import {name}")
     assert not {"numpy", "torch", "cupy", "numba", "cuda", "rich", "click", "ctypes"} & modules
-    assert not {"interop", "compat", "tune", "comm", "cli", "sim"} & {
+    assert not {"interop", "compat", "tune", "comm", "cli"} & {
         module.split(".")[1] for module in of_the_package(modules) - {"cuda_gctx"}
     }
     assert not driver
@@ -130,7 +129,6 @@ def clone(tmp_path: Path) -> Path:
     "program",
     [
         ["-c", "import cuda_gctx; print(cuda_gctx.__file__)"],
-        ["-c", "from cuda_gctx.sim import library_folder; print(library_folder())"],
         ["-c", "import cuda_gctx._core.device as device; print(device.__file__)"],
     ],
 )
@@ -139,11 +137,10 @@ def test_python_started_in_a_clone_finds_the_installed_package(clone: Path, prog
     assert Path(done.stdout.strip()).is_relative_to(PACKAGE)
 
 
-@pytest.mark.parametrize("module", ["cuda_gctx.sim", "cuda_gctx.cli"])
-def test_modules_of_the_package_run_as_programs_in_a_clone(clone: Path, module: str) -> None:
-    command = [sys.executable, "-m", module, "--help"]
+def test_modules_of_the_package_run_as_programs_in_a_clone(clone: Path) -> None:
+    command = [sys.executable, "-m", "cuda_gctx.cli", "--help"]
     done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=True)
-    assert "Usage" in done.stdout or "usage" in done.stdout
+    assert "Usage" in done.stdout
 
 
 def test_sources_without_an_installed_package_name_the_command_that_builds(clone: Path) -> None:
@@ -252,7 +249,7 @@ def test_software_driver_does_not_take_the_place_of_the_real_one() -> None:
     # A library of the same soname would be handed out by the loader for every later dlopen("libcuda.so.1").
     code = f"""
 import ctypes
-simulated = ctypes.CDLL({str(PACKAGE / "sim" / "lib" / "libcuda_gctx_sim.so")!r})
+simulated = ctypes.CDLL({library_path()!r})
 try:
     print(ctypes.CDLL("libcuda.so.1")._handle == simulated._handle)
 except OSError:

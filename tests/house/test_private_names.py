@@ -43,7 +43,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/partitions/test_verify.py": {"cuda_gctx._core.probe"},
     "tests/sim/test_session.py": {"cuda_gctx._core.driver"},
     "tests/trust/barriers.py": {"cuda_gctx._core.probe"},
-    "tests/tune/conftest.py": {"cuda_gctx._core.clock", "cuda_gctx.sim._session"},
+    "tests/tune/conftest.py": {"cuda_gctx._core.clock"},
     "tests/tune/test_budget.py": {"cuda_gctx._core.clock"},
     "tests/tune/test_curves.py": {"_latency"},
     "tests/tune/test_launch.py": {"_evenly"},

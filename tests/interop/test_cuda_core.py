@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from cuda_gctx import Device, sim
+import cuda_software_driver as sim
+from cuda_gctx import Device
 from cuda_gctx.interop.cuda_core import core_stream
 
 from ..common import run_python, run_with_cuda_core

@@ -42,8 +42,8 @@ from cuda_gctx.compat.flashinfer import (
     split_resource_by_sm_count,
 )
 from cuda_gctx.compat.torch_green import GreenContext
-from cuda_gctx.sim import session
 from cuda_gctx.tune import spin
+from cuda_software_driver import session
 
 from ..common import green, on_another_thread, refusal, sizes
 from ..raw import Raw

@@ -34,8 +34,8 @@ from typing import Any, TypeAlias
 from cuda_gctx import ContextCurrentError, Device, Layout, Partition, PartitionPool, SplitError, Stream
 from cuda_gctx.partitions import with_background
 from cuda_gctx.partitions.verification import verify
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Timeline, spin
+from cuda_software_driver import session
 
 CARDS = ("h200", "h100", "a100", "b200", "l40s", "rtx4090", "rtx5080", "thor")
 DRIVERS = ("12.4", "12.5", "12.8", "13.0", "13.1", "13.4")

@@ -10,7 +10,7 @@ import pytest
 from cuda_gctx import CUDAError, Device
 from cuda_gctx.partitions.arrangements import Arrangements
 from cuda_gctx.partitions.partitions import Partition, with_background
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from .order_model import Program, pairs_of_plans
 

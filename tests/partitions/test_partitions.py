@@ -33,8 +33,8 @@ from cuda_gctx import (
 )
 from cuda_gctx._core.context import context_stream
 from cuda_gctx.partitions import Partitions, partitions, plan, store, with_background
-from cuda_gctx.sim import session
 from cuda_gctx.tune import spin
+from cuda_software_driver import session
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, split
 from ..raw import Raw

@@ -15,8 +15,8 @@ from cuda_gctx import Context, CUDAWarning, Device, Stream, StreamOptions, syste
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.partitions import store
-from cuda_gctx.sim import LedgerError, session
 from cuda_gctx.tune import spin
+from cuda_software_driver import LedgerError, session
 
 from ..common import green, refusal, run_python, split
 from ..raw import Raw, RawError
@@ -211,7 +211,7 @@ def test_the_warning_needs_no_partitions() -> None:
         "import sys, warnings\n"
         "from cuda_gctx import ContextOptions, CUDAWarning, Device, SMResourceOptions\n"
         "from cuda_gctx._core.context import set_pinned_limit\n"
-        "from cuda_gctx.sim import session\n"
+        "from cuda_software_driver import session\n"
         "set_pinned_limit(2)\n"
         "with session('h200'), warnings.catch_warnings(record=True) as caught:\n"
         "    warnings.simplefilter('always')\n"
@@ -330,7 +330,7 @@ def test_nothing_is_called_in_a_forked_child() -> None:
         "import gc, os, warnings\n"
         "from cuda_gctx import Device\n"
         "from cuda_gctx.interop._frameworks import own_stream\n"
-        "from cuda_gctx.sim import session\n"
+        "from cuda_software_driver import session\n"
         "with session('h200', check=False) as machine:\n"
         "    with Device(0).partition(8) as parts:\n"
         "        kept = own_stream(parts[0])\n"

@@ -76,7 +76,7 @@ def test_clusters_are_looked_for_once(sim: Machines) -> None:
 
 
 def test_another_driver_is_asked_anew(sim: Machines) -> None:
-    from cuda_gctx.sim import session
+    from cuda_software_driver import session
 
     before = set(chip._known)
     with session("b200"):

@@ -97,7 +97,7 @@ def environment(name: str, suite: Suite) -> Path:
 
 
 def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
-    from cuda_gctx import sim  # not needed to write the page
+    import cuda_software_driver as sim  # not needed to write the page
 
     python = environment(name, suite)
     results = ROOT / "build" / "peers" / f"{name}-{driver}.json"

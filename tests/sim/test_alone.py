@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import cuda_gctx
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 MODULES = sorted(
-    f"cuda_gctx.sim.{path.stem}" for path in Path(str(sim.__file__)).parent.glob("*.py") if path.stem != "__init__"
+    f"cuda_software_driver.{path.stem}"
+    for path in Path(str(sim.__file__)).parent.glob("*.py")
+    if path.stem != "__init__"
 )
 
 
@@ -33,8 +35,8 @@ print(json.dumps(sorted(name for name in sys.modules if name.startswith("cuda_gc
 
 def test_all_of_it_is_imported_without_the_rest_of_the_package() -> None:
     assert len(MODULES) > 3
-    assert imported(["cuda_gctx.sim", *MODULES]) == ["cuda_gctx.sim", *MODULES]
+    assert imported(["cuda_software_driver", *MODULES]) == []
 
 
 def test_the_plugin_imports_nothing_that_a_run_may_not_use() -> None:
-    assert imported(["cuda_gctx.sim.pytest_plugin"]) == ["cuda_gctx.sim", "cuda_gctx.sim.pytest_plugin"]
+    assert imported(["cuda_software_driver.pytest_plugin"]) == []

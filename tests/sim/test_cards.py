@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, sim
+import cuda_software_driver as sim
+from cuda_gctx import Device
 
 pytestmark = pytest.mark.sim_only
 

@@ -1,4 +1,4 @@
-"""``python -m cuda_gctx.sim`` and ``cuda-gctx sim``: the path of the library, running a command, what they print."""
+"""The two command lines of the software driver: the path of the library, running a command, what they print."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 from ..common import CUDA_INCLUDE, needs_cuda_header
 
@@ -30,7 +30,7 @@ def program(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return program("-m", "cuda_gctx.sim", *arguments)
+    return program("-m", "cuda_software_driver", *arguments)
 
 
 def test_path_prints_the_folder_of_the_library() -> None:
@@ -121,13 +121,13 @@ def test_the_command_line_of_the_package_does_the_same(arguments: list[str]) -> 
 
 def test_help_names_the_command_as_it_was_called() -> None:
     pytest.importorskip("click", reason="click is not installed here")
-    assert command("--help").stdout.startswith("usage: python -m cuda_gctx.sim ")
+    assert command("--help").stdout.startswith("usage: python -m cuda_software_driver ")
     assert program("-m", "cuda_gctx.cli", "sim", "--help").stdout.startswith("Usage: cuda-gctx sim ")
 
 
 def test_neither_click_nor_rich_is_needed() -> None:
     code = "import sys; sys.modules['click'] = sys.modules['rich'] = None\n"
-    code += "from cuda_gctx.sim.__main__ import main; raise SystemExit(main(['profiles']))"
+    code += "from cuda_software_driver.__main__ import main; raise SystemExit(main(['profiles']))"
     assert program("-c", code).returncode == 0
 
 

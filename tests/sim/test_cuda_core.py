@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 pytestmark = pytest.mark.sim_only
 

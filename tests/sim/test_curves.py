@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, Device, SMResourceOptions, Stream, StreamOptions
-from cuda_gctx.sim import Session, session
+from cuda_software_driver import Session, session
 
 from ..common import green
 from ..raw import Raw

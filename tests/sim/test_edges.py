@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from cuda_gctx.sim import library_path, session
+from cuda_software_driver import library_path, session
 
 from ..hardware.recorder.contract import World
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from cuda_gctx import Device, Event, EventOptions, Graph, Stream
-from cuda_gctx.sim import session
 from cuda_gctx.tune import spin
+from cuda_software_driver import session
 
 from ..raw import Raw
 

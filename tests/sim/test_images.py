@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cuda_gctx import system
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..raw import Raw
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device
-from cuda_gctx.sim import Session, session
+from cuda_software_driver import Session, session
 
 from ..common import refusal
 from ..raw import Raw, RawError

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 from ..common import CUDA_INCLUDE, needs_cuda_header
 
 pytestmark = pytest.mark.sim_only
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLES = ROOT / "cuda_gctx" / "sim" / "_cpp" / "abi" / "make_tables.py"
+TABLES = ROOT / "software_driver" / "cpp" / "abi" / "make_tables.py"
 
 
 def environment(spec: str = "h200@13.0") -> dict[str, str]:

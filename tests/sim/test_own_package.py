@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 from ..common import CUDA_INCLUDE, needs_cuda_header
 
 pytestmark = pytest.mark.sim_only
 
-FOLDER = Path(__file__).resolve().parents[2] / "cuda_gctx" / "sim"
+FOLDER = Path(__file__).resolve().parents[2] / "software_driver"
 README = (FOLDER / "README.md").read_text()
 # Without the packages of this environment that it must not need, and as an interpreter finds it that has it installed.
 START = """
@@ -33,14 +33,10 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that contains the package as its wheel does: the modules that CMake installs, and the libraries."""
+    """A folder that contains the package as its wheel does: the modules and the libraries."""
     folder = tmp_path_factory.mktemp("site")
     package = folder / "cuda_software_driver"
-    package.mkdir()
-    found = re.search(r"set\(modules (.*?)\)", (FOLDER / "_cpp" / "CMakeLists.txt").read_text())
-    assert found is not None
-    for name in found[1].split():
-        shutil.copy(FOLDER / name, package)
+    shutil.copytree(FOLDER / "cuda_software_driver", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "lib").symlink_to(sim.library_folder(), target_is_directory=True)
     return folder
 
@@ -58,7 +54,7 @@ def shell(command: str, installed: Path, folder: Path) -> subprocess.CompletedPr
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]]),
         "PYTHONPATH": str(installed),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTEST_ADDOPTS": "-p cuda_software_driver.pytest_results -p no:cacheprovider",
+        "PYTEST_ADDOPTS": "-p cuda_software_driver.pytest_plugin -p no:cacheprovider",
     }
     return subprocess.run(
         ["sh", "-ec", command], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
@@ -132,14 +128,6 @@ def test_it_needs_no_other_package(installed: Path, tmp_path: Path) -> None:
     assert "NVIDIA H200 (simulated)" in done.stdout, done.stderr
 
 
-def test_its_names_are_those_of_the_room_without_sessions(installed: Path, tmp_path: Path) -> None:
-    code = "import cuda_software_driver as it; print(*it.__all__, *(getattr(it, n).__module__ for n in it.__all__))"
-    done = shell(f'python -c "{code}"', installed, tmp_path)
-    names = sorted(set(sim.__all__) - {"session"})
-    assert done.stdout.split()[: len(names)] == names, done.stderr
-    assert all(word.startswith("cuda_software_driver") for word in done.stdout.split()[len(names) :])
-
-
 def test_its_wheel_is_under_1_mb(installed: Path) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as wheel:
@@ -148,11 +136,3 @@ def test_its_wheel_is_under_1_mb(installed: Path) -> None:
         for path in Path(sim.library_folder()).iterdir():
             wheel.write(path)
     assert 100_000 < archive.tell() < 1_000_000
-
-
-def test_two_copies_do_not_report_the_same_result_twice(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "test_nothing.py").write_text("def test_it(): pass\n")
-    command = "python -m cuda_software_driver run -- python -m pytest --setup-plan -p cuda_gctx.sim.pytest_results"
-    done = shell(command, installed, tmp_path)
-    assert "cuda_software_driver.results" in done.stdout, done.stderr
-    assert "cuda_gctx.sim.results" not in done.stdout

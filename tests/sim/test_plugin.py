@@ -114,8 +114,8 @@ def test_wrong():
 @pytest.mark.parametrize("way", ["-p", "pytest_plugins"])
 def test_a_project_may_name_the_plugin_too(pytester: pytest.Pytester, way: str) -> None:
     if way == "pytest_plugins":
-        pytester.makeconftest('pytest_plugins = ["cuda_gctx.sim.pytest_plugin"]')
-    arguments = ["-p", "cuda_gctx.sim.pytest_plugin"] if way == "-p" else []
+        pytester.makeconftest('pytest_plugins = ["cuda_software_driver.pytest_plugin"]')
+    arguments = ["-p", "cuda_software_driver.pytest_plugin"] if way == "-p" else []
     result = run(pytester, "def test_machine(gpu_sim):\n    assert Device.count() == 1\n", *arguments)
     result.assert_outcomes(passed=1)
 
@@ -128,7 +128,7 @@ def test_the_marker_is_described(pytester: pytest.Pytester) -> None:
 def test_a_run_that_does_not_use_the_plugin_does_not_load_the_package(pytester: pytest.Pytester) -> None:
     # Installed packages' plugins are loaded in every run: importing the module must cost nothing but itself.
     code = (
-        "import sys; import cuda_gctx.sim.pytest_plugin; "
+        "import sys; import cuda_software_driver.pytest_plugin; "
         "loaded = {name: getattr(module, '__file__', None) or '' for name, module in sys.modules.items()}; "
         "print([n for n, file in loaded.items() if n == 'ctypes' or (n[:9] == 'cuda_gctx' and file.endswith('.so'))])"
     )

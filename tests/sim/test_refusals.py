@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..raw import RESOURCE_BYTES, SM, RawError
 from ..raw import Raw as RawCalls

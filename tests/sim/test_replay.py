@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cuda_gctx import sim
+import cuda_software_driver as sim
 
 from ..hardware.compare import (
     FOLDER,

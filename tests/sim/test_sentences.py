@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx.sim import library_folder, library_path, session
+from cuda_software_driver import library_folder, library_path, session
 
 from ..hardware.recorder import in_processes
 from ..hardware.recorder.sentences import SEEDED, SENTENCES, Sentence

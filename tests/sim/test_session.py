@@ -12,8 +12,8 @@ import pytest
 
 from cuda_gctx import ClosedError, Context, CUDAError, Device
 from cuda_gctx._core.driver import close_driver, open_driver
-from cuda_gctx.sim import LedgerError, session
-from cuda_gctx.sim._library import library_path
+from cuda_software_driver import LedgerError, session
+from cuda_software_driver._library import library_path
 
 from ..common import green, on_another_thread, refusal, split
 from ..raw import Raw, RawError

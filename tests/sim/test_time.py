@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, Device, EventOptions, Stream, StreamOptions
-from cuda_gctx.sim import Block, Session, session
+from cuda_software_driver import Block, Session, session
 
 from ..common import green, split
 from ..raw import Raw

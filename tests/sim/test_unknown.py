@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import CUDAError, Device, EventOptions, tune
-from cuda_gctx.sim import LedgerError, Session, UnknownResultWarning, session
+from cuda_software_driver import LedgerError, Session, UnknownResultWarning, session
 
 from ..common import refusal
 from ..raw import Raw
@@ -349,7 +349,7 @@ def test_pytest_reports_unknown_results(pytester: pytest.Pytester, whole_run: bo
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:anyio"]
     words += ["-o", f"gpu_sim_unknown={policy}", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     if whole_run:
-        words[1:1] = ["-m", "cuda_gctx.sim", "run", "--", sys.executable]
+        words[1:1] = ["-m", "cuda_software_driver", "run", "--", sys.executable]
     result = pytester.run(*words)
     if policy == "warn":
         result.assert_outcomes(passed=2, warnings=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, system
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..raw import DEFAULT_STREAM, RESOURCE_BYTES, SM, STREAM_NON_BLOCKING, Raw, RawError
 

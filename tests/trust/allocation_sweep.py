@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda_gctx import FeatureNotSupported
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..conftest import REPOSITORY
 from ..raw import Raw

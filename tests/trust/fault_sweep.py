@@ -20,7 +20,7 @@ from itertools import product
 from typing import Any
 
 from cuda_gctx import CUDAError, CUDAWarning, FeatureNotSupported
-from cuda_gctx.sim import Session, session
+from cuda_software_driver import Session, session
 
 from ..raw import Raw
 from .operations import operations, world

@@ -23,8 +23,8 @@ from cuda_gctx import (
     WorkqueueResourceOptions,
     partitions,
 )
-from cuda_gctx.sim import library_path
 from cuda_gctx.tune import spin
+from cuda_software_driver import library_path
 
 from ..common import green, split
 from ..core import every_call

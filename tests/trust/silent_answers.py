@@ -22,7 +22,7 @@ from typing import Any
 
 from cuda_gctx import Device, PartitionPool, Partitions, SplitError, partitions
 from cuda_gctx.partitions import with_background
-from cuda_gctx.sim import session
+from cuda_software_driver import session
 
 from ..core.test_split_oracle import PROFILES, VERSIONS
 from ..core.test_split_raw_values import check_handles, count_of

@@ -8,7 +8,7 @@ import pytest
 
 from cuda_gctx import Device, Partitions, Stream, tune
 from cuda_gctx.partitions import layout_of_text
-from cuda_gctx.sim import Session, session
+from cuda_software_driver import Session, session
 
 from ..common import run_python
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cuda_gctx._core import clock
-from cuda_gctx.sim._session import library
+from cuda_software_driver._session import library
 
 from ..conftest import is_simulated
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Report, TailLatency, Throughput, _measure, spin
 from cuda_gctx.tune._report import Result
+from cuda_software_driver import session
 
 from ..common import refusal
 from ..raw import Raw

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Curve, spin
+from cuda_software_driver import session
 
 pytestmark = pytest.mark.sim_only
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, PartitionPool, SMResourceOptions, tune
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan
 from cuda_gctx.tune._plans import partition_names
+from cuda_software_driver import session
 
 from ..common import refusal
 from .pairs import (

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Layout, PartitionPool
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Policy
+from cuda_software_driver import session
 
 from ..common import refusal
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, tune
-from cuda_gctx.sim import session
 from cuda_gctx.tune import Plan, Report, _report
+from cuda_software_driver import session
 
 from .pairs import (
     MS,

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import cuda_gctx
-import cuda_gctx.sim
+import cuda_software_driver
 from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
 from cuda_gctx.measure.results import write_result
@@ -560,7 +560,7 @@ def all_worlds() -> list[tuple[str, str]]:
 
 def runs_of(truth: str, noise: str, runs: int, seed: int, first: int) -> list[Outcome]:
     """Runs in one world, on a simulated machine of its own."""
-    with warnings.catch_warnings(), cuda_gctx.sim.session("h200", driver="13.0", check=False):
+    with warnings.catch_warnings(), cuda_software_driver.session("h200", driver="13.0", check=False):
         warnings.simplefilter("ignore")
         return outcomes(Device(0), truth, noise, runs, seed, first)
 

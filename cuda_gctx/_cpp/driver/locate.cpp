@@ -30,7 +30,7 @@ DriverChoice locate_driver(std::string_view choice) {
   constexpr std::string_view word = "sim";
   if (choice == word || choice.substr(0, word.size() + 1) == "sim:") {
     const auto machine = choice.size() > word.size() ? choice.substr(word.size() + 1) : std::string_view{};
-    return {beside_this_library("sim/lib/libcuda_gctx_sim.so"), true, std::string(machine)};
+    return {beside_this_library("../cuda_software_driver/lib/libcuda_gctx_sim.so"), true, std::string(machine)};
   }
   return {std::string(choice), false, {}};
 }

@@ -4,7 +4,7 @@ import pytest
 from scheduler import Scheduler
 
 from cuda_gctx import CUDAError, Device, Stream, tune
-from cuda_gctx.sim import Session
+from cuda_software_driver import Session
 
 MS = 1_000_000
 

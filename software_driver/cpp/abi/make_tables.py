@@ -2,7 +2,7 @@
 modelled, the variants with a default stream per thread, what errors say, the contract of each function as the recorder
 and the tests read it, and the page of the documentation that lists all functions.
 
-    python cuda_gctx/sim/_cpp/abi/make_tables.py [--check]
+    python software_driver/cpp/abi/make_tables.py [--check]
 
 With --check, nothing is written, and the exit status is 1 if a file is out of date.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[3]
+ROOT = HERE.parents[2]
 DOCS = ROOT / "docs"
 RECORDER = ROOT / "tests" / "hardware" / "recorder"
 SENTENCES = RECORDER / "sentences.py"
@@ -274,7 +274,7 @@ def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], in
         f"and the other {len(absent)} are exported too: each answers",
         "`CUDA_ERROR_NOT_SUPPORTED`, names itself once on standard error, and is counted in the ledger. It also",
         f"models {', '.join(f'`{symbol}`' for symbol in sorted(OF_OTHER_HEADERS))}, which `cuda.h` does not declare.",
-        "Made by `cuda_gctx/sim/_cpp/abi/make_tables.py` from `functions.def`, which the driver checks in every call.",
+        "Made by `software_driver/cpp/abi/make_tables.py` from `functions.def`, which the driver checks in every call.",
         "",
         "## Modelled",
         "",

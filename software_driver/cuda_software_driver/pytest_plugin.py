@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from . import Session
 
 
-pytest_plugins = ["cuda_gctx.sim.pytest_results"]
+pytest_plugins = ["cuda_software_driver.pytest_results"]
 
 _failed = pytest.StashKey[bool]()
 

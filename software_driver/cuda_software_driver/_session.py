@@ -9,7 +9,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ __all__ = [
     "cards",
     "check_policy",
     "driver_versions",
+    "hide_frames_of",
     "library",
     "make_spec",
     "report_unknown",
@@ -39,7 +40,8 @@ _HARMLESS = frozenset({"unknown handle"})
 
 Policy = Literal["ignore", "warn", "error"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# The folders of packages whose frames say nothing about who made an object.
+_hidden = [os.path.dirname(os.path.abspath(__file__)) + os.sep]
 _STACK_DEPTH = 24
 
 _lock = threading.Lock()
@@ -59,6 +61,11 @@ def _remember(number: int | None) -> int:
 
 
 _record = RecordFunction(_remember)
+
+
+def hide_frames_of(folders: Iterable[str]) -> None:
+    """Leave the frames of a package out where a ledger says who made an object."""
+    _hidden.extend({os.path.abspath(folder) + os.sep for folder in folders} - {*_hidden})
 
 
 def library() -> Library:
@@ -109,9 +116,9 @@ class LiveObject:
 
     @property
     def where(self) -> str | None:
-        """The line outside of this package that made it, as ``file:line in function``; None if that is not known."""
+        """The line of the program that made it, as ``file:line in function``; None if that is not known."""
         for frame in self.stack or ():
-            if not frame.filename.startswith(_PACKAGE):
+            if not frame.filename.startswith(tuple(_hidden)):
                 return f"{frame.filename}:{frame.lineno} in {frame.name}"
         return None
 

@@ -1,19 +1,18 @@
 """The software driver: a simulated machine for code that calls the CUDA driver, with a ledger and injected faults.
 
->>> with cuda_gctx.sim.session("h200", driver="13.1") as machine:   # doctest: +SKIP
+>>> with cuda_software_driver.session("h200", driver="13.1") as machine:   # doctest: +SKIP
 ...     machine.fail("cuGreenCtxCreate", nth=1)
 
 Importing this loads no driver, and nothing else of the package: only ``session()`` asks the core, to make the machine
-its driver. ``python -m cuda_gctx.sim`` runs other programs on it. All but ``session()`` and the plugin's fixture for it
-is also the package ``cuda_software_driver``, a distribution of its own.
-
-May use: ``_core``.
+its driver. ``python -m cuda_software_driver`` runs other programs on it.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from ._library import Block as Block
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 # plugin in here is loaded in every pytest run, and must be cheap.
 _NAMES_OF_MODULE = {
     "_library": ("Block", "library_folder", "library_path"),
+    "_opening": ("session",),
     "_session": (
         "Ledger",
         "LedgerError",
@@ -46,10 +46,6 @@ _NAMES_OF_MODULE = {
         "make_spec",
     ),
 }
-# The wheel of the software driver alone ends before it: there is no package whose driver the machine could be.
-if __name__ == "cuda_gctx.sim":
-    _NAMES_OF_MODULE["_opening"] = ("session",)
-
 if not TYPE_CHECKING:
     __all__ = sorted(name for names in _NAMES_OF_MODULE.values() for name in names)
 

@@ -6,7 +6,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ._session import Policy, Session, UnknownResultWarning, check_policy, library, make_spec, running
+from ._session import (
+    Policy,
+    Session,
+    UnknownResultWarning,
+    check_policy,
+    hide_frames_of,
+    library,
+    make_spec,
+    running,
+)
 
 __all__ = ["session"]
 
@@ -24,7 +33,7 @@ def session(
 ) -> Iterator[Session]:
     """A fresh simulated machine as the driver of this package.
 
-    profile: the card (see ``python -m cuda_gctx.sim profiles``). driver: the CUDA version, such as "13.1".
+    profile: the card (see ``python -m cuda_software_driver profiles``). driver: the CUDA version, such as "13.1".
     devices: the number of cards. options: other keys of the machine's description (``connections``,
     ``max_contexts``, ``memory``, ``resident``).
     check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
@@ -35,8 +44,10 @@ def session(
     kernel (CUDA_ERROR_NOT_SUPPORTED), and a LedgerError at the end, as part of check; "ignore": nothing.
     """
     check_policy(unknown)
+    import cuda_gctx
     from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
 
+    hide_frames_of(cuda_gctx.__path__)
     spec = make_spec(profile, driver, devices, **options) + (",unknown=error" if unknown == "error" else "")
     # Objects of the outer machine are not destroyed on this one.
     set_driver_aside()
