@@ -6,9 +6,8 @@ Importing this package loads no driver and no framework: each public name is imp
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.lazy import lazy_names
 
 __version__ = "0.1.0"
@@ -106,87 +105,3 @@ _NAMES_OF_MODULE = {
 # Type checkers read only the list above: __getattr__ would allow any name.
 if not TYPE_CHECKING:
     __all__, __getattr__, __dir__ = lazy_names(globals(), _NAMES_OF_MODULE)
-
-
-# What lower rooms use of higher rooms: registered only here, and imported at first use.
-
-
-def _partition() -> Any:
-    from cuda_gctx.partitions import partition
-
-    return partition
-
-
-def _partition_sizes() -> Any:
-    from cuda_gctx.partitions import partition_sizes
-
-    return partition_sizes
-
-
-def _free_sms() -> Any:
-    from cuda_gctx.partitions.free import free_sms
-
-    return free_sms
-
-
-def _memory_use() -> Any:
-    from cuda_gctx.partitions import memory_use
-
-    return memory_use
-
-
-def _verify() -> Any:
-    from cuda_gctx.partitions.verification import verify
-
-    return verify
-
-
-def _verify_graph() -> Any:
-    from cuda_gctx.partitions.verification import verify_graph
-
-    return verify_graph
-
-
-def _torch_block() -> Any:
-    from cuda_gctx.interop.torch import use
-
-    return use
-
-
-def _torch_graph() -> Any:
-    from cuda_gctx.interop.torch import capture_graph
-
-    return capture_graph
-
-
-def _torch_capture() -> Any:
-    from cuda_gctx.interop.torch import capture_once
-
-    return capture_once
-
-
-def _cupy_block() -> Any:
-    from cuda_gctx.interop.cupy import use
-
-    return use
-
-
-def _cuda_core() -> Any:
-    from cuda_gctx.interop.cuda_core import DeviceOfCore
-
-    return DeviceOfCore
-
-
-above.register(
-    partition=_partition,
-    partition_sizes=_partition_sizes,
-    free_sms=_free_sms,
-    memory_use=_memory_use,
-    verify=_verify,
-    verify_graph=_verify_graph,
-    torch_block=_torch_block,
-    torch_graph=_torch_graph,
-    torch_capture=_torch_capture,
-    cupy_block=_cupy_block,
-    cuda_core=_cuda_core,
-)

@@ -18,10 +18,10 @@ from cuda_gctx.draw.svg import Drawing
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests" / "house"))
 
-from arrows import PROGRAMS, arrows, room  # noqa: E402
+from arrows import PROGRAMS, arrows, is_late, room  # noqa: E402
 
 PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
-LEFT_OUT = {*PROGRAMS, "_cpp/tests"}
+LEFT_OUT = {*PROGRAMS, "extending", "_cpp/tests"}
 
 WIDTH, HEIGHT = 780, 696
 BOX_WIDTH, BOX_HEIGHT = 178, 42
@@ -60,11 +60,13 @@ LINE = "bar"  # the darker grey
 
 
 def uses() -> dict[str, set[str]]:
-    """What each room of the package uses. Stubs also name types of higher rooms, and are left out."""
+    """The rooms that each room of the package uses, without late imports."""
     found: dict[str, set[str]] = {}
     for file, target in arrows(REPOSITORY):
         name = room(file)
-        if name not in LEFT_OUT and not file.endswith(".pyi"):
+        if {name, room(target)}.isdisjoint(LEFT_OUT) and not is_late(
+            (file, target)
+        ):
             found.setdefault(name, set()).update({room(target)} - {name})
             found.setdefault(room(target), set())
     return found

@@ -19,7 +19,6 @@ from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event
 from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of, sms_of
 from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, new_stream, note_pinned
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.errors import ResourceOverlapWarning
 
 
@@ -237,7 +236,9 @@ cdef class Context:
 
         Returns a VerifyReport. Raises IsolationError if the context runs on other SMs.
         """
-        return above.verify({self.name or "context": self})
+        from cuda_gctx.partitions.verification import verify
+
+        return verify({self.name or "context": self})
 
     @cython.binding(False)
     @cython.always_allow_keywords(False)

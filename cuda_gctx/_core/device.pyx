@@ -13,7 +13,6 @@ from cuda_gctx._core.current cimport given_here, release_left, task_here
 from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.resources cimport DeviceResources
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.stream import Stream
 
 ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
@@ -200,38 +199,43 @@ cdef class Device:
         """
         return self.primary().create_event(options)
 
-    # What this package does not do itself, cuda.core does.
+    # cuda.core implements the following members.
+
+    cdef object _device_of_core(self):
+        from cuda_gctx.interop.cuda_core import DeviceOfCore
+
+        return DeviceOfCore(self)
 
     @property
     def properties(self):
         """The DeviceProperties of cuda.core, which has to be installed."""
-        return above.cuda_core(self).properties
+        return self._device_of_core().properties
 
     @property
     def memory_resource(self):
         """The memory resource that cuda.core allocates with on the device; it can be set. Needs cuda.core."""
-        return above.cuda_core(self).memory_resource
+        return self._device_of_core().memory_resource
 
     @memory_resource.setter
     def memory_resource(self, resource):
-        above.cuda_core(self).memory_resource = resource
+        self._device_of_core().memory_resource = resource
 
     @property
     def default_stream(self):
         """The default stream of the device, as cuda.core chooses it: the legacy or the per-thread one."""
-        return above.cuda_core(self).default_stream
+        return self._device_of_core().default_stream
 
     def allocate(self, size, *, stream):
         """Allocate `size` bytes in the order of a stream; returns a Buffer of cuda.core, which has to be installed."""
-        return above.cuda_core(self).allocate(as_int("size", size, 0), stream)
+        return self._device_of_core().allocate(as_int("size", size, 0), stream)
 
     def can_access_peer(self, peer):
         """Whether kernels of this device can access the memory of `peer`, a device or its number. Needs cuda.core."""
-        return above.cuda_core(self).can_access_peer(as_int("peer", getattr(peer, "device_id", peer)))
+        return self._device_of_core().can_access_peer(as_int("peer", getattr(peer, "device_id", peer)))
 
     def create_graph_builder(self):
         """A GraphBuilder of cuda.core, which has to be installed. For graphs in partitions, see Stream.capture()."""
-        return above.cuda_core(self).create_graph_builder()
+        return self._device_of_core().create_graph_builder()
 
     def partition(self, *requests, exclusive=False, among="all", **named):
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
@@ -246,11 +250,15 @@ cdef class Device:
         Returns Partitions, whose ``background`` has the SMs that no partition requests. Raises SplitError if the
         requests do not fit, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
         """
-        return above.partition(self, *requests, exclusive=exclusive, among=among, **named)
+        from cuda_gctx.partitions import partition
+
+        return partition(self, *requests, exclusive=exclusive, among=among, **named)
 
     def partition_sizes(self):
         """The sizes that one partition can have, according to the driver, as a list of PartitionSize."""
-        return above.partition_sizes(self)
+        from cuda_gctx.partitions import partition_sizes
+
+        return partition_sizes(self)
 
     def sync(self):
         """Wait on the host for all work of the primary context and of green contexts, also closed ones."""

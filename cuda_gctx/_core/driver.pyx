@@ -9,8 +9,6 @@ from cuda_gctx._core.arguments cimport make_only_here
 from cuda_gctx._core.current cimport release_left
 from cuda_gctx._core.errors cimport report_failures
 
-from cuda_gctx._core.above import above
-
 
 cdef cpp.Runtime* active_runtime() except NULL:
     if not cpp.Runtime.is_any_open():
@@ -50,18 +48,18 @@ def open_driver(choice):
     return token
 
 
-# Functions that drop what higher rooms keep of a driver, given the address of the core's Runtime.
-cdef list kept_above = []
+# Functions that drop the objects that higher rooms keep of a driver. The argument is the address of the core's Runtime.
+cdef list forgetters = []
 
 
 def before_driver_closes(forget):
     """Call `forget` with the number of a driver (see _core.resources.driver_key) before that driver is closed."""
-    kept_above.append(forget)
+    forgetters.append(forget)
 
 
 def close_driver(OpenDriver token not None):
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
-    for forget in kept_above:
+    for forget in forgetters:
         forget(<uintptr_t>token.runtime)
     cpp.forget_current_of(cpp.this_thread(), token.runtime[0])
     release_left()  # blocks hold their contexts
@@ -124,7 +122,9 @@ cdef class System:
 
     def memory(self):
         """The device memory of green contexts, by device: held by live ones, lost to destroyed ones."""
-        return above.memory_use()
+        from cuda_gctx.partitions import memory_use
+
+        return memory_use()
 
     def __repr__(self):
         try:

@@ -11,7 +11,6 @@ from cuda_gctx._core.driver cimport active_runtime
 from cuda_gctx._core.event cimport InContext
 from cuda_gctx._core.stream cimport Stream
 
-from cuda_gctx._core.above import above
 
 cdef dict MODE_OF_NAME = {
     "global": <int>cpp.CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -159,7 +158,9 @@ cdef class GraphExec(InContext):
 
         timeout: in seconds, for the probe.
         """
-        return above.verify_graph(self, timeout)
+        from cuda_gctx.partitions.verification import verify_graph
+
+        return verify_graph(self, timeout)
 
     @cython.binding(False)
     def launch(self, Stream stream not None):

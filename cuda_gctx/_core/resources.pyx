@@ -14,7 +14,6 @@ cimport cuda_gctx._core.cpp as cpp
 from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here
 from cuda_gctx._core.errors cimport ANY_DOMAIN, optional_count
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import as_bool
 
 # The class Device, once something has asked for it.
@@ -280,7 +279,9 @@ cdef class SMResource:
         SMs are known to be free by the units that this property and ``Device.partition(among="free")`` use. Where the
         SMs of a context are unknown, all SMs that it may have count as taken.
         """
-        return above.free_sms(self)
+        from cuda_gctx.partitions.free import free_sms
+
+        return free_sms(self)
 
     def overlaps(self, SMResource other not None):
         """Whether two resources share SMs; None if unknown.

@@ -1,7 +1,4 @@
-"""The command line, ``cuda-gctx``. Click and rich, which it needs, are imported when it is called.
-
-May use: ``tune``, ``cuda_gctx``, ``interop``, ``partitions``, ``measure``.
-"""
+"""The command line, ``cuda-gctx``. Click and rich, which it needs, are imported when it is called."""
 
 from __future__ import annotations
 

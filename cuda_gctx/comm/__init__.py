@@ -1,15 +1,13 @@
 """Collective communication that runs inside a partition.
 
 Importing this loads no driver and no framework: the first use of a public name imports its module.
-
-May use: ``cuda_gctx``, ``interop``, ``_core``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cuda_gctx._core.lazy import lazy_names
+from cuda_gctx.extending import lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx.comm._backends import CommBackend as CommBackend

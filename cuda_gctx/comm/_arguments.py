@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx import Device, Partition
-from cuda_gctx._core.arguments import as_bool, as_int, as_seconds
 from cuda_gctx.comm._launch import WARP
 from cuda_gctx.comm._protocol import ALIGNMENT, Element, one_exchange_threads
 from cuda_gctx.comm._topology import ParallelInfo
+from cuda_gctx.extending import as_bool, as_int, as_seconds
 
 __all__ = ["HOST_S", "MOST_BYTES", "Arguments", "checked", "host_limit_s", "is_supported"]
 

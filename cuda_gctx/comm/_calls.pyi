@@ -2,9 +2,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as _Several
 from typing import Any
 
-from cuda_gctx._core.sequence import Counter, Sequence
-from cuda_gctx._core.stream import Stream
+from cuda_gctx import Stream
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
+from cuda_gctx.extending import Counter, Sequence
 
 ALIGNMENT: int
 MOST_KEPT: int

@@ -12,8 +12,6 @@ from importlib import import_module
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from cuda_gctx import CUDAError, Device, Partition
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, checked, host_limit_s, is_supported
 from cuda_gctx.comm._backends import (
     CommBackend,
@@ -33,6 +31,7 @@ from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
 from cuda_gctx.comm._tensors import span
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, on_hosts
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
+from cuda_gctx.extending import Progress, as_int
 
 __all__ = ["MixedCommHandler", "run_mixed_comm"]
 

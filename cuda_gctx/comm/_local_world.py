@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from cuda_gctx import Device, Partition
-from cuda_gctx._core.arguments import as_int, as_seconds
 from cuda_gctx.comm._backends import LocalBackend
 from cuda_gctx.comm._handler import MixedCommHandler
+from cuda_gctx.extending import as_int, as_seconds
 
 __all__ = ["LocalRank", "LocalWorld", "local_world"]
 

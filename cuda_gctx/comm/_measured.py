@@ -11,13 +11,13 @@ from statistics import median
 from typing import Any
 
 from cuda_gctx import Stream
-from cuda_gctx._core import clock
 from cuda_gctx.comm._backends import CommBackend
 from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import Modes
 from cuda_gctx.comm._protocol import ALIGNMENT
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 from cuda_gctx.comm._tuning import Case
+from cuda_gctx.extending import clock
 
 __all__ = ["Measured"]
 

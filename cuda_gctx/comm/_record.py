@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cuda_gctx import Stream
-from cuda_gctx._core.sequence import Counter
-from cuda_gctx._core.sequence import Sequence as Launches
 from cuda_gctx.comm._calls import Steps
 from cuda_gctx.comm._staging import Copy
 from cuda_gctx.comm._topology import MixedCommOp
+from cuda_gctx.extending import Counter
+from cuda_gctx.extending import Sequence as Launches
 
 __all__ = ["AFTER", "BEFORE", "MAIN", "Kernel", "Launches", "Numbers", "Prepared", "Record"]
 

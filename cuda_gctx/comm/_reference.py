@@ -10,9 +10,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx.comm._backends import CommBackend, gather
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo, checked_root
+from cuda_gctx.extending import as_bool, as_int
 
 __all__ = ["exchange_by_nodes", "exchange_on_cpu", "exchange_with_nccl", "expected", "rounded_sum"]
 

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from cuda_gctx._core.arguments import as_int
+from cuda_gctx.extending import as_int
 
 __all__ = [
     "MixedCommMode",

@@ -14,10 +14,10 @@ from statistics import median
 from typing import Any
 from zlib import crc32
 
-from cuda_gctx._core.progress import Progress
 from cuda_gctx.comm._backends import CommBackend, gather_results
 from cuda_gctx.comm._compile import FOLDER
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
+from cuda_gctx.extending import Progress
 
 __all__ = ["Case", "Choice", "TuningTable", "tune"]
 

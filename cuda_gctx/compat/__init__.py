@@ -1,4 +1,1 @@
-"""Drop-ins: functions and classes with the names and arguments of other libraries, based on this package's contexts.
-
-May use: ``interop``, ``partitions``, ``_core``.
-"""
+"""Drop-ins: functions and classes with the names and arguments of other libraries, based on this package's contexts."""

@@ -1,4 +1,1 @@
-"""Drawing: bars, curves and timelines as SVG, from values. Measures nothing.
-
-May use: nothing of the package.
-"""
+"""Drawing: bars, curves and timelines as SVG, from values. Measures nothing."""

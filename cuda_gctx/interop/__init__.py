@@ -1,7 +1,4 @@
-"""Work of other libraries in a partition: one module for each library, which imports the library at first use.
-
-May use: ``partitions``, ``measure``, ``_core``.
-"""
+"""Work of other libraries in a partition: one module for each library, which imports the library at first use."""
 
 from __future__ import annotations
 

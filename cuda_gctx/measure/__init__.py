@@ -1,4 +1,1 @@
-"""Measuring: the loop, statistics of samples, latencies next to a load, and the state of the machine.
-
-May use: ``_core``.
-"""
+"""Measuring: the loop, statistics of samples, latencies next to a load, and the state of the machine."""

@@ -1,4 +1,1 @@
-"""Declarations for Cython modules of other packages: ``from cuda_gctx.native.c cimport gctx_partition``.
-
-May use: nothing of the package.
-"""
+"""Declarations for Cython modules of other packages: ``from cuda_gctx.native.c cimport gctx_partition``."""

@@ -1,7 +1,4 @@
-"""Partitions of a device: layouts, named partitions, pools, the store of contexts, and verification.
-
-May use: ``draw``, ``_core``.
-"""
+"""Partitions of a device: layouts, named partitions, pools, the store of contexts, and verification."""
 
 from cuda_gctx.partitions.graphs import GraphSet
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request

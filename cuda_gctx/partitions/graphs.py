@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.graph import Graph, GraphExec
 from cuda_gctx._core.resources import device_memory
 from cuda_gctx._core.stream import Stream
@@ -145,9 +144,9 @@ class GraphSet:
             return entry.graph.output
 
     def _new(self, place: Place, key: Hashable, function: Function) -> _Entry:
-        capture: Callable[[Place, Function], Replayable] = (
-            above.torch_graph if self._framework == "torch" else _OwnGraph.capture
-        )
+        capture: Callable[..., Any] = _OwnGraph.capture
+        if self._framework == "torch":
+            from cuda_gctx.interop.torch import capture_graph as capture
         graph, allocated = self._measured(place, lambda: capture(place, function))
         return self._enter(place, key, graph, allocated)
 
@@ -155,9 +154,9 @@ class GraphSet:
         """The graph of a key in a place, moved from its capture. Captures the function if there is no capture."""
         known = self._captures.get(key)
         if known is None:
-            capture: Callable[[Place, Function], tuple[Graph, Any]] = (
-                above.torch_capture if self._framework == "torch" else _captured
-            )
+            capture: Callable[..., tuple[Graph, Any]] = _captured
+            if self._framework == "torch":
+                from cuda_gctx.interop.torch import capture_once as capture
             (graph, output), allocated = self._measured(place, lambda: capture(place, function))
             known = self._captures[key] = _Capture(graph, output, allocated)
         return self._move(place, key, known)

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
-from cuda_gctx._core.above import above
 from cuda_gctx._core.arguments import as_bool, as_int
 from cuda_gctx._core.context import Context, capturing_stream, close_loaned, context_stream, demand_not_current, loaned
 from cuda_gctx._core.device import Device
@@ -237,8 +236,9 @@ class Partition:
         library_sms: "off", "on" or "auto": the SM count hint for cuBLAS.
         after: a fork of cuda_gctx.interop.torch, for blocks that run concurrently.
         """
-        block: AbstractContextManager[Any] = above.torch_block(self, library_sms, after)
-        return block
+        from cuda_gctx.interop.torch import use
+
+        return use(self, library_sms, after)
 
     def cupy(self, library_sms: Literal["off", "on"] = "off", after: Any = None) -> AbstractContextManager[Any]:
         """A ``with`` block in which CuPy works in the partition (see cuda_gctx.interop.cupy.use).
@@ -246,8 +246,9 @@ class Partition:
         library_sms: "off" or "on": the SM count hint for cuBLAS.
         after: a fork of cuda_gctx.interop.cupy, for blocks that run concurrently.
         """
-        block: AbstractContextManager[Any] = above.cupy_block(self, library_sms, after)
-        return block
+        from cuda_gctx.interop.cupy import use
+
+        return use(self, library_sms, after)
 
     def max_blocks(self, kernel: object = None, *, threads: int, shared_memory: int = 0) -> int:
         """The number of blocks that can run at once in the partition, which is also the largest grid of a cooperative

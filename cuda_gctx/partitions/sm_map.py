@@ -6,11 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from os import PathLike
 from textwrap import wrap
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from cuda_gctx._core.text import ranges
-from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, Pictured, colours_of, heading, ink_on, legend, text_width
+
+if TYPE_CHECKING:
+    from cuda_gctx.draw.sm_map import PictureOfSMs
 
 __all__ = ["MapCell", "MapRow", "SMMap"]
 
@@ -21,13 +24,6 @@ NOBODY, SHARED = ".", "!"
 SMS_OF_A_LINE = 32  # of text, if the GPCs are not known
 SMS_OF_A_PANEL = 16  # of the picture, likewise
 COLUMNS = 80  # of text
-
-CELL, GAP, PAIR_GAP = 30, 2, 4
-PANEL_GAP, PANEL_PAD, PANEL_HEAD = 10, 8, 38
-PANELS_OF_A_ROW = 9
-LEAST_WIDTH = 560
-WIDEST_ENTRY = 780  # of the legend: a longer name is shortened
-SHARED_COLOUR = "#b00020"
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,8 @@ def _pieces(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
-def _sms(count: int) -> str:
-    return f"{count} SM" if count == 1 else f"{count} SMs"
-
-
 @dataclass(frozen=True)
-class SMMap(Pictured):
+class SMMap:
     """Which partition or context owns which SM. ``str()`` is for terminals, ``svg()`` and ``html()`` are pictures.
 
     owners: names with the ids of their SMs, in order.
@@ -82,6 +74,8 @@ class SMMap(Pictured):
     @property
     def colours(self) -> dict[str, str]:
         """The colour of each owner in the pictures, as ``#rrggbb``."""
+        from cuda_gctx.draw.svg import colours_of
+
         return colours_of(name for name, _ in self.owners)
 
     @property
@@ -153,73 +147,22 @@ class SMMap(Pictured):
     def __str__(self) -> str:
         return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines())
 
-    def _title_of_page(self) -> str:
-        return f"SM map of {self.device}"
+    def svg(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as SVG; also written to `path`."""
+        return self._picture().svg(path)
 
-    def _picture(self) -> str:
-        """Draw a panel per GPC, a row per TPC (two SMs), and hover texts."""
-        drawing = Drawing(f"SM map of {self.device}, driver {self.driver}")
-        rows = self._rows(self._panels())
-        colours = self.colours
-        panel_width = 2 * CELL + GAP + 2 * PANEL_PAD
-        across = min(PANELS_OF_A_ROW, max(len(rows), 1))
-        note = (
-            "Panels are GPCs, detected by where thread-block clusters ran. A row is a TPC: two SMs."
-            if self.gpcs
-            else "The GPCs are not known here: SMs are shown by id, two in a row."
-        )
-        entries = self._legend()
-        width = max(
-            2 * MARGIN + across * panel_width + (across - 1) * PANEL_GAP,
-            2 * MARGIN + text_width(note, 11),
-            2 * MARGIN + min(max((entry.width for entry in entries), default=0), WIDEST_ENTRY),
-            LEAST_WIDTH,
-        )
-        heading(drawing, "SM map", self.device, width, tail=f", driver {self.driver}")
-        y: float = 66 + legend(drawing, MARGIN, 66, entries, width - MARGIN) + 6
-        for first in range(0, len(rows), across):
-            line = rows[first : first + across]
-            tall = max((len(row.cells) + 1) // 2 for row in line)
-            height = PANEL_HEAD + tall * (CELL + PAIR_GAP) - PAIR_GAP + PANEL_PAD
-            for position, row in enumerate(line):
-                x = MARGIN + position * (panel_width + PANEL_GAP)
-                drawing.rectangle(x, y, panel_width, height, kind="panel", corner=6)
-                drawing.text(x + panel_width / 2, y + 16, row.label, size=11, bold=True, anchor="middle")
-                drawing.text(x + panel_width / 2, y + 30, _sms(len(row.cells)), size=11, kind="faint", anchor="middle")
-                for i, cell in enumerate(row.cells):
-                    cell_x = x + PANEL_PAD + i % 2 * (CELL + GAP)
-                    top = y + PANEL_HEAD + i // 2 * (CELL + PAIR_GAP)
-                    self._draw(drawing, cell_x, top, cell, row.label, colours)
-            y += height + PANEL_GAP
-        drawing.text(MARGIN, y + 10, note, size=11, kind="faint")
-        return drawing.svg(width, y + 26)
+    def html(self, path: str | PathLike[str] | None = None) -> str:
+        """The picture as an HTML page that loads no other files; also written to `path`."""
+        return self._picture().html(path)
 
-    def _draw(self, drawing: Drawing, x: float, y: float, cell: MapCell, place: str, colours: dict[str, str]) -> None:
-        who = " and ".join(cell.owners) or "nobody"
-        hover = f"SM {cell.sm}: {who}{', shared' if len(cell.owners) > 1 else ''} ({place})"
-        if not cell.owners:
-            drawing.rectangle(x, y, CELL, CELL, kind="empty", corner=4, hover=hover)
-            drawing.text(x + CELL / 2, y + 19, str(cell.sm), size=10.5, kind="faint", anchor="middle")
-            return
-        part = CELL / len(cell.owners)
-        for i, owner in enumerate(cell.owners):
-            corner = 4 if len(cell.owners) == 1 else 0
-            drawing.rectangle(x + i * part, y, part, CELL, fill=colours[owner], kind="cell", corner=corner, hover=hover)
-        ink = ink_on(colours[cell.owners[0]])
-        if len(cell.owners) > 1:  # a plate under the text, which would otherwise cross two colours
-            drawing.rectangle(x + 5, y + 3, CELL - 10, CELL - 6, fill="#ffffff", corner=3, hover=hover)
-            ink = SHARED_COLOUR
-        middle = x + CELL / 2
-        drawing.text(middle, y + 13, self._mark(cell), size=10.5, kind="mark", anchor="middle", bold=True, fill=ink)
-        drawing.text(middle, y + 25, str(cell.sm), size=9.5, kind="mark", anchor="middle", fill=ink)
+    def _picture(self) -> PictureOfSMs:
+        from cuda_gctx.draw.sm_map import PictureOfSMs
 
-    def _legend(self) -> list[Entry]:
-        colours, letters = self.colours, self.letters
-        entries = [Entry(colours[name], letters[name], name, f", {_sms(len(sms))}") for name, sms in self.owners]
-        free = sum(not owners for owners in self._owners_of.values())
-        shared = sum(len(owners) > 1 for owners in self._owners_of.values())
-        entries += [Entry(None, "", "nobody", f", {_sms(free)}")] if free else []
-        return entries + ([Entry(SHARED_COLOUR, SHARED, "shared", f", {_sms(shared)}")] if shared else [])
+        panels = self._rows(self._panels())
+        return PictureOfSMs(self.device, self.driver, panels, self.owners, self.letters, bool(self.gpcs))
 
     def _repr_svg_(self) -> str:
-        return self._picture()
+        return self.svg()
+
+    def _repr_html_(self) -> str:
+        return self.svg()

@@ -1,8 +1,6 @@
 """Measure, decide, explain and draw: which work to run concurrently, and in which partitions.
 
 Importing this loads no driver and no framework: each public name is imported from its module at first use.
-
-May use: ``interop``, ``partitions``, ``measure``, ``draw``, ``_core``.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ from sphinx.application import Sphinx
 # or on the lines that continue it.
 ARGUMENT = re.compile(r"^((?:\w+, )*\w+): (?=\S)")
 FURTHER = re.compile(r"(?<=[.;]) (?=(?:\w+, )*\w+: \S)")
-# The line of a module's docstring for contributors, about the order of the rooms.
-FOR_CONTRIBUTORS = "May use: "
 
 
 @cache
@@ -184,14 +182,6 @@ def with_fields(lines: list[str], names: set[str]) -> list[str]:
     return written
 
 
-def for_users(lines: list[str]) -> list[str]:
-    """The docstring of a module without the paragraph for contributors."""
-    paragraphs = "\n".join(lines).split("\n\n")
-    return "\n\n".join(
-        text for text in paragraphs if not text.startswith(FOR_CONTRIBUTORS)
-    ).split("\n")
-
-
 def process_docstring(
     app: Sphinx,
     what: str,
@@ -201,8 +191,6 @@ def process_docstring(
     lines: list[str],
 ) -> None:
     """Write the lines on arguments as fields, and add the type of a compiled property."""
-    if what == "module":
-        lines[:] = for_users(lines)
     if what in ("class", "function", "method", "exception"):
         lines[:] = with_fields(lines, arguments_of(thing))
     if lines[:1] == ["Structure/Union member"]:  # ctypes puts this on each field

@@ -1,4 +1,4 @@
-"""Which file uses which other: the imports, includes and uses of the registry in the package and in the programs on it.
+"""Which file uses which other: the imports and includes in the package and in the programs on it.
 
 Every import counts: inside a function, under TYPE_CHECKING, in a stub, and a module that is named as a string. Files
 have their paths in the package, or in the repository if they are programs.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +33,6 @@ CYTHON_INCLUDE = re.compile(
 CPP_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 MODULE = re.compile(rf"{PACKAGE}(\.\w+)+")
 DOCSTRING = re.compile(r'"""(?:[^\\]|\\.)*?"""', re.DOTALL)
-CYTHON_TEXT = re.compile(r'"""(?:[^\\]|\\.)*?"""|"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|#.*', re.MULTILINE)
 
 Arrow = tuple[str, str]
 
@@ -149,62 +147,47 @@ def arrows(root: Path) -> set[Arrow]:
     }
 
 
-# ---- the registry, ``above``, in which the root of the package registers what lower rooms use of higher ones
+# ---- late imports: a method of a lower object that a higher room implements
 
 
-def registered(root: Path) -> dict[str, str]:
-    """The names that the root registers, and the file of each."""
-    tree = ast.parse((root / PACKAGE / "__init__.py").read_text())
-    loaders = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    found = {}
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "above.register":
-            for keyword in call.keywords:
-                assert keyword.arg is not None
-                assert isinstance(keyword.value, ast.Name)
-                [loaded] = [node for node in loaders[keyword.value.id].body if isinstance(node, ast.ImportFrom)]
-                assert loaded.module is not None
-                [file] = module_files(root, loaded.module, loaded.names[0].name, SUFFIXES_OF_IMPORT[".py"])
-                found[keyword.arg] = name_of(file, root)
-    return found
+# The file of the method, and the room that the method imports when it is called. A stub names the types of the results.
+LATE = {
+    ("_core/context.pyi", "partitions"),
+    ("_core/context.pyx", "partitions"),
+    ("_core/device.pyi", "partitions"),
+    ("_core/device.pyx", "interop"),
+    ("_core/device.pyx", "partitions"),
+    ("_core/driver.pyi", "partitions"),
+    ("_core/driver.pyx", "partitions"),
+    ("_core/graph.pyi", "partitions"),
+    ("_core/graph.pyx", "partitions"),
+    ("_core/resources.pyx", "partitions"),
+    ("partitions/graphs.py", "interop"),
+    ("partitions/partitions.py", "interop"),
+    ("partitions/sm_map.py", "draw"),
+}
 
 
-def uses_of_registry(root: Path) -> Counter[tuple[str, str]]:
-    """How often each file uses each registered name. A use that hides its name has the name "?"."""
-    registry = {root / PACKAGE / "__init__.py", root / PACKAGE / "_core" / "above.py"}
-    readers = {".py": python_uses, ".pyx": cython_uses}
-    return Counter(
-        (name_of(file, root), name)
-        for file in files(root)
-        if file.suffix in readers and file not in registry
-        for name in readers[file.suffix](file)
-    )
+def is_late(arrow: Arrow) -> bool:
+    file, target = arrow
+    return (file, room(target)) in LATE
 
 
-def python_uses(file: Path) -> Iterator[str]:
-    nodes = nodes_of(file)
-    attributes = {node.value: node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    for node in nodes:
-        is_renamed = isinstance(node, ast.alias) and node.name.split(".")[-1] == "above" and node.asname is not None
-        if isinstance(node, ast.Name) and node.id == "above":
-            yield attributes.get(node, "?")
-        elif is_renamed or (isinstance(node, ast.Attribute) and node.attr == "above"):
-            yield "?"
-
-
-def cython_uses(file: Path) -> Iterator[str]:
-    code = CYTHON_TEXT.sub('""', file.read_text())
-    code = code.replace(f"from {PACKAGE}._core.above import above\n", "")
-    for name in re.findall(r"\babove\b(?:\.(\w+))?", code):
-        yield name or "?"
+def imported_first(file: Path) -> set[str]:
+    """The rooms that a file of the package imports as soon as it is imported itself."""
+    return set(re.findall(rf"^(?:from|import) {PACKAGE}\.(\w+)", file.read_text(), re.MULTILINE))
 
 
 # ---- units, rooms, circles
 
 
 def unit(file: str) -> str:
-    """What declares and what defines, a header and its source for instance, without the suffix."""
+    """A file without its suffix, so that a header and its source are one unit. The room _core is one unit: a Device has
+    contexts, a context has streams, and a stream has a device.
+    """
     path = Path(file)
+    if path.parts[0] == "_core":
+        return "_core"
     return path.with_suffix("").as_posix() if path.suffix in OF_A_UNIT else file
 
 

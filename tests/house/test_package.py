@@ -63,7 +63,7 @@ def test_errors_are_shown_under_the_names_by_which_they_are_imported(package: st
 
 
 def test_dir_shows_public_names_alone() -> None:
-    hidden = {"Any", "TYPE_CHECKING", "annotations", "above", "find_spec", "lazy_names"}
+    hidden = {"Any", "TYPE_CHECKING", "annotations", "find_spec", "lazy_names"}
     assert not hidden & set(dir(cuda_gctx))
     assert [name for name in dir(cuda_gctx) if name.startswith("_") and not name.startswith("__")] == []
 
@@ -79,7 +79,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 
 # What "import cuda_gctx" runs. The rest of the package is imported when a name of it is used first.
-LOADED_AT_IMPORT = {"cuda_gctx", "cuda_gctx._core", "cuda_gctx._core.above", "cuda_gctx._core.lazy"}
+LOADED_AT_IMPORT = {"cuda_gctx", "cuda_gctx._core", "cuda_gctx._core.lazy"}
 
 
 def loaded_by(statement: str) -> tuple[set[str], bool]:

@@ -29,7 +29,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
     "tests/compat/test_flashinfer.py": {"cuda_gctx._core.context", "cuda_gctx._core.probe"},
     "tests/compat/test_torch_green.py": {"_active", "cuda_gctx._core.context", "cuda_gctx._core.probe"},
-    "tests/house/test_above.py": {"_loaders", "cuda_gctx._core.above"},
     "tests/house/test_package.py": {"_NAMES_OF_MODULE"},
     "tests/interop/test_frameworks_on_gpu.py": {"cuda_gctx._core.probe"},
     "tests/interop/test_libraries_on_gpu.py": {"_entries"},
