@@ -10,7 +10,6 @@
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
 #   make sanitize-python  the Python tests of the core rooms, with sanitizers in the core and its modules (the same two kinds): many minutes
-#   make instructions   record how many instructions each call takes with this Python and compiler; needs valgrind
 #   make fuzz     call the software driver at random for FUZZ_SECONDS (60), with sanitizers for addresses and undefined behaviour; work against waits for a tenth of that
 #   make peers    run test suites of other projects on the software driver; CUDA_PYTHON names a checkout of NVIDIA/cuda-python
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
@@ -50,7 +49,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx software_driver tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz instructions lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -100,9 +99,6 @@ peers: $(VENV)/package $(VENV)/testers
 	$(BIN)/python tests/peers/run.py numba-cuda
 	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-core --source $(CUDA_PYTHON))
 	$(if $(CUDA_PYTHON),$(BIN)/python tests/peers/run.py cuda-bindings --source $(CUDA_PYTHON))
-
-instructions: $(VENV)/package $(VENV)/testers
-	$(BIN)/python benchmarks/instructions.py --record
 
 # The next "make demo" or "make test" puts the installed package back. Both compile in the same folder, which is compiled once.
 develop: $(TOOLS)/builders $(VENV)/test-requirements.txt

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import tables
+import reporting
 
 from cuda_gctx import Device, ResourceOverlapWarning, Stream, StreamOptions
 from cuda_gctx.measure.loop import Load, RandomCalls
@@ -128,7 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore", ResourceOverlapWarning)
     device = Device(0)
-    head = described(device, "Latencies of random arrivals, written by benchmarks/arrivals.py", tables.REPOSITORY)
+    head = described(device, "Latencies of random arrivals, written by benchmarks/arrivals.py", reporting.REPOSITORY)
     kernels = kernels_of_the_rehearsal(device) if head["simulated"] else kernels_of_torch()
     result = {**head, "seed": SEED, "rows": measured(device, kernels, options.seconds)}
     for row in result["rows"]:
@@ -136,7 +136,7 @@ def main() -> int:
         gemms = f"{row['gemms_per_second']}/s" if row["gemms_per_second"] else "none"
         print(f"{row['per_second']:6}/s {row['short_kernel_on']:24} load on {row['load_on']:21} {us} us, GEMMs {gemms}")
     if options.out is not None or not head["simulated"]:
-        print(tables.write(result, "arrivals", options.out))
+        print(reporting.write(result, "arrivals", options.out))
     return 0
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/calls.py [--out DIR]
 
-Needs the module raw_calls: see benchmarks/raw/CMakeLists.txt. Writes the JSON that the tables of the documentation are
-generated from. On the software driver the result says "simulated", and nothing is compared.
+Needs the module raw_calls: see benchmarks/raw/CMakeLists.txt. Writes the JSON that benchmarks/render.py reads. On the
+software driver the result says "simulated", and nothing is compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import tables
+import render
+import reporting
 from call_costs import Effort, measure_in_fresh_process
 
 from cuda_gctx.measure.machine import commit_of
@@ -34,9 +35,9 @@ def main() -> int:
     result = {**head, **measured, "commit": commit_of(Path(__file__).parent)}
     if result["simulated"]:
         print("simulated: these are times of the software driver, not of a GPU, and nothing is compared\n")
-    print(tables.report(result))
+    print(render.calls(result))
     if arguments.out is not None or not result["simulated"]:
-        path = tables.write(result, "calls", arguments.out)
+        path = reporting.write(result, "calls", arguments.out)
         print(f"\n{path}")
     return 0
 

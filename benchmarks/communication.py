@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import missing_ranks
-import tables
+import reporting
 from torch_graphs import captured
 
 from cuda_gctx import Device, PartitionPool
@@ -860,7 +860,7 @@ def main() -> int:
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    folder = folder_of_results(arguments.out, tables.RESULTS).resolve()
+    folder = folder_of_results(arguments.out, reporting.RESULTS).resolve()
     gpus = Device.count() if arguments.gpus is None else arguments.gpus
     if arguments.rank is not None:
         faulthandler.dump_traceback_later(arguments.limit - 5, exit=True)
@@ -869,7 +869,7 @@ def main() -> int:
         faulthandler.cancel_dump_traceback_later()
         return 0
     what = f"Collectives on {gpus} GPUs, written by benchmarks/communication.py"
-    result = described(Device(0), what, tables.REPOSITORY)
+    result = described(Device(0), what, reporting.REPOSITORY)
     path = folder / file_name(result, f"communication-{gpus}-gpus")
     if arguments.part and path.exists():
         # Parts that were run one by one make up one result.

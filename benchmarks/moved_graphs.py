@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tables
+import reporting
 
 from cuda_gctx import Device, Graph
 from cuda_gctx.interop.torch import capture_graph, capture_once, fork, torch_stream
@@ -314,11 +314,11 @@ def main() -> int:
         if arguments.compiled:
             print(compiled(torch, dev))
             return 0
-        result = described(dev, "Moved graphs, written by benchmarks/moved_graphs.py", tables.REPOSITORY)
+        result = described(dev, "Moved graphs, written by benchmarks/moved_graphs.py", reporting.REPOSITORY)
         result["torch"], result["layers"] = torch.__version__, arguments.layers
         with dev.partition(a=16) as parts:
             result["kernels"] = by_kernels(torch, dev, parts.a)
-        tables.write(result, "moved-graphs", arguments.out)
+        reporting.write(result, "moved-graphs", arguments.out)
         batches = BATCHES[:: max(1, len(BATCHES) // arguments.batches)]
         decoder = Decoder(torch, arguments.layers, BATCHES[-1])
         torch_stream(dev.context)
@@ -329,12 +329,12 @@ def main() -> int:
         ):
             took, result[name] = ms(measure)
             print(f"{name}: {took / 1e3:.1f} s", flush=True)
-            tables.write(result, "moved-graphs", arguments.out)
+            reporting.write(result, "moved-graphs", arguments.out)
     # Compiling may take long, or not work at all: it ends with its process.
     command = ["timeout", "-s", "KILL", str(COMPILE_LIMIT_S), sys.executable, __file__, "--compiled"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     result["compiled"] = done.stdout.strip()[-3000:] or f"no answer, code {done.returncode}"
-    path = tables.write(result, "moved-graphs", arguments.out)
+    path = reporting.write(result, "moved-graphs", arguments.out)
     for key in ("kernels", "results", "switching", "compiled"):
         print(key, result[key])
     print(path)

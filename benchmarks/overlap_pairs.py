@@ -32,7 +32,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import tables
+import reporting
 
 from cuda_gctx import Device, EventOptions, PartitionPool, Stream
 from cuda_gctx.measure.machine import described
@@ -260,7 +260,9 @@ def measure(arguments: argparse.Namespace, until: float) -> None:
             print(f"{name}, process {arguments.seed}: {type(error).__name__}: {error}", flush=True)
             continue
         print(told(name, arguments.seed, found), flush=True)
-        machine = described(device, "Answers of the tuner, held against an independent measurement", tables.REPOSITORY)
+        machine = described(
+            device, "Answers of the tuner, held against an independent measurement", reporting.REPOSITORY
+        )
         row = {"pair": name, "process": arguments.seed, "seconds": arguments.seconds, **found}
         write_result(with_row(result, machine, row), arguments.out)
         del work

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tables
+import reporting
 from call_costs import one_line
 from raw_calls import RawSwitch
 
@@ -524,7 +524,7 @@ def main() -> int:
     head = described(
         device,
         "What partitions cost and what a background partition is worth, written by benchmarks/partitions.py",
-        tables.REPOSITORY,
+        reporting.REPOSITORY,
     )
     simulated = head["simulated"]
     result: dict[str, Any] = {
@@ -550,7 +550,7 @@ def main() -> int:
     result["background"] = background
     print(report(result))
     if arguments.out is not None or not simulated:
-        path = tables.write(result, "partitions", arguments.out)
+        path = reporting.write(result, "partitions", arguments.out)
         print(f"\n{path}")
     return 0
 

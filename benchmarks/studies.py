@@ -12,7 +12,7 @@ With --parts, what each process measures is kept in a folder, and a later run me
 - mixes: mixes of many launches on plain streams, by the tuner and by a program with two threads.
 - gemms: what an SM count hint does to single GEMMs in partitions of several sizes.
 
-Needs torch and a GPU. The study of two GPUs is benchmarks/allreduce.py.
+Needs torch and a GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import quoted
-import tables
+import reporting
 
 from cuda_gctx import Device, PartitionPool, tune
 from cuda_gctx.interop.torch import use
 from cuda_gctx.measure.loop import AHEAD, in_rounds, timed_batch
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.summaries import summary
+from cuda_gctx.tune import Report
 
 SIZE = 8192
 
@@ -263,7 +263,7 @@ def measure(arguments: argparse.Namespace, until: float) -> None:
         if time.monotonic() + budget_s > until:
             print(f"{name}: not measured, the limit is reached", flush=True)
             continue
-        machine = described(device, "Studies of the tuner, written by benchmarks/studies.py", tables.REPOSITORY)
+        machine = described(device, "Studies of the tuner, written by benchmarks/studies.py", reporting.REPOSITORY)
         try:
             found = measured(torch, device, name, budget_s, arguments.seed)
         except Exception as error:  # of one study: the others are measured
@@ -330,10 +330,10 @@ def main() -> int:
         left_out = [
             f"{name} ({number})" for number in range(arguments.processes) for name in missing(arguments, number)
         ]
-    path = tables.write(result, "studies", arguments.out)
+    path = reporting.write(result, "studies", arguments.out)
     print(f"\n{path}")
     for study in result["studies"]:
-        first, *others = quoted.reports_of(study)
+        first, *others = (Report.from_json(json.dumps(report)) for report in study["reports"])
         for other in others:
             print(f"\n{study['name']}\n{first.compare(other)}")
     if left_out:

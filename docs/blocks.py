@@ -2,7 +2,7 @@
 
 A comment on the line before a block of Python says how it is run:
 
-    <!-- on a GPU: torch, numpy<2.5 -->    on a GPU, with these modules, by docs/record_outputs.py
+    <!-- on a GPU: torch, numpy<2.5 -->    on a GPU, with these modules, by docs/run_on_gpu.py
     <!-- on the CPU: torch -->             on the CPU, by the tests where torch is installed
     <!-- not run: reason -->               not at all
     <!-- pytest -->                        as a file of tests
@@ -16,7 +16,7 @@ A block of text below is what the block above prints. A comment on the line befo
     (none)                    in full; a line with nothing but "..." stands for lines that are left out
     <!-- numbers vary -->     one run shows other numbers than the next
     <!-- like: PATTERN -->    one run; in PATTERN, which every run has to match, "..." stands for any text
-    <!-- recorded -->         the block above printed it on a GPU
+    <!-- recorded -->         the block above printed it on a GPU, and it was copied by hand
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,11 +19,10 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
-    "measured",
     "stub_signatures",
 ]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_extensions"]
+exclude_patterns = ["_extensions", "evidence"]
 # Pages of the appendix and of the repository itself stand in no menu; a test knows which pages those are.
 suppress_warnings = ["toc.not_included"]
 default_role = "literal"
@@ -63,3 +63,13 @@ html_theme_options = {
 }
 copybutton_prompt_text = r"\$ |>>> "
 copybutton_prompt_is_regexp = True
+
+
+def link_evidence(app: object, page: str, source: list[str]) -> None:
+    """Makes downloads of links to files of docs/evidence, which are no pages of the site."""
+    link = r"\[([^\]]+)\]\(((?:\.\./)*evidence/[\w.-]+)\)"
+    source[0] = re.sub(link, r"{download}`\1 <\2>`", source[0])
+
+
+def setup(app: object) -> None:
+    app.connect("source-read", link_evidence)  # type: ignore[attr-defined]

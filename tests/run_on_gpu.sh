@@ -8,8 +8,8 @@
 # A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
-#                    partitions, demo, pictures, pages (the blocks of the documents), record, contract,
-#                    questions, processes, studies, pairs (ten minutes), allreduce, comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
+#                    partitions, demo, pictures, pages (the blocks of the documents, and examples), record, contract,
+#                    questions, processes, studies, pairs (ten minutes), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -37,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,pages,record,contract,questions,processes,studies,pairs,allreduce,comm,answers,sanitizers,soak
+all_steps=$default_steps,pages,record,contract,questions,processes,studies,pairs,comm,answers,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -254,13 +254,13 @@ if wanted pictures; then
   step pictures 60 "$python" "$repository/examples/timeline.py" --pictures "$output/pictures"
 fi
 
-wanted pages && step pages 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/docs/record_outputs.py" \
-  --pages "$output/page-outputs.json"
+wanted pages && step pages 480 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/docs/run_on_gpu.py" \
+  --out "$output/pages.json"
 
 wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
   --out "$output/recording.json"
 
-# What the pages leave open until it is measured, each question under a limit of its own.
+# Questions about the driver and libraries, each under its own time limit.
 for name in questions processes; do
   wanted $name && step $name 300 "$python" "$repository/tests/hardware/$name.py" --out "$output/benchmarks"
 done
@@ -304,17 +304,12 @@ if wanted soak; then
   done
 fi
 
-if wanted studies || wanted pairs || wanted allreduce; then
+if wanted studies || wanted pairs; then
   if [ -n "$simulated" ] || ! has torch; then
-    note 'studies, pairs and allreduce did not run: they need torch and a GPU'
+    note 'studies and pairs did not run: they need torch and a GPU'
   else
     wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --budget 22 --limit 290 --out "$output/benchmarks"
     wanted pairs && step pairs 670 "$python" "$repository/benchmarks/overlap_pairs.py" --limit $((limit - SECONDS < 670 ? limit - SECONDS - 5 : 660)) --out "$output/benchmarks/pairs.json"
-    if wanted allreduce && [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
-      note 'allreduce did not run: it needs two GPUs'
-    elif wanted allreduce; then
-      step allreduce 300 "$python" "$repository/benchmarks/allreduce.py" --out "$output/benchmarks"
-    fi
   fi
 fi
 

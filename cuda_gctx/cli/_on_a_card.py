@@ -1,4 +1,4 @@
-"""p99 latencies of a short kernel next to GEMMs; written by benchmarks/tables.py."""
+"""p99 latencies of a short kernel next to GEMMs, measured by benchmarks/arrivals.py."""
 
 WHERE = "NVIDIA H200, driver 580.159.04, 2026-11-24"
 REQUESTS_PER_SECOND = "1000"

@@ -4,7 +4,7 @@ every example.
 The blocks of a page run in order, in one namespace, on a simulated H200 with driver 13.0 that is checked for leaks when
 the page is over. A ``text`` block right below a block of Python is what that block prints, a ``console`` block shows
 ``$ python ...`` and ``$ cuda-gctx ...`` commands with what they print. docs/blocks.py knows what a comment on the line
-before a block changes. Blocks that need a GPU are run there by docs/record_outputs.py;
+before a block changes. Blocks that need a GPU are run there by docs/run_on_gpu.py;
 here, each of their names has to come from somewhere. Commands in ``sh`` blocks are not run.
 """
 
@@ -34,9 +34,10 @@ page_blocks = module_of_docs("blocks")
 Block, blocks_of = page_blocks.Block, page_blocks.blocks_of
 NUMBERS_VARY, LIKE = page_blocks.NUMBERS_VARY, page_blocks.LIKE
 on_a_gpu = page_blocks.on_a_gpu
+DOCS = REPOSITORY / "docs"
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),
-    *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted(page for page in DOCS.rglob("*.md") if DOCS / "evidence" not in page.parents),
     *sorted((REPOSITORY / "examples").glob("*.md")),
 ]
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))

@@ -1,21 +1,17 @@
-"""Every public function reads whole numbers, times and bools in one way, which stands in one module."""
+"""Public functions read whole numbers, times and bools in the same way, and refuse others with the same words."""
 
 from __future__ import annotations
 
-import ast
-import importlib
 import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy
 import pytest
 
-import cuda_gctx
 from cuda_gctx import (
     Context,
     ContextOptions,
@@ -37,22 +33,6 @@ from cuda_gctx.compat.torch_green import GreenContext, SMPartition
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.partitions import verify
 from cuda_gctx.partitions.store import ContextStore
-
-SOURCES = Path(cuda_gctx.__file__).parent
-# The module that decides, and a room that imports nothing of the package.
-MAY_ASK_FOR_BOOL = ("_core/arguments.pyx",)
-
-
-def test_only_one_module_asks_whether_a_value_is_a_bool() -> None:
-    asking = [
-        f"{file.relative_to(SOURCES)}:{number}: use as_int, as_number, as_seconds or as_bool of _core/arguments"
-        for file in sorted([*SOURCES.rglob("*.py"), *SOURCES.rglob("*.pyx")])
-        if not file.relative_to(SOURCES).as_posix().startswith(MAY_ASK_FOR_BOOL)
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if re.search(r"isinstance\([^()]*(\([^()]*)?\bbool\b", line)
-    ]
-    assert not asking, "\n".join(asking)
-
 
 # ---- what is accepted, and what is said of the rest
 
@@ -385,33 +365,6 @@ DOORS: dict[str, Door] = {
     ),
 }
 
-# What a parameter with a number or a bool in its type is read by, if not here.
-ELSEWHERE = {
-    "MixedCommHandler": "a handler needs ranks: tests/comm/test_handler.py",
-    "run_mixed_comm": "calls need ranks: tests/comm/test_reference.py",
-    "LocalRank.handler(local_tp_size)": "as MixedCommHandler",
-    "LocalRank.handler(local_dp_size)": "as MixedCommHandler",
-    "LocalRank.handler(inter_tp_size)": "as MixedCommHandler",
-    "LocalRank.handler(inter_dp_size)": "as MixedCommHandler",
-    "Device.allocate(size)": "needs cuda.core",
-    "Device.can_access_peer(peer)": "needs cuda.core",
-    "partition": "Device.partition()",
-    "nccl_options(ctas)": "needs NCCL: tests/interop/test_nccl.py",
-    "new_group": "needs NCCL: tests/interop/test_nccl.py",
-    "launch_order(timeout)": "needs ranks: tests/interop/test_launch_order.py",
-    "CommBackend.bcast(root)": "a protocol",
-    "Decisions.measure(measured)": "a function",
-    "ParallelInfo.output_shape(shape)": "the shape of a tensor",
-    "ParallelInfo.block_size(input_size)": "the size of a tensor",
-    "TuningTable.select": "the size of a tensor",
-    "Policy.of(rows)": "measurements",
-    "overlap(together)": "a function",
-    "CUDAError": "an error",
-    "FeatureNotSupported": "an error",
-    "CommFault": "an error",
-    "DefaultStream": "made here",
-}
-
 
 @pytest.fixture
 def dev(sim: Any) -> Device:
@@ -466,56 +419,3 @@ def problems(world: Any, name: str, door: Door) -> Iterator[str]:
 def test_numbers_times_and_bools_are_read_alike_at_every_door(world: Any) -> None:
     wrong = [problem for name, door in DOORS.items() for problem in problems(world, name, door)]
     assert not wrong, "\n".join(wrong)
-
-
-# ---- which doors there are
-
-
-def public_names() -> set[str]:
-    modules = [f"cuda_gctx{name}" for name in ("", ".partitions", ".tune", ".comm")]
-    for folder in ("interop", "compat"):
-        modules += [f"cuda_gctx.{folder}.{file.stem}" for file in (SOURCES / folder).glob("[!_]*.py")]
-    return {name for module in modules for name in getattr(importlib.import_module(module), "__all__", ())}
-
-
-def is_number(annotation: ast.expr | None) -> bool:
-    words = re.findall(r"\w+", ast.unparse(annotation)) if annotation is not None else []
-    return not {"int", "float", "bool", "Request"}.isdisjoint(words)
-
-
-def of_function(name: str, function: ast.FunctionDef) -> Iterator[str]:
-    given = function.args
-    for parameter in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg):
-        if parameter is not None and is_number(parameter.annotation):
-            yield f"{name}({parameter.arg})"
-
-
-def of_class(definition: ast.ClassDef) -> Iterator[str]:
-    functions = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
-    for name, function in functions.items():
-        if name in ("__init__", "__new__"):
-            yield from of_function(definition.name, function)
-        elif not name.startswith("_"):
-            yield from of_function(f"{definition.name}.{name}", function)
-    if "__post_init__" in functions:  # which checks what users pass; other dataclasses are results
-        for node in definition.body:
-            if isinstance(node, ast.AnnAssign) and is_number(node.annotation) and "init=False" not in ast.unparse(node):
-                yield f"{definition.name}({ast.unparse(node.target)})"
-
-
-def public_parameters() -> Iterator[str]:
-    names = public_names()
-    for room in ("_core", "partitions", "tune", "comm", "interop", "compat"):
-        for file in sorted([*(SOURCES / room).glob("*.py"), *(SOURCES / room).glob("*.pyi")]):
-            for node in ast.parse(file.read_text()).body:
-                if isinstance(node, ast.ClassDef) and node.name in names:
-                    yield from of_class(node)
-                elif isinstance(node, ast.FunctionDef) and node.name in names:
-                    yield from of_function(node.name, node)
-
-
-def test_no_public_parameter_that_takes_a_number_or_a_bool_is_left_out() -> None:
-    found = set(public_parameters())
-    reasons = {name: {known for known in ELSEWHERE if re.match(rf"{re.escape(known)}($|[.(])", name)} for name in found}
-    assert {name for name, known in reasons.items() if not known} == DOORS.keys()
-    assert set().union(*reasons.values()) == ELSEWHERE.keys()

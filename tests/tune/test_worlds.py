@@ -1,15 +1,12 @@
 """The tuner's decisions in synthetic worlds with known true times: how often it is wrong although it is sure.
 
-A sample: `python tests/tune/worlds.py` runs all worlds many times, with the results that docs/appendix/studies.md
-shows.
+A sample: `python tests/tune/worlds.py` runs all worlds many times, and fails where the tuner is wrong too often.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from pathlib import Path
 
 import pytest
 
@@ -28,17 +25,13 @@ from .worlds import (
     Nature,
     Stepwise,
     World,
-    all_worlds,
     lognormal,
     measured,
     outcomes,
-    sources,
 )
 
 pytestmark = pytest.mark.sim_only
 
-# Runs of each world in the record, at the least.
-LEAST_RUNS = 50
 # The worlds in which an earlier rule was wrong, and the number of runs that shows it.
 SAMPLE = [
     ("one_partition_is_best", "10%", 6),
@@ -178,14 +171,3 @@ def test_long_steps_get_an_answer(dev: Device, step_s: float) -> None:
     assert report.choice.kind != "sequence"
     assert report.gain_low > 1.01
     assert report.result(report.choice).seconds.samples >= 7
-
-
-def test_the_record_of_all_worlds_keeps_the_limits() -> None:
-    record = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "tuner-worlds.json").read_text())
-    assert record["sources"] == sources(), "run python tests/tune/worlds.py --out benchmarks/results/tuner-worlds.json"
-    rows = record["rows"]
-    assert {(row["truth"], row["noise"]) for row in rows} == set(all_worlds())
-    for row in rows:
-        assert row["runs"] >= LEAST_RUNS
-        assert row["sure_but_wrong"] <= 0.02, row
-        assert row["false_wins"] <= 0.01, row

@@ -1,7 +1,6 @@
 """Synthetic worlds for the tuner: plans have known true times, batches come from a model of noise, and time is virtual.
 
-    python tests/tune/worlds.py [--runs 200] [--seed 7] [--truth NAME] [--noise NAME] [--jobs 1] [--keep FILE]
-                                [--out FILE]
+    python tests/tune/worlds.py [--runs 200] [--seed 7] [--truth NAME] [--noise NAME] [--jobs 1] [--out FILE]
 
 runs the tuner so many times in each world, and prints how often it is wrong although it is sure, how often something
 wins that is no better, the regret, and how often the interval of the gain covers the truth. The search, its rounds and
@@ -12,9 +11,6 @@ sample.
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
-import json
 import math
 import multiprocessing
 import random
@@ -30,7 +26,6 @@ from statistics import median
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import cuda_gctx
 import cuda_software_driver
 from cuda_gctx import Device, tune
 from cuda_gctx._core import clock
@@ -507,49 +502,6 @@ class Row:
 
 # All worlds are run so many times before any is run more often: a campaign can be ended at any time.
 RUNS_AT_ONCE = 25
-# What decides: a record of other sources says nothing about these.
-DECIDING = (
-    "measure/loop.py",
-    "measure/statistics.py",
-    "tune/_final.py",
-    "tune/_measure.py",
-    "tune/_measurement.py",
-    "tune/_objectives.py",
-    "tune/_openings.py",
-    "tune/_ranking.py",
-    "tune/_rounds.py",
-    "tune/_search.py",
-    "tune/_sizes.py",
-)
-
-
-def dumped(node: object) -> str:
-    """A syntax tree as text, the same for each version of Python: what later ones add is empty here."""
-    if isinstance(node, ast.AST):
-        fields = (
-            f"{name}={dumped(value)}" for name, value in ast.iter_fields(node) if value is not None and value != []
-        )
-        return f"{type(node).__name__}({', '.join(fields)})"
-    return f"[{', '.join(map(dumped, node))}]" if isinstance(node, list) else repr(node)
-
-
-def sources() -> str:
-    """A hash of the sources that decide, without comments, documentation and messages."""
-    package = Path(cuda_gctx.__file__).parent
-    text = ""
-    for name in DECIDING:
-        tree = ast.parse((package / name).read_text())
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):
-                kept = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
-                node.body = kept  # type: ignore[attr-defined]
-            elif isinstance(node, ast.JoinedStr):
-                node.values = []
-            elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                node.exc.args = []
-        text += dumped(tree)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def all_worlds() -> list[tuple[str, str]]:
@@ -565,21 +517,10 @@ def runs_of(truth: str, noise: str, runs: int, seed: int, first: int) -> list[Ou
         return outcomes(Device(0), truth, noise, runs, seed, first)
 
 
-def kept(path: Path | None, seed: int) -> dict[tuple[str, str], list[Outcome]]:
-    """The outcomes that an earlier campaign has kept, if the same sources decided."""
-    found: dict[tuple[str, str], list[Outcome]] = {}
-    for line in path.read_text().splitlines() if path is not None and path.exists() else ():
-        one = json.loads(line)
-        if (one["sources"], one["seed"]) == (sources(), seed):
-            found.setdefault((one["truth"], one["noise"]), []).extend(Outcome(**outcome) for outcome in one["runs"])
-    return found
-
-
 def written(rows: list[Row], seed: int, path: Path) -> None:
     result = {
         "_what": "The tuner in synthetic worlds, written by tests/tune/worlds.py",
         "seed": seed,
-        "sources": sources(),
         "smallest_margin": NOISE,
         "rows": [asdict(row) for row in rows],
     }
@@ -593,7 +534,6 @@ def main() -> int:
     parser.add_argument("--truth", choices=[*TRUTHS, *STEPWISE, *LATENCIES], action="append")
     parser.add_argument("--noise", choices=[*NOISES, *OBJECTIVES], action="append")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
-    parser.add_argument("--keep", type=Path, help="keep what was run in this file, and continue what it has")
     parser.add_argument("--out", type=Path, help="write the rows as JSON, each time that all worlds had so many runs")
     arguments = parser.parse_args()
     wanted = [
@@ -601,7 +541,7 @@ def main() -> int:
         for truth, noise in all_worlds()
         if truth in (arguments.truth or [truth]) and noise in (arguments.noise or [noise])
     ]
-    found = kept(arguments.keep, arguments.seed)
+    found: dict[tuple[str, str], list[Outcome]] = {}
     rows: list[Row] = []
     with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as processes:
         for runs in [*range(RUNS_AT_ONCE, arguments.runs, RUNS_AT_ONCE), arguments.runs]:
@@ -612,10 +552,6 @@ def main() -> int:
                     started[world] = processes.submit(runs_of, *world, runs - done, arguments.seed, done)
             for (truth, noise), job in started.items():
                 found[truth, noise] += job.result()
-                if arguments.keep is not None:
-                    line = {"sources": sources(), "seed": arguments.seed, "truth": truth, "noise": noise}
-                    with arguments.keep.open("a") as file:
-                        print(json.dumps({**line, "runs": list(map(asdict, job.result()))}), file=file)
             rows = [Row.of(*world, found[world][:runs]) for world in wanted]
             if arguments.out is not None:
                 written(rows, arguments.seed, arguments.out)

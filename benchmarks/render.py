@@ -1,0 +1,243 @@
+"""Renders the tables of docs/performance.md, and the picture of latencies, from benchmarks/results.
+
+    python benchmarks/render.py
+
+On the page, a table stands between "<!-- results: NAME -->" and "<!-- end of results -->". The prose around the tables
+is written by hand. The newest result of each card and subject is in benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from math import log10
+
+from durations import duration, spread
+from reporting import REPOSITORY, RESULTS, Result, machine, markdown
+
+from cuda_gctx.draw.svg import Drawing, Entry, legend
+from cuda_gctx.tune import Report, TailLatency
+
+PAGE = REPOSITORY / "docs" / "performance.md"
+PICTURE = REPOSITORY / "docs" / "images" / "latency.svg"
+SECTION = re.compile(r"(<!-- results: ([a-z ]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+CONTESTANTS = {"raw": "raw, in C", "cuda_gctx": "cuda_gctx", "cuda.core": "cuda.core", "torch": "torch"}
+# Goals of a switch, for the host, with work pending on the device.
+SWITCH_GOALS_US = {"partitions": 5, "plans": 10}
+
+
+def calls(result: Result) -> str:
+    """Renders the time of each call by contestant, what was refused, and the time of an import."""
+    rows, refused = [["call", *CONTESTANTS.values()]], []
+    for call in result["calls"]:
+        contestants = [call["contestants"].get(name, {}) for name in CONTESTANTS]
+        cells = [spread(one["ns"]) if "ns" in one else "refused" if "refused" in one else "" for one in contestants]
+        rows.append([call["title"], *cells])
+        for name, one in zip(CONTESTANTS, contestants, strict=True):
+            if "refused" in one:
+                refused.append(f'- {name} refuses "{call["title"]}": {one["refused"]}')
+    imports = [["statement", "time beyond a bare interpreter"]]
+    imports += [[f"`{one['does']}`", spread(one["ns"])] for one in result["imports"]]
+    parts = [machine(result), markdown(rows), "\n".join(refused), markdown(imports)]
+    return "\n\n".join(filter(None, parts))
+
+
+def missed_targets(result: Result) -> str:
+    """Renders the calls that miss a target, with the time of the driver and of Python alone."""
+    rows = [["call", "median", "driver and Python alone", "targets missed, and by how much"]]
+    for call in result["calls"]:
+        missed = [target for target in call["targets"] if not target["met"]]
+        if not missed:
+            continue
+        limits = "; ".join(f"{target['what']} (by {duration(target['over_ns'])})" for target in missed)
+        medians = {name: one["ns"]["median"] for name, one in call["contestants"].items() if "ns" in one}
+        ours, python = medians["cuda_gctx"], medians.get("python")
+        both = 0 if python is None else python + medians["raw"]
+        # A call that takes less than the driver and Python together makes no driver call.
+        alone = "" if python is None else duration(both if both < ours else python)
+        rows.append([call["title"], duration(ours), alone, limits])
+    met = sum(all(target["met"] for target in call["targets"]) for call in result["calls"])
+    return f"{machine(result)} {met} of {len(result['calls'])} calls meet all of theirs.\n\n{markdown(rows)}"
+
+
+def switches(result: Result) -> str:
+    """Renders the switches that have a goal: pools of two partitions, and plans of two parts."""
+    rows = [["switch", "goal", "median", "p99", "in C: median, p99", "met"]]
+    for row in result["switching"]:
+        if row["partitions"] != 2 or row["work"] != "pending":
+            continue
+        plans = row["switch"].startswith("plans: ")
+        goal, us = SWITCH_GOALS_US["plans" if plans else "partitions"], row["us"]
+        verdict = "yes" if us["p99"] <= goal else "by the median" if us["median"] <= goal else "no"
+        title = row["switch"] if plans else f"pool of two, {row['switch']}{', verified' * row['verified']}"
+        raw = ", ".join(duration(row["raw_us"][key] * 1e3) for key in ("median", "p99")) if "raw_us" in row else ""
+        rows.append([title, f"{goal} us", duration(us["median"] * 1e3), duration(us["p99"] * 1e3), raw, verdict])
+    return f"{machine(result)}\n\n{markdown(rows)}"
+
+
+def in_ns(times: Mapping[str, float], unit: float) -> dict[str, float]:
+    return {key: times[key] * unit for key in ("median", "p10", "p90")}
+
+
+def partitions(result: Result) -> str:
+    """Renders the time of each operation on contexts, partitions and pools."""
+    rows = [["operation", "time"]]
+    for name, maker in result["create_and_close"].items():
+        if not isinstance(maker, str):
+            for verb in ("create", "close"):
+                rows.append([f"{verb} one context, {name}", spread(in_ns(maker[f"{verb}_us"], 1e3))])
+    first = f"open partitions, the first of the process ({result['creation']['contexts']} contexts), and close them"
+    rows += [
+        [first, duration(result["creation"]["first_us"] * 1e3)],
+        ["open and close them again, with contexts from the store", spread(in_ns(result["creation"]["again_us"], 1e3))],
+        ["open partitions, create a stream, close them", spread(in_ns(result["openings"]["us"], 1e3))],
+        ["`pool.prepare` of a new layout", spread(in_ns(result["preparing"]["built_us"], 1e3))],
+        ["`pool.prepare` of a known layout", spread(in_ns(result["preparing"]["prepare_ns"], 1))],
+    ]
+    for row in result["switching"]:
+        if row["work"] == "pending" and not row["switch"].startswith("plans: ") and row["partitions"] > 2:
+            title = f"`pool.switch` of {row['partitions']} partitions{' (verified)' * row['verified']}"
+            rows.append([title, spread(in_ns(row["us"], 1e3))])
+    for row in result.get("waits", ()):
+        if row["work"] == "pending":
+            for verb, key in (("record", "record_ns"), ("wait for", "wait_ns")):
+                title = f"{verb} an event of a whole context, {row['streams']} stream{'s' * (row['streams'] > 1)} in it"
+                rows.append([title, spread(in_ns(row[key], 1))])
+    rows.append(["`verify()` of all partitions", spread(in_ns(result["isolation"]["verify_ms"], 1e6))])
+    return f"{machine(result)}\n\n{markdown(rows)}"
+
+
+def latency(result: Result) -> str:
+    rows = [["short kernel on", "GEMMs on", "requests/s", "p50, us", "p99 (p99.9), us", "GEMMs/s"]]
+    for row in result["rows"]:
+        p50, p99, p999 = (f"{us:.{0 if us >= 99.95 else 1}f}" for us in map(row["us"].get, ("p50", "p99", "p99.9")))
+        gemms = "" if row["gemms_per_second"] is None else f"{row['gemms_per_second']:.0f}"
+        rows.append([row["short_kernel_on"], row["load_on"], str(row["per_second"]), p50, f"{p99} ({p999})", gemms])
+    return f"{machine(result)}\n\n{markdown(rows)}"
+
+
+def answer(report: Report) -> str:
+    if report.choice.kind == "sequence":
+        return f"{report.choice}"
+    return f"{report.choice}: {report.gain:.2f}x ({report.gain_low:.2f} to {report.gain_high:.2f})"
+
+
+def reports_of(study: Result) -> list[Report]:
+    return [Report.from_json(json.dumps(report)) for report in study["reports"]]
+
+
+def tuner(result: Result) -> str:
+    """Renders the choice of the tuner for each pair of work, in two processes."""
+    rows = [["work", "one process", "another process"]]
+    for study in result["studies"]:
+        reports = reports_of(study)
+        objective = reports[0].objective
+        compared = f"p{objective.quantile * 100:g} of {objective.part}" if isinstance(objective, TailLatency) else None
+        compared = compared or ("step" if objective == "makespan" else "mix")
+        rows.append([f"{' and '.join(reports[0].alone)}: {compared}", *map(answer, reports)])
+    return f"{machine(result)}\n\n{markdown(rows)}"
+
+
+# Columns of the table of collectives, each with the variants of which the fastest counts.
+COLLECTIVES = {
+    "NCCL, all SMs": ("NCCL, all SMs", "two NCCL calls, all SMs"),
+    "NCCL, 8 SMs": ("NCCL_ONE, 8 SMs", "NCCL_TP_DP, 8 SMs"),
+    "8 SMs, mapped": ("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, mapped"),
+    "8 SMs, staged": ("ONE_EXCHANGE, 8 SMs", "TWO_EXCHANGE, 8 SMs, staged"),
+}
+SIZES = {1 << 13: "8 KiB", 1 << 19: "512 KiB", 1 << 23: "8 MiB", 1 << 28: "256 MiB"}
+
+
+def collectives(result: Result) -> str:
+    us = {
+        (row["topology"], row["op"], row["bytes"], row["variant"]): row["us"] for row in result["sweep"] if "us" in row
+    }
+    ran = {key[:2] for key in us if key[3].startswith("TWO_EXCHANGE")}
+    rows = [["us", *COLLECTIVES]]
+    for topology, op in dict.fromkeys(key[:2] for key in us if key[:2] in ran):
+        for size, words in SIZES.items():
+            times = [
+                [us[topology, op, size, one] for one in variants if (topology, op, size, one) in us]
+                for variants in COLLECTIVES.values()
+            ]
+            cells = [f"{min(one):.1f}" if one else "" for one in times]
+            rows.append([f"{op.lower().replace('_', ' + ')}, {topology}, {words}", *cells])
+    gpus = result["_what"].split(",")[0].removeprefix("Collectives on ")
+    return f"{gpus}: {machine(result)}\n\n{markdown(rows)}"
+
+
+TABLES: dict[str, tuple[str, Callable[[Result], str]]] = {
+    "missed targets": ("calls", missed_targets),
+    "calls": ("calls", calls),
+    "switches": ("partitions", switches),
+    "partitions": ("partitions", partitions),
+    "latency": ("arrivals", latency),
+    "tuner": ("studies", tuner),
+    "collectives": ("communication-*-gpus", collectives),
+}
+
+
+def results_of(subject: str) -> list[Result]:
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"*-{subject}.json"))]
+    if any(result["simulated"] for result in results):
+        raise SystemExit(f"{RESULTS} has a simulated {subject}: remove it")
+    return results
+
+
+def rendered(page: str) -> str:
+    """Returns a page with new tables between the markers."""
+
+    def table(match: re.Match[str]) -> str:
+        subject, render = TABLES[match[2]]
+        return f"{match[1]}\n" + "\n\n".join(map(render, results_of(subject))) + f"\n\n{match[3]}"
+
+    return SECTION.sub(table, page)
+
+
+# Rows of the picture of latencies: places of the short kernel and of the GEMMs, a label, and the kind of bar.
+LATENCY_ROWS = {
+    ("plain stream", "(none)"): ("kernel alone", "bar"),
+    ("highest-priority stream", "plain stream"): ("kernel on the highest priority", "bar"),
+    ("16-SM partition only", "plain stream"): ("kernel in a partition of 16 SMs", "bar"),
+    ("16-SM partition", "background partition"): ("and GEMMs in the background partition", "best"),
+}
+
+
+def latency_picture(result: Result) -> str:
+    """Draws the p99 of a short kernel next to GEMMs at the lowest rate of requests."""
+    margin, left, plot, height = 20, 300, 350, 26
+    rate = min(row["per_second"] for row in result["rows"])
+    rows = {(one["short_kernel_on"], one["load_on"]): one for one in result["rows"] if one["per_second"] == rate}
+    drawing = Drawing("p99 latency of a short kernel next to GEMMs")
+    drawing.text(margin, 32, "p99 latency of a short kernel next to GEMMs", size=17, bold=True)
+    origin = f"{result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}"
+    drawing.text(margin, 51, f"{origin}; {rate} requests/s at random times, logarithmic", kind="faint")
+    width = left + plot + 170
+    entries = [Entry(None, "", "p99", "", "bar"), Entry(None, "", "p50", "", "spread")]
+    y = 66 + legend(drawing, margin, 66, entries, width - margin) + 24
+    bottom = y + height * len(LATENCY_ROWS)
+
+    def x(us: float) -> float:
+        return left + plot * log10(us / 5) / 3  # from 5 us to 5 ms
+
+    for us, words in ((10, "10 us"), (100, "100 us"), (1000, "1 ms")):
+        drawing.line(x(us), y - 8, x(us), bottom)
+        drawing.text(x(us), y - 14, words, size=11, kind="faint", anchor="middle")
+    for key, (name, kind) in LATENCY_ROWS.items():
+        times = rows[key]["us"]
+        drawing.text(left - 10, y + 13, name, bold=kind == "best", anchor="end")
+        drawing.rectangle(left, y, x(times["p99"]) - left, 18, kind=kind, corner=2)
+        drawing.rectangle(x(times["p50"]) - 2, y + 2, 4, 14, kind="spread")
+        words = f"{duration(times['p99'] * 1e3)} (p50 {duration(times['p50'] * 1e3)})"
+        drawing.text(x(times["p99"]) + 8, y + 13, words, bold=kind == "best")
+        y += height
+    _, priority, _, isolated = (rows[key]["gemms_per_second"] for key in LATENCY_ROWS)
+    cost = f"What it costs: SMs. The GEMMs in the other {result['sm_count'] - 16} SMs ran at "
+    drawing.text(margin, bottom + 22, f"{cost}{isolated / priority:.0%} of their rate.", kind="faint")
+    return drawing.svg(width, bottom + 38)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text()))
+    PICTURE.write_text(latency_picture(results_of("arrivals")[-1]))
