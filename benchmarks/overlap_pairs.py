@@ -33,13 +33,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import reporting
+from studies import SIZE, gemm_and_sigmoid, large_and_small
 
 from cuda_gctx import Device, EventOptions, PartitionPool, Stream
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.results import write_result
 from cuda_gctx.measure.statistics import student
 from cuda_gctx.tune import Plan, Report, Throughput, overlap
-from studies import SIZE, gemm_and_sigmoid, large_and_small
 
 Work = Mapping[str, Callable[[Any], object]]
 

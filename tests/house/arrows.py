@@ -15,7 +15,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = "cuda_gctx"
 # Folders of programs that use the package: each is one room.
-PROGRAMS = ("benchmarks", "examples", "studies")
+PROGRAMS = ("benchmarks", "examples")
 
 PYTHON = {".py", ".pyi"}
 CYTHON = {".pyx", ".pxd"}
