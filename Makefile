@@ -5,7 +5,7 @@
 #   make test-under-load  every test in a random order, while BUSY (12) processes want a core each
 #   make order    run ORDER_SEEDS (20) random programs of pools on each card and driver, against a model of what may run at once
 #   make outside  run ten public programs, reduced to their calls, on four drivers
-#   make releases compare the newest releases of other projects with what the drop-ins and the pages claim; downloads 500 MB
+#   make releases compare the newest releases of other projects with the drop-ins; downloads 500 MB
 #   make cluster  run the examples of many processes that need torch and Ray, which come from the registry: hundreds of MB
 #   make develop  install the package so that Python uses the sources, and compiles what has changed when it imports them
 #   make sanitize build the C++ tests with sanitizers (addresses and undefined behaviour; threads), and run them: minutes
@@ -15,7 +15,6 @@
 #   make lint     check C++, Cython and Python; make format writes what can be put right by itself
 #   make docs     build the documentation into build/docs
 #   make wheels   build the distributions into dist, for every interpreter in PYTHONS
-#   make driver-wheel  build that of the software driver alone
 #   make reproducible  build them twice, and fail where the bytes differ
 #   make sbom     write the bill of materials of the package and what it requires
 #   make clean    remove .venv and build
@@ -49,7 +48,7 @@ SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cu
 CXX_FILES = $(shell find cuda_gctx software_driver tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz lint lint-cpp lint-cython lint-python format docs wheels driver-wheel reproducible sbom clean
+.PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
 
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
@@ -177,16 +176,19 @@ docs: $(VENV)/package $(PAGES)/installed
 	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 	$(PAGES)/bin/python tools/links.py build/docs
 
+# The archives have the date of the last commit. The wheels come from the source distribution, and auditwheel names the oldest glibc that they run on.
+DIST ?= dist
+wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 wheels: $(VENV)/wheel-tools
-	$(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %)
-
-driver-wheel: $(VENV)/wheel-tools
-	$(BIN)/python packaging/portable/wheels.py --software-driver
+	rm -rf $(DIST) build/wheels
+	$(BIN)/python -m build --sdist --outdir $(DIST)
+	set -e; for python in $(PYTHONS); do $$python -m pip wheel -q --no-deps --wheel-dir build/wheels $(DIST)/cuda_gctx-*.tar.gz; done
+	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir build/wheels ./software_driver
+	set -e; for wheel in build/wheels/*.whl; do $(BIN)/auditwheel repair --wheel-dir $(DIST) $$wheel; done
 
 reproducible: $(VENV)/wheel-tools
-	for folder in first second; do $(BIN)/python packaging/portable/wheels.py $(PYTHONS:%=--python %) \
-	  --work build/$$folder/work --out build/$$folder/dist || exit 1; done
-	cd build/first/dist && sha256sum * | (cd ../../second/dist && sha256sum --check)
+	set -e; for folder in first second; do $(MAKE) wheels DIST=build/$$folder; done
+	cd build/first && sha256sum * | (cd ../second && sha256sum --check)
 
 sbom: $(VENV)/package $(VENV)/wheel-tools
 	$(BIN)/python -m venv --clear --without-pip build/sbom

@@ -217,15 +217,6 @@ def names_needed(library: Path) -> str:
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of GNU binutils")
-def test_libraries_need_no_newer_c_plus_plus_library_than_the_wheels_may() -> None:
-    """manylinux_2_28 has that of GCC 8; newer.cpp has what the headers of GCC 9 to 12 need in addition."""
-    given = (REPOSITORY / "packaging" / "portable" / "newer.cpp").read_text()
-    for path in PACKAGE.rglob("*.so"):
-        for name in re.findall(r"std::(.*?\().*@GLIBCXX_3\.4\.(?:2[6-9]|30)$", names_needed(path), re.MULTILINE):
-            assert name in given, f"{path.name} calls std::{name}...), which GCC 8 does not have"
-
-
-@pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm, of GNU binutils")
 def test_libraries_use_no_streams_of_the_c_plus_plus_library() -> None:
     """They depend on its locales, of which other libraries of the process may bring their own."""
     for path in PACKAGE.rglob("*.so"):
