@@ -95,21 +95,6 @@ def test_comm_takes_from_the_core_only_what_is_public() -> None:
     assert [module for module in modules if str(module).startswith(f"{PACKAGE}._core")] == []
 
 
-FOLDERS = sorted(
-    folder
-    for top in (REPOSITORY / PACKAGE, REPOSITORY / "tests")
-    for folder in [top, *top.rglob("*")]
-    if folder.is_dir() and "__pycache__" not in folder.parts and any(file.is_file() for file in folder.iterdir())
-)
-
-
-@pytest.mark.parametrize("folder", [folder.relative_to(REPOSITORY).as_posix() for folder in FOLDERS])
-def test_every_folder_says_what_it_is_for(folder: str) -> None:
-    package, readme = REPOSITORY / folder / "__init__.py", REPOSITORY / folder / "README.md"
-    says = ast.get_docstring(ast.parse(package.read_text())) if package.exists() else readme.read_text()
-    assert says
-
-
 def test_every_room_has_its_place_in_the_order() -> None:
     assert {room(file) for arrow in DRAWN for file in arrow} <= STANDS_ON.keys()
 

@@ -1,4 +1,4 @@
-"""The drop-ins have the names and arguments of the releases that were compared last, and the pages name these releases.
+"""The drop-ins have the names and arguments of the releases that were compared last.
 
 ``releases.py`` compares the newest releases with the same record every week.
 """
@@ -46,11 +46,6 @@ def test_the_package_has_the_names_of_cuda_core(file: str) -> None:
         assert name.rpartition(".")[2] in dir(getattr(cuda_gctx, name.partition(".")[0])), name
 
 
-@pytest.mark.parametrize("package", releases.PACKAGES)
-def test_the_pages_name_the_release_that_was_compared(package: str) -> None:
-    assert releases.out_of_date(package, KNOWN[package]["version"]) == []
-
-
 def test_a_difference_is_reported() -> None:
     text = "class A:\n    def f(self, a, *, b=1):\n        raise ValueError('x')\n\ndef _own(): ...\n"
     before = {"x.py": releases.facts_of("x.py", text)}
@@ -59,7 +54,3 @@ def test_a_difference_is_reported() -> None:
     assert releases.differences("torch", before, before) == []
     found = releases.differences("torch", before, now)
     assert [line.split(" of ")[0] for line in found] == ["torch: A.f", "torch: new"]
-    assert releases.out_of_date("torch", "9.9.1") == [
-        "torch 9.9.1: README.md does not say 'torch 9.9'",
-        "torch 9.9.1: docs/drop-ins.md does not say 'torch 9.9'",
-    ]

@@ -74,12 +74,6 @@ def test_stored_reports_state_values_within_their_intervals(path: Path) -> None:
     assert [one for report in reports for one in outside(str(report))] == []
 
 
-def test_pages_state_values_within_their_intervals() -> None:
-    pages = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
-    assert [(page.name, one) for page in pages for one in outside(page.read_text())] == []
-    assert sum(len(VALUE_AND_INTERVAL.findall(page.read_text())) for page in pages) > 100
-
-
 @pytest.mark.sim_only
 def test_new_reports_state_values_within_their_intervals(dev: Device) -> None:
     seed = random.randrange(2**32)
