@@ -22,24 +22,6 @@ from ..common import green, on_another_thread, refusal, small_contexts, split
 from ..raw import Raw
 
 
-@pytest.fixture
-def raw(dev: Device) -> Iterator[Raw]:
-    """Raw calls, and nothing current on this thread before and after."""
-    raw = Raw()
-    raw.set_current(0)
-    yield raw
-    while raw.current():
-        raw.pop()
-
-
-@pytest.fixture
-def two(dev: Device) -> Iterator[list[Context]]:
-    contexts = small_contexts(dev, 2)
-    yield contexts
-    for ctx in contexts:
-        ctx.close()
-
-
 def in_a_block(ctx: Context) -> Iterator[bool]:
     with ctx.current():
         yield ctx.is_current
@@ -209,6 +191,8 @@ def test_a_block_whose_place_was_set_to_another_context_has_its_own_again(
     dev.set_current(dev.context)
     with block:
         assert a.is_current
+    while raw.current():
+        raw.pop()
 
 
 def test_an_error_inside_a_block_with_an_await_is_not_hidden(raw: Raw, two: list[Context]) -> None:
@@ -321,6 +305,8 @@ def test_what_was_set_in_a_block_of_what_was_current_before_can_be_closed_after_
         dev.set_current(two[0])
     assert raw.current() == dev.context.handle
     two[0].close()
+    while raw.current():
+        raw.pop()
 
 
 def test_a_context_below_what_other_code_has_pushed_cannot_be_closed(dev: Device, raw: Raw, two: list[Context]) -> None:
@@ -333,12 +319,16 @@ def test_a_context_below_what_other_code_has_pushed_cannot_be_closed(dev: Device
     raw.pop()  # the library's own
     assert raw.current() == second.handle
     dev.set_current(dev.context)
+    while raw.current():
+        raw.pop()
 
 
 def test_what_other_code_has_replaced_is_current_no_more(dev: Device, raw: Raw, two: list[Context]) -> None:
     dev.set_current(two[0])
     raw.set_current(dev.context.handle)
     two[0].close()
+    while raw.current():
+        raw.pop()
 
 
 def depth(raw: Raw) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,26 +12,6 @@ from cuda_gctx import Context, CUDAError, Device
 
 from ..common import on_another_thread, small_contexts
 from ..raw import Raw
-
-
-@pytest.fixture
-def raw(dev: Device) -> Iterator[Raw]:
-    """Raw calls, and nothing current on this thread before and after."""
-    raw = Raw()
-    raw.set_current(0)
-    before = raw.current()
-    yield raw
-    while raw.current() not in (0, before):
-        raw.pop()
-    assert raw.current() == before
-
-
-@pytest.fixture
-def two(dev: Device) -> Iterator[list[Context]]:
-    contexts = small_contexts(dev, 2)
-    yield contexts
-    for ctx in contexts:
-        ctx.close()
 
 
 def test_nothing_becomes_current_by_itself(dev: Device, raw: Raw, two: list[Context]) -> None:
@@ -84,29 +64,11 @@ def test_an_exception_restores_too(raw: Raw, two: list[Context]) -> None:
     assert raw.current() == 0
 
 
-def test_what_other_code_made_current_is_restored(dev: Device, raw: Raw, two: list[Context]) -> None:
-    raw.push(dev.context.handle)
-    with two[0].current():
-        assert raw.current() == two[0].handle
-    assert raw.current() == dev.context.handle
-    raw.pop()
-    assert raw.current() == 0
-
-
 def test_restores_when_inner_code_replaced_the_current_context(dev: Device, raw: Raw, two: list[Context]) -> None:
     first, second = two
     with first.current():
         with second.current():
             raw.set_current(dev.context.handle)
-        assert raw.current() == first.handle
-    assert raw.current() == 0
-
-
-def test_restores_when_inner_code_left_a_context_pushed(dev: Device, raw: Raw, two: list[Context]) -> None:
-    first, second = two
-    with first.current():
-        with second.current():
-            raw.push(dev.context.handle)
         assert raw.current() == first.handle
     assert raw.current() == 0
 

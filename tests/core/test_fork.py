@@ -279,3 +279,40 @@ print(before, kind(), flush=True)
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.splitlines() == ["DriverNotFound DriverNotFound"] * 2
+
+
+CHURN = """
+import os, signal, threading
+from cuda_gctx import ContextOptions, Device, SMResourceOptions
+dev = Device(0)
+(group,), _ = dev.resources.sm.split(SMResourceOptions([8]))
+ctx = dev.create_context(ContextOptions([group]))
+is_over = False
+def churn():
+    while not is_over:
+        streams = [ctx.create_stream() for _ in range(4)]
+        streams.clear()
+threads = [threading.Thread(target=churn) for _ in range(3)]
+for thread in threads: thread.start()
+victims = [ctx.create_stream(), ctx.create_stream().record(), ctx.current()]
+hung = 0
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # ends a child that hangs
+        del victims
+        del ctx
+        os._exit(0)
+    hung += os.waitpid(child, 0)[1] != 0
+is_over = True
+for thread in threads: thread.join()
+print("hung:", hung)
+"""
+
+
+@pytest.mark.sim_only
+def test_destructors_in_a_forked_child_wait_for_no_lock() -> None:
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHURN], capture_output=True, text=True, check=False, timeout=110
+    )
+    assert (child.stdout, child.stderr) == ("hung: 0\n", "")

@@ -7,10 +7,8 @@ import copy
 import ctypes
 import gc
 import pickle
-import threading
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -194,31 +192,6 @@ def test_our_own_streams_are_adopted_without_a_question(sim: Callable[..., Any])
         assert Stream.from_handle(kept.handle) == kept
         assert machine.calls() == before
         kept.close()
-
-
-def test_streams_are_closed_while_the_probe_runs_on_them(dev: Device) -> None:
-    """The probe works on its own copy of the handle: a crash within seconds where it does not."""
-    (ctx,) = small_contexts(dev, 1)
-    cell: list[Stream | None] = [None]
-    is_over = threading.Event()
-
-    def close() -> None:
-        while not is_over.is_set():
-            stream = cell[0]
-            if stream is not None:
-                stream.close()
-
-    threads = [threading.Thread(target=close) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(200):
-        cell[0] = stream = ctx.create_stream()
-        with suppress(ClosedError):
-            run_probe([stream], [1], 1000, 10**10)
-    is_over.set()
-    for thread in threads:
-        thread.join()
-    ctx.close()
 
 
 # ---- captures

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from cuda_gctx import Context, ContextCurrentError, Device
 
-from ..common import on_another_thread, refusal, small_contexts
+from ..common import on_another_thread, refusal
 from ..raw import Raw
 from .schedulers import MODULES, SCHEDULERS, Work
 
@@ -21,23 +21,6 @@ def run(request: pytest.FixtureRequest) -> Callable[..., None]:
     for module in MODULES[request.param]:
         pytest.importorskip(module)
     return SCHEDULERS[request.param]
-
-
-@pytest.fixture
-def raw(dev: Device) -> Iterator[Raw]:
-    """Raw calls, and nothing current on this thread before and after."""
-    raw = Raw()
-    raw.set_current(0)
-    yield raw
-    assert raw.current() == 0
-
-
-@pytest.fixture
-def two(dev: Device) -> Iterator[list[Context]]:
-    contexts = small_contexts(dev, 2)
-    yield contexts
-    for ctx in contexts:
-        ctx.close()
 
 
 def test_two_tasks_cannot_have_a_block_each(run: Callable[..., None], raw: Raw, two: list[Context]) -> None:

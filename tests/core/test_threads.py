@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, ContextCurrentError, Device, ResourceOverlapError, ResourceOverlapWarning, Stream
+from cuda_gctx import (
+    ClosedError,
+    Context,
+    ContextCurrentError,
+    Device,
+    ResourceOverlapError,
+    ResourceOverlapWarning,
+    Stream,
+)
 from cuda_gctx._core.context import context_stream
+from cuda_gctx._core.probe import run_probe
 
 from ..common import green, small_contexts, split
 from ..raw import Raw
+from .fronts import Front
 
 THREADS = 16
 
@@ -305,6 +317,31 @@ def test_a_hundred_threads_drop_what_another_made(sim: Callable[..., Any]) -> No
     assert not machine.ledger().misuse
 
 
+def test_streams_are_closed_while_the_probe_runs_on_them(dev: Device) -> None:
+    """The probe works on its own copy of the handle: a crash within seconds where it does not."""
+    (ctx,) = small_contexts(dev, 1)
+    cell: list[Stream | None] = [None]
+    is_over = threading.Event()
+
+    def close() -> None:
+        while not is_over.is_set():
+            stream = cell[0]
+            if stream is not None:
+                stream.close()
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        cell[0] = stream = ctx.create_stream()
+        with suppress(ClosedError):
+            run_probe([stream], [1], 1000, 10**10)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    ctx.close()
+
+
 def test_overlap_warnings_reach_the_thread_that_made_the_context(dev: Device) -> None:
     (group,), _ = split(dev.resources.sm, 16)
     with green(dev, group), warnings.catch_warnings():
@@ -318,3 +355,111 @@ def test_overlap_warnings_reach_the_thread_that_made_the_context(dev: Device) ->
             return ""
 
         assert all("shares SMs" in message for message in on_many_threads(work, 4))
+
+
+# ---- locks that are held over a driver call
+
+# The first thread is inside the slow call; the second one waits for a lock of the first; the main thread lets the first
+# go on. It never gets to run if the second one waits with the GIL.
+PROGRAM = """
+import ctypes, os, sys, threading
+from cuda_gctx import Device, system
+from cuda_gctx._core.probe import probe_blocks_per_sm
+front = ctypes.CDLL(sys.argv[1])
+front.front_wait.restype = ctypes.c_char_p
+system.driver_version
+{setup}
+front.front_arm(1)
+first = threading.Thread(target=lambda: {first})
+first.start()
+while front.front_wait() != b"{slow}":
+    front.front_go()
+front.front_arm(0)
+begun = threading.Event()
+second = threading.Thread(target=lambda: (begun.set(), {second}))
+second.start()
+begun.wait()
+for _ in range(2000):
+    os.sched_yield()
+front.front_go()
+first.join()
+second.join()
+print("done")
+"""
+
+CASES = {
+    "resources while the probe is loaded": (
+        "cuLibraryLoadData",
+        "dev = Device(0); context = dev.context",
+        "probe_blocks_per_sm(context)",
+        "Device(0).resources.sm",
+    ),
+    "resources while the primary context is made": (
+        "cuDevicePrimaryCtxRetain",
+        "dev = Device(0)",
+        "dev.context",
+        "Device(0).resources.sm",
+    ),
+    "set_current while the probe is loaded": (
+        "cuLibraryLoadData",
+        "dev = Device(0); context = dev.context",
+        "probe_blocks_per_sm(context)",
+        "dev.set_current()",
+    ),
+}
+
+
+@pytest.mark.sim_only
+@pytest.mark.parametrize("case", CASES)
+def test_nobody_waits_for_a_driver_call_of_another_thread_with_the_gil(tmp_path: Path, case: str) -> None:
+    front = Front(tmp_path)
+    slow, setup, first, second = CASES[case]
+    child = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(slow=slow, setup=setup, first=first, second=second), front.library],
+        env=front.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (child.stdout, child.stderr) == ("done\n", "")
+
+
+# The thread is inside __enter__, which asks the driver whether the context is there; meanwhile the main thread enters
+# the same block.
+ENTERS = """
+import ctypes, sys, threading
+from cuda_gctx import Device
+front = ctypes.CDLL(sys.argv[1])
+front.front_wait.restype = ctypes.c_char_p
+ctx = Device(0).context
+block = ctx.current()
+def enter():
+    with block:
+        print(ctx.is_current)
+    print(ctx.is_current)
+front.front_arm(1)
+thread = threading.Thread(target=enter)
+thread.start()
+front.front_wait()
+front.front_arm(0)
+with block:
+    front.front_go()
+    thread.join()
+    print(ctx.is_current)
+print(ctx.is_current)
+"""
+
+
+@pytest.mark.sim_only
+def test_a_block_that_two_threads_enter_at_once_is_entered_by_each(tmp_path: Path) -> None:
+    front = Front(tmp_path)
+    child = subprocess.run(
+        [sys.executable, "-c", ENTERS, front.library],
+        env=front.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (child.stdout, child.stderr) == ("True\nFalse\nTrue\nFalse\n", "")
