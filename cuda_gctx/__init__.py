@@ -13,43 +13,43 @@ from cuda_gctx._core.lazy import lazy_names
 __version__ = "0.1.0"
 
 # Python that is started in a clone imports this file instead of the installed package.
-if find_spec("cuda_gctx._core.driver") is None:
+if find_spec("cuda_gctx._core.extension") is None:
     from cuda_gctx._core.clone import use_installed_package
 
     use_installed_package(__path__[0])
 
 if TYPE_CHECKING:
-    from cuda_gctx._core.context import Context as Context
-    from cuda_gctx._core.context import ContextOptions as ContextOptions
     from cuda_gctx._core.default_streams import LEGACY_DEFAULT_STREAM as LEGACY_DEFAULT_STREAM
     from cuda_gctx._core.default_streams import PER_THREAD_DEFAULT_STREAM as PER_THREAD_DEFAULT_STREAM
     from cuda_gctx._core.default_streams import DefaultStream as DefaultStream
-    from cuda_gctx._core.device import Device as Device
-    from cuda_gctx._core.driver import system as system
-    from cuda_gctx._core.errors import CapturingError as CapturingError
-    from cuda_gctx._core.errors import ClosedError as ClosedError
-    from cuda_gctx._core.errors import ContextCurrentError as ContextCurrentError
-    from cuda_gctx._core.errors import CUDAError as CUDAError
-    from cuda_gctx._core.errors import CUDAWarning as CUDAWarning
-    from cuda_gctx._core.errors import DriverNotFound as DriverNotFound
-    from cuda_gctx._core.errors import FeatureNotSupported as FeatureNotSupported
-    from cuda_gctx._core.errors import ForkedError as ForkedError
-    from cuda_gctx._core.errors import ResourceOverlapError as ResourceOverlapError
-    from cuda_gctx._core.errors import ResourceOverlapWarning as ResourceOverlapWarning
-    from cuda_gctx._core.errors import SplitError as SplitError
-    from cuda_gctx._core.event import Event as Event
-    from cuda_gctx._core.event import EventOptions as EventOptions
-    from cuda_gctx._core.graph import Graph as Graph
-    from cuda_gctx._core.graph import GraphExec as GraphExec
+    from cuda_gctx._core.extension import CapturingError as CapturingError
+    from cuda_gctx._core.extension import ClosedError as ClosedError
+    from cuda_gctx._core.extension import Context as Context
+    from cuda_gctx._core.extension import ContextCurrentError as ContextCurrentError
+    from cuda_gctx._core.extension import ContextOptions as ContextOptions
+    from cuda_gctx._core.extension import CUDAError as CUDAError
+    from cuda_gctx._core.extension import CUDAWarning as CUDAWarning
+    from cuda_gctx._core.extension import Device as Device
+    from cuda_gctx._core.extension import DeviceResources as DeviceResources
+    from cuda_gctx._core.extension import DriverNotFound as DriverNotFound
+    from cuda_gctx._core.extension import Event as Event
+    from cuda_gctx._core.extension import EventOptions as EventOptions
+    from cuda_gctx._core.extension import FeatureNotSupported as FeatureNotSupported
+    from cuda_gctx._core.extension import ForkedError as ForkedError
+    from cuda_gctx._core.extension import Graph as Graph
+    from cuda_gctx._core.extension import GraphExec as GraphExec
+    from cuda_gctx._core.extension import ResourceOverlapError as ResourceOverlapError
+    from cuda_gctx._core.extension import ResourceOverlapWarning as ResourceOverlapWarning
+    from cuda_gctx._core.extension import SMResource as SMResource
+    from cuda_gctx._core.extension import SMResourceOptions as SMResourceOptions
+    from cuda_gctx._core.extension import SplitError as SplitError
+    from cuda_gctx._core.extension import Stream as Stream
+    from cuda_gctx._core.extension import StreamOptions as StreamOptions
+    from cuda_gctx._core.extension import WorkqueueResource as WorkqueueResource
+    from cuda_gctx._core.extension import WorkqueueResourceOptions as WorkqueueResourceOptions
+    from cuda_gctx._core.extension import WorkqueueSharingScopeType as WorkqueueSharingScopeType
+    from cuda_gctx._core.extension import system as system
     from cuda_gctx._core.include import get_include as get_include
-    from cuda_gctx._core.resources import DeviceResources as DeviceResources
-    from cuda_gctx._core.resources import SMResource as SMResource
-    from cuda_gctx._core.resources import SMResourceOptions as SMResourceOptions
-    from cuda_gctx._core.resources import WorkqueueResource as WorkqueueResource
-    from cuda_gctx._core.resources import WorkqueueResourceOptions as WorkqueueResourceOptions
-    from cuda_gctx._core.resources import WorkqueueSharingScopeType as WorkqueueSharingScopeType
-    from cuda_gctx._core.stream import Stream as Stream
-    from cuda_gctx._core.stream import StreamOptions as StreamOptions
     from cuda_gctx.partitions import GraphSet as GraphSet
     from cuda_gctx.partitions import IsolationError as IsolationError
     from cuda_gctx.partitions import Layout as Layout
@@ -61,35 +61,41 @@ if TYPE_CHECKING:
 
 # The list above is for type checkers, this one for the interpreter; a test compares them.
 _NAMES_OF_MODULE = {
-    "cuda_gctx._core.context": ("Context", "ContextOptions"),
-    "cuda_gctx._core.default_streams": ("DefaultStream", "LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM"),
-    "cuda_gctx._core.device": ("Device",),
-    "cuda_gctx._core.driver": ("system",),
-    "cuda_gctx._core.errors": (
+    "cuda_gctx._core.extension": (
         "CUDAError",
         "CUDAWarning",
         "CapturingError",
         "ClosedError",
+        "Context",
         "ContextCurrentError",
+        "ContextOptions",
+        "Device",
+        "DeviceResources",
         "DriverNotFound",
+        "Event",
+        "EventOptions",
         "FeatureNotSupported",
         "ForkedError",
+        "Graph",
+        "GraphExec",
         "ResourceOverlapError",
         "ResourceOverlapWarning",
-        "SplitError",
-    ),
-    "cuda_gctx._core.event": ("Event", "EventOptions"),
-    "cuda_gctx._core.graph": ("Graph", "GraphExec"),
-    "cuda_gctx._core.include": ("get_include",),
-    "cuda_gctx._core.resources": (
-        "DeviceResources",
         "SMResource",
         "SMResourceOptions",
+        "SplitError",
+        "Stream",
+        "StreamOptions",
         "WorkqueueResource",
         "WorkqueueResourceOptions",
         "WorkqueueSharingScopeType",
+        "system",
     ),
-    "cuda_gctx._core.stream": ("Stream", "StreamOptions"),
+    "cuda_gctx._core.default_streams": (
+        "DefaultStream",
+        "LEGACY_DEFAULT_STREAM",
+        "PER_THREAD_DEFAULT_STREAM",
+    ),
+    "cuda_gctx._core.include": ("get_include",),
     "cuda_gctx.partitions": (
         "GraphSet",
         "IsolationError",

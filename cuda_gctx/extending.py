@@ -11,18 +11,17 @@ from cuda_gctx._core.lazy import lazy_names as lazy_names
 
 if TYPE_CHECKING:
     from cuda_gctx._core import clock as clock
-    from cuda_gctx._core.arguments import as_bool as as_bool
-    from cuda_gctx._core.arguments import as_int as as_int
-    from cuda_gctx._core.arguments import as_seconds as as_seconds
+    from cuda_gctx._core.extension import Counter as Counter
+    from cuda_gctx._core.extension import LaunchSequence as LaunchSequence
+    from cuda_gctx._core.extension import as_bool as as_bool
+    from cuda_gctx._core.extension import as_int as as_int
+    from cuda_gctx._core.extension import as_seconds as as_seconds
     from cuda_gctx._core.progress import Progress as Progress
-    from cuda_gctx._core.sequence import Counter as Counter
-    from cuda_gctx._core.sequence import Sequence as Sequence
 
 _NAMES_OF_MODULE = {
     "cuda_gctx._core": ("clock",),
-    "cuda_gctx._core.arguments": ("as_bool", "as_int", "as_seconds"),
+    "cuda_gctx._core.extension": ("Counter", "LaunchSequence", "as_bool", "as_int", "as_seconds"),
     "cuda_gctx._core.progress": ("Progress",),
-    "cuda_gctx._core.sequence": ("Counter", "Sequence"),
 }
 
 if not TYPE_CHECKING:

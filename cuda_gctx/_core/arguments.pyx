@@ -1,17 +1,5 @@
 """Checks of the arguments of the public classes."""
 
-import math
-import os
-import sys
-from collections.abc import Mapping
-from operator import index
-
-from cpython.dict cimport PyDict_Next
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdlib cimport getenv
-
 
 cdef object LARGEST_HANDLE = 2**64 - 1
 

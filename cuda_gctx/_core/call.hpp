@@ -24,11 +24,13 @@
 #include "handles/given.hpp"
 #include "handles/moved_graph.hpp"
 #include "handles/probe.hpp"
+#include "handles/sequence.hpp"
 #include "handles/slot.hpp"
 #include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
 #include "handles/switching.hpp"
 #include "resources/descriptor.hpp"
+#include "resources/outcome.hpp"
 
 namespace gctx {
 
@@ -68,10 +70,16 @@ namespace calls {
 // Makes the Python exception, as _core/errors.pyx does.
 inline void raise(const std::exception_ptr& failure) {
   using Raise = int (*)(const std::exception_ptr&);
-  void* const found = PyCapsule_Import("cuda_gctx._core.errors.raise_failure", 0);
+  void* const found = PyCapsule_Import("cuda_gctx._core.extension.raise_failure", 0);
   if (found != nullptr) {
     reinterpret_cast<Raise>(found)(failure);
   }
+}
+
+// The handler of `except +raise_error` in cpp.pxd, called inside a catch block.
+inline int raise_in_flight() {
+  raise(std::current_exception());
+  return -1;
 }
 
 // Warns of what failed in destructors, as _core/errors.pyx does. Not while the interpreter takes its modules apart.
@@ -81,7 +89,7 @@ inline void report_failures() {
   }
   PyObject *kind, *error, *trace;
   PyErr_Fetch(&kind, &error, &trace);
-  if (void* const found = PyCapsule_Import("cuda_gctx._core.errors._report", 0)) {
+  if (void* const found = PyCapsule_Import("cuda_gctx._core.extension._report", 0)) {
     reinterpret_cast<void (*)()>(found)();
   }
   PyErr_Restore(kind, error, trace);

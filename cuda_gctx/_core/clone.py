@@ -12,7 +12,7 @@ __all__ = ["use_installed_package"]
 
 def _is_built(spec: ModuleSpec) -> bool:
     folders = spec.submodule_search_locations or ()
-    return PathFinder.find_spec("driver", [os.path.join(folder, "_core") for folder in folders]) is not None
+    return PathFinder.find_spec("extension", [os.path.join(folder, "_core") for folder in folders]) is not None
 
 
 def use_installed_package(sources: str) -> None:

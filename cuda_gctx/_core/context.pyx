@@ -1,26 +1,5 @@
 """Contexts: the primary one of a device, green ones with a part of its resources, and adopted ones."""
 
-import warnings
-from collections.abc import Sequence
-
-cimport cython
-from libc.stdint cimport uint64_t, uintptr_t
-from libcpp.memory cimport unique_ptr
-from libcpp.optional cimport optional
-from libcpp.string cimport string
-from libcpp.vector cimport vector
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_options, make_here, make_only_here
-from cuda_gctx._core.current cimport is_free, keep_no_block, new_block
-from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.errors cimport warn_of_failures
-from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event
-from cuda_gctx._core.resources cimport SMResource, WorkqueueResource, device_of, sms_of
-from cuda_gctx._core.stream cimport Stream, StreamOptions, made_stream, new_stream, note_pinned
-
-from cuda_gctx._core.errors import ResourceOverlapWarning
-
 
 cdef class ContextOptions(Options):
     """The options of a green context. Immutable.
@@ -29,6 +8,10 @@ cdef class ContextOptions(Options):
     exclusive: refuse to share SMs with a live context instead of warning.
     name: shown in messages and tables.
     """
+
+    cdef readonly tuple resources
+    cdef readonly bint exclusive
+    cdef readonly str name
 
     _defaults = {"resources": ..., "exclusive": False, "name": None}
     _taken_by = ("create_context",)
@@ -67,7 +50,7 @@ cdef Context made_context(Context context):
 
 
 def context_of(InContext child not None):
-    """The context of what is made in one, for modules that cannot import this one."""
+    """The context of a stream, an event or a graph."""
     cdef Context context = Context.__new__(Context)
     context._slot.put(child.slot().context())
     return made_context(context)
@@ -113,6 +96,14 @@ cdef Context new_green_context(int device, ContextOptions options, bint overlap_
 
 cdef class Context:
     """A primary, green or adopted CUDA context."""
+
+    cdef cpp.Slot[cpp.ContextBox] _slot
+    cdef uint64_t _number
+    cdef DeviceResources _resources
+    cdef object _owner
+    cdef str _name
+    cdef PyObject* _kept_block  # the idle block of current(); null: none
+    cdef object __weakref__
 
     @staticmethod
     def from_handle(handle, owner=None):
@@ -167,7 +158,7 @@ cdef class Context:
     @property
     def device(self):
         """The device of the context."""
-        return device_of(cpp.live(self._slot).get().device())
+        return Device(cpp.live(self._slot).get().device())
 
     @property
     def resources(self):

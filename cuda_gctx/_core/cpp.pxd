@@ -1,6 +1,6 @@
 # The C++ core as Cython sees it, declarations alone. Nothing that throws can be called without the GIL: what takes
 # place without it goes through call.hpp, and the rest is quick.
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
@@ -8,7 +8,9 @@ from libcpp.pair cimport pair
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from cuda_gctx._core.errors cimport GroupRequest, raise_error
+
+cdef extern from "_core/call.hpp" namespace "gctx":
+    int raise_error "gctx::calls::raise_in_flight"() except *
 
 
 cdef extern from "cuda.h" nogil:
@@ -47,6 +49,55 @@ cdef extern from "cuda.h" nogil:
     unsigned int CU_EVENT_DEFAULT
     unsigned int CU_EVENT_BLOCKING_SYNC
     unsigned int CU_EVENT_DISABLE_TIMING
+
+
+cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
+    cdef cppclass GroupRequest:
+        GroupRequest() except +
+        optional[unsigned int] count
+        unsigned int coscheduled
+        unsigned int preferred
+        cbool backfill
+        optional[unsigned int] locality_domain
+        cbool supplemental
+
+    cdef cppclass SplitFailure:
+        optional[vector[GroupRequest]] suggestion
+        string advice
+
+    const SplitFailure* caught_split() noexcept
+
+
+cdef extern from "cuda.h" nogil:
+    unsigned int ANY_DOMAIN "CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY"
+
+
+cdef extern from "driver/error.hpp" namespace "gctx" nogil:
+    enum class ErrorKind(int):
+        driver
+        not_found
+        not_supported
+        bad_value
+        bad_state
+        closed
+        current
+        forked
+        capturing
+        split
+        overlap
+        out_of_memory
+        unknown
+
+    cdef cppclass Error:
+        ErrorKind kind
+        int code
+        string message
+        string code_name
+        string call
+        string needs
+        string found
+
+    unique_ptr[Error] caught_error()
 
 
 # Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversions, those of
@@ -251,6 +302,25 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         cbool may_share(unsigned int, unsigned int) noexcept
         vector[unsigned int] places_of(unsigned int) except +raise_error
 
+    cdef cppclass Sequence:
+        pass
+
+    cdef cppclass Place:
+        uint32_t given
+        uint64_t offset
+
+    cdef cppclass Patch:
+        uint32_t at
+        Place place
+
+    cdef cppclass KernelShape:
+        CUfunction function
+        unsigned int blocks
+        unsigned int threads
+        unsigned int shared_bytes
+        cbool is_programmatic
+        uint32_t number_at
+
     # For what is done before the GIL is given up or other code of Python runs.
     cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
         Box* get() noexcept
@@ -397,3 +467,17 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         Switching&, Slot[ContextBox]&, const vector[unsigned int]&
     ) except -1
     int order "gctx::call<&gctx::Switching::order>"(Switching&, const vector[unsigned int]&, unsigned int) except -1
+
+    # Sequences of launches:
+    int make_sequence "gctx::make<&gctx::make_sequence>"(Slot[Sequence]&) except -1
+    int add_stream "gctx::call<&gctx::Sequence::add_stream>"(Slot[Sequence]&, Slot[StreamBox]&) except -1
+    int add_kernel "gctx::call<&gctx::Sequence::add_kernel>"(
+        Slot[Sequence]&, const KernelShape&, const vector[uint8_t]&, const vector[Patch]&
+    ) except -1
+    int add_copy "gctx::call<&gctx::Sequence::add_copy>"(
+        Slot[Sequence]&, unsigned int, const Place&, const Place&, uint64_t
+    ) except -1
+    int add_wait "gctx::call<&gctx::Sequence::add_wait>"(Slot[Sequence]&, unsigned int, unsigned int) except -1
+    int launch_sequence "gctx::call<&gctx::Sequence::launch>"(
+        Slot[Sequence]&, Slot[StreamBox]&, const vector[uint64_t]&, uint64_t
+    ) except -1

@@ -1,13 +1,5 @@
 """Blocks that make a context current on a thread, each for one task of it."""
 
-cimport cython
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport make_only_here
-from cuda_gctx._core.errors cimport report_failures
-
 
 cdef extern from *:
     """
@@ -46,6 +38,15 @@ cdef extern from *:
     PyThreadState* PyThreadState_GetUnchecked() noexcept
     PyObject* PyThreadState_GetDict() noexcept
     void* task_of "gctx_task_of"(PyThreadState*) except NULL
+
+
+cdef extern from *:
+    Py_ssize_t Py_REFCNT(PyObject*) noexcept
+
+
+cdef bint is_free(PyObject* kept) noexcept:
+    """Whether the block that a context keeps, if it has one, is there and has no other user."""
+    return kept != NULL and Py_REFCNT(kept) == 1 and (<CurrentBlock>kept)._entry.is_idle()
 
 
 cdef void* task_here() except NULL:
@@ -144,6 +145,14 @@ cdef class _Callable:
 @cython.no_gc_clear  # the slot is part of the context
 cdef class CurrentBlock:
     """A ``with`` block in which a context is current on the calling thread."""
+
+    cdef void* _call  # what Python calls: it enters or leaves the block
+    cdef PyObject* _of  # the context, which keeps this block, or is kept by it:
+    cdef object _context
+    cdef bint _is_live  # nothing has to be asked of the context: it is green, and keeps this block until it is closed
+    cdef cpp.Slot[cpp.ContextBox]* _slot  # of the context
+    cdef cpp.Entry _entry
+    cdef list _more  # blocks for this one, which was entered again before it was left
 
     # A ``with`` statement makes a bound method of each and throws it away (up to Python 3.13): a seventh of the
     # instructions of a block.

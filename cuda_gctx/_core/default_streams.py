@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Stream
 
 __all__ = ["LEGACY_DEFAULT_STREAM", "PER_THREAD_DEFAULT_STREAM", "DefaultStream"]
 

@@ -1,19 +1,5 @@
 """GPUs: their properties, their resources, and what can be created on them."""
 
-from collections import namedtuple
-from types import MappingProxyType
-from weakref import ref
-
-cimport cython
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport as_int, as_options
-from cuda_gctx._core.context cimport Context, ContextOptions, made_context, new_green_context, unmade_context
-from cuda_gctx._core.current cimport given_here, release_left, task_here
-from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.resources cimport DeviceResources
-
-from cuda_gctx._core.stream import Stream
 
 ComputeCapability = namedtuple("ComputeCapability", ("major", "minor"))
 

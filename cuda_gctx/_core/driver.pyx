@@ -1,14 +1,5 @@
 """The driver in use: opened at the first use, described by ``system``, and exchanged by tests."""
 
-import atexit
-
-from libc.stdint cimport uintptr_t
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport make_only_here
-from cuda_gctx._core.current cimport release_left
-from cuda_gctx._core.errors cimport report_failures
-
 
 cdef cpp.Runtime* active_runtime() except NULL:
     if not cpp.Runtime.is_any_open():

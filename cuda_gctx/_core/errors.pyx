@@ -1,9 +1,5 @@
 """The exceptions of the package, and the translation of the core's errors into them."""
 
-import warnings
-
-from cpython.pycapsule cimport PyCapsule_New
-
 
 class CUDAError(RuntimeError):
     """A call of the CUDA driver failed."""
@@ -88,52 +84,50 @@ cdef object optional_count(const optional[unsigned int]& value):
     return value.value() if value.has_value() else None
 
 
-cdef object group_tuple(const GroupRequest& group):
+cdef object group_tuple(const cpp.GroupRequest& group):
     domain = optional_count(group.locality_domain)
     return (
         optional_count(group.count),
         group.coscheduled or None,
         group.preferred or None,
         bool(group.backfill),
-        "any" if domain == ANY_DOMAIN else domain,
+        "any" if domain == cpp.ANY_DOMAIN else domain,
         bool(group.supplemental),
     )
 
 
 cdef dict CLASS_OF_KIND = {
-    <int>ErrorKind.driver: CUDAError,
-    <int>ErrorKind.not_found: DriverNotFound,
-    <int>ErrorKind.not_supported: FeatureNotSupported,
-    <int>ErrorKind.bad_value: ValueError,
-    <int>ErrorKind.closed: ClosedError,
-    <int>ErrorKind.current: ContextCurrentError,
-    <int>ErrorKind.forked: ForkedError,
-    <int>ErrorKind.capturing: CapturingError,
-    <int>ErrorKind.split: SplitError,
-    <int>ErrorKind.overlap: ResourceOverlapError,
+    <int>cpp.ErrorKind.driver: CUDAError,
+    <int>cpp.ErrorKind.not_found: DriverNotFound,
+    <int>cpp.ErrorKind.not_supported: FeatureNotSupported,
+    <int>cpp.ErrorKind.bad_value: ValueError,
+    <int>cpp.ErrorKind.closed: ClosedError,
+    <int>cpp.ErrorKind.current: ContextCurrentError,
+    <int>cpp.ErrorKind.forked: ForkedError,
+    <int>cpp.ErrorKind.capturing: CapturingError,
+    <int>cpp.ErrorKind.split: SplitError,
+    <int>cpp.ErrorKind.overlap: ResourceOverlapError,
 }
 
 
 cdef int raise_error() except *:
-    cdef unique_ptr[Error] caught = caught_error()
-    cdef Error* error = caught.get()
-    cdef const SplitFailure* refused
-    if error.kind == ErrorKind.out_of_memory:
+    cdef unique_ptr[cpp.Error] caught = cpp.caught_error()
+    cdef cpp.Error* error = caught.get()
+    cdef const cpp.SplitFailure* refused
+    if error.kind == cpp.ErrorKind.out_of_memory:
         raise MemoryError()
     raised = CLASS_OF_KIND.get(<int>error.kind, RuntimeError)(error.message.decode("utf-8", "replace"))
-    refused = caught_split()
+    refused = cpp.caught_split()
     if refused != NULL:
         raised.advice = refused.advice.decode()
         if refused.suggestion.has_value():
-            from cuda_gctx._core.resources import SMResourceOptions
-
             counts, *others = zip(*[group_tuple(group) for group in refused.suggestion.value()])
             # A field that is the same for all groups is given once.
             once = [field[0] if len(set(field)) == 1 else field for field in others]
             raised.suggestion = SMResourceOptions(counts, *once)
     elif isinstance(raised, CUDAError):
         raised.code, raised.name, raised.call = error.code, error.code_name.decode(), error.call.decode()
-    if error.kind == ErrorKind.not_supported:
+    if error.kind == cpp.ErrorKind.not_supported:
         raised.needs, raised.found = error.needs.decode(), error.found.decode()
     raise raised
 
@@ -165,5 +159,5 @@ cdef int raise_caught(const exception_ptr& failure) except -1:
     return 0
 
 
-raise_failure = PyCapsule_New(<void*>raise_caught, "cuda_gctx._core.errors.raise_failure", NULL)
-_report = PyCapsule_New(<void*>report_failures, "cuda_gctx._core.errors._report", NULL)
+raise_failure = PyCapsule_New(<void*>raise_caught, "cuda_gctx._core.extension.raise_failure", NULL)
+_report = PyCapsule_New(<void*>report_failures, "cuda_gctx._core.extension._report", NULL)

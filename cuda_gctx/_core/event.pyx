@@ -1,15 +1,5 @@
 """Events: points in the work of a stream or of a whole context."""
 
-cimport cython
-from libc.stdint cimport uintptr_t
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_bool, make_only_here
-from cuda_gctx._core.errors cimport warn_of_failures
-from cuda_gctx._core.resources cimport device_of
-
-from cuda_gctx._core.polling import until_done
-
 
 cdef class EventOptions(Options):
     """The options of an event. Immutable.
@@ -17,6 +7,10 @@ cdef class EventOptions(Options):
     timing_enabled: whether the event records a timestamp, so that two events can be subtracted.
     blocking_sync: whether `sync` sleeps instead of spinning.
     """
+
+    cdef readonly bint timing_enabled
+    cdef readonly bint blocking_sync
+    cdef unsigned int _flags  # the same for the driver
 
     _defaults = {"timing_enabled": False, "blocking_sync": False}
     _taken_by = ("create_event", "record")
@@ -29,18 +23,14 @@ cdef class EventOptions(Options):
             self._flags |= cpp.CU_EVENT_BLOCKING_SYNC
 
 
-cdef EventOptions DEFAULT_OPTIONS = EventOptions()
+cdef EventOptions DEFAULT_EVENT_OPTIONS = EventOptions()
 
 
 cdef Event unmade_event(EventOptions options):
     """An event without a handle yet."""
     cdef Event event = Event.__new__(Event)
-    event._options = options if options is not None else DEFAULT_OPTIONS
+    event._options = options if options is not None else DEFAULT_EVENT_OPTIONS
     return event
-
-
-# The function context_of of the module of contexts, once something has asked for it.
-cdef object context_of = None
 
 
 cdef class InContext:
@@ -50,12 +40,7 @@ cdef class InContext:
         return NULL
 
     cdef object find_context(self):
-        """The module of contexts imports this one, and is imported at first use."""
-        global context_of
-        if context_of is None:
-            from cuda_gctx._core import context
-
-            context_of = context.context_of
+        """The context. Streams return the same object each time."""
         return context_of(self)
 
     @property
@@ -66,7 +51,7 @@ cdef class InContext:
     @property
     def device(self):
         """The device of the context."""
-        return device_of(self.slot().context().get().device())
+        return Device(self.slot().context().get().device())
 
     @property
     def is_closed(self):
@@ -101,6 +86,9 @@ cdef Event new_event_for(cpp.Slot[cpp.StreamBox]& stream, EventOptions options):
 
 cdef class Event(InContext):
     """A point in the work of a stream or of a whole context."""
+
+    cdef cpp.Slot[cpp.EventBox] _slot
+    cdef EventOptions _options
 
     cdef cpp.ChildSlot* slot(self) noexcept:
         return &self._slot

@@ -1,16 +1,5 @@
 """CUDA graphs: work that is captured once, and then launched as a whole, in any context of its device."""
 
-cimport cython
-from libc.stdint cimport uint64_t, uintptr_t
-from libcpp.vector cimport vector
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport as_bool, as_handle, make_here, make_only_here
-from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.event cimport InContext
-from cuda_gctx._core.stream cimport Stream
-
 
 cdef dict MODE_OF_NAME = {
     "global": <int>cpp.CU_STREAM_CAPTURE_MODE_GLOBAL,
@@ -19,7 +8,7 @@ cdef dict MODE_OF_NAME = {
 }
 
 
-cdef Graph adopted(Graph graph, uintptr_t handle, object owner):
+cdef Graph adopted_graph(Graph graph, uintptr_t handle, object owner):
     cpp.adopt_graph(graph._slot, active_runtime()[0], <cpp.CUgraph>handle)
     graph._owner = owner
     return graph
@@ -45,7 +34,7 @@ cdef uintptr_t graph_of(object obj) except? 0:
     return as_handle(int(handle))
 
 
-cdef Context context_of(object where):
+cdef Context target_context(object where):
     context = where if isinstance(where, Context) else getattr(where, "context", None)
     if not isinstance(context, Context):
         raise TypeError(
@@ -72,7 +61,7 @@ cdef class Graph(InContext):
 
         obj: torch's CUDAGraph (``keep_graph=True``), or a GraphDefinition or GraphBuilder of cuda.core.
         """
-        adopted(self, graph_of(obj), obj)
+        adopted_graph(self, graph_of(obj), obj)
 
     @staticmethod
     def from_handle(handle, owner=None):
@@ -81,7 +70,7 @@ cdef class Graph(InContext):
         handle: the CUgraph, as an int; ValueError for 0. owner: an object to keep alive as long as this one and what is
         made of it.
         """
-        return adopted(Graph.__new__(Graph), as_handle(handle, "graph"), owner)
+        return adopted_graph(Graph.__new__(Graph), as_handle(handle, "graph"), owner)
 
     @property
     def handle(self):
@@ -115,7 +104,7 @@ cdef class Graph(InContext):
         driver does not copy (memory, conditions).
         """
         cdef GraphExec made = GraphExec.__new__(GraphExec)
-        cdef Context context = context_of(part)
+        cdef Context context = target_context(part)
         cpp.move_graph(made._slot, self._slot, context._slot, as_bool("ordered", ordered))
         made._owner = self._owner
         return made

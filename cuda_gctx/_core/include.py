@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cuda_gctx._core import driver
+from cuda_gctx._core import extension
 
 
 def get_include() -> str:
     """The folder of cuda_gctx.h, cuda_gctx.hpp and cuda_gctxConfig.cmake; the folder above it has libcuda_gctx.so."""
-    return str(Path(driver.__file__).parents[1] / "include")
+    return str(Path(extension.__file__).parents[1] / "include")

@@ -31,7 +31,7 @@ inline void raise(PyObject** const parameters[], PyObject* kind, const char* for
       break;
     }
   }
-  PyObject* const arguments = PyImport_ImportModule("cuda_gctx._core.arguments");
+  PyObject* const arguments = PyImport_ImportModule("cuda_gctx._core.extension");
   if (names != nullptr && arguments != nullptr) {
     Py_XDECREF(PyObject_CallMethod(arguments, "refuse_keyword", "sOO", function, keyword, names));
   }

@@ -1,14 +1,5 @@
 """Where and when the blocks of a kernel run, and how much of a kernel fits into a context."""
 
-from libc.stdint cimport uint64_t, uintptr_t
-from libcpp.vector cimport vector
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport as_int
-from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.stream cimport Stream
-
-from cuda_gctx._core.device import Device
 
 # The kernel counts its rounds as well, and stops by that count some time after this.
 cdef uint64_t LONGEST_SPIN_NS = 1_000_000_000

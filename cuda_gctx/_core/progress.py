@@ -7,7 +7,7 @@ import sys
 from types import TracebackType
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.arguments import as_bool
+from cuda_gctx._core.extension import as_bool
 
 __all__ = ["Progress"]
 

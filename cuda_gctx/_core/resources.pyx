@@ -1,34 +1,5 @@
 """The resources of a GPU: SMs, which can be split, and hardware queues, which can be configured."""
 
-from collections.abc import Mapping, Sequence
-from enum import Enum
-
-cimport cython
-from cpython.list cimport PyList_New, PyList_SET_ITEM
-from cpython.ref cimport Py_INCREF
-from cython.operator cimport dereference
-from libc.stdint cimport uintptr_t
-from libcpp.utility cimport move
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_int, as_options, as_sm_count, make_only_here
-from cuda_gctx._core.errors cimport ANY_DOMAIN, optional_count
-
-from cuda_gctx._core.arguments import as_bool
-
-# The class Device, once something has asked for it.
-cdef object device_class = None
-
-
-cdef object device_of(int number):
-    """The Device of a number. Its module imports this one, and is imported at first use."""
-    global device_class
-    if device_class is None:
-        from cuda_gctx._core.device import Device
-
-        device_class = Device
-    return device_class(number)
-
 
 # Beyond any GPU, and within what the driver's fields hold.
 cdef object LARGEST_COUNT = 1_000_000
@@ -85,6 +56,14 @@ cdef class SMResourceOptions(Options):
     supplemental_sms: also the SMs of the domain beyond the number that every domain has (driver 13.5 and newer).
     """
 
+    cdef readonly object count
+    cdef readonly object coscheduled_sm_count
+    cdef readonly object preferred_coscheduled_sm_count
+    cdef readonly object backfill
+    cdef readonly object locality_domain
+    cdef readonly object supplemental_sms
+    cdef vector[cpp.GroupRequest] _requests
+
     _defaults = {
         "count": None,
         "coscheduled_sm_count": None,
@@ -118,7 +97,7 @@ cdef class SMResourceOptions(Options):
         self.backfill = checked_field("backfill", backfill, count, as_bool)
         self.locality_domain = checked_field("locality_domain", locality_domain, count, _domain_number)
         self.supplemental_sms = checked_field("supplemental_sms", supplemental_sms, count, as_bool)
-        cdef GroupRequest request
+        cdef cpp.GroupRequest request
         cdef list open_domains = []  # one for each group with all remaining SMs; None: it leaves its domain
         counts = count if isinstance(count, tuple) else (count,)
         others = (
@@ -131,7 +110,7 @@ cdef class SMResourceOptions(Options):
         for count, coscheduled, preferred, backfill, domain, supplemental in zip(
             counts, *[field if isinstance(field, tuple) else (field,) * len(counts) for field in others]
         ):
-            request = GroupRequest()
+            request = cpp.GroupRequest()
             if count is None:
                 open_domains.append(None if backfill else domain)
             else:
@@ -141,7 +120,7 @@ cdef class SMResourceOptions(Options):
             request.backfill = backfill
             request.supplemental = supplemental
             if domain is not None:
-                request.locality_domain = ANY_DOMAIN if domain == "any" else <unsigned int>domain
+                request.locality_domain = cpp.ANY_DOMAIN if domain == "any" else <unsigned int>domain
             elif supplemental:
                 raise ValueError("supplemental_sms requires locality_domain")
             self._requests.push_back(request)
@@ -168,6 +147,10 @@ cdef SMResourceOptions sm_options(value):
 @cython.freelist(16)
 cdef class SMResource:
     """A set of SMs: a device's, a context's, or one group of a split."""
+
+    cdef cpp.Runtime* _runtime
+    cdef cpp.SmResourcePtr _sm
+    cdef cpp.CUdevResourceDesc _descriptor
 
     @staticmethod
     cdef SMResource taking(cpp.Runtime* runtime, cpp.SmResourcePtr& sm):
@@ -210,7 +193,7 @@ cdef class SMResource:
         """The locality domain that the driver reports for its SMs; None if it reports none, or any."""
         if self._sm.get().units.size() != 0 and self.flags & cpp.CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID:
             domain = self._sm.get().units.data()[0].sm.localityDomainId
-            return None if domain == ANY_DOMAIN else domain
+            return None if domain == cpp.ANY_DOMAIN else domain
         return None
 
     @property
@@ -259,7 +242,7 @@ cdef class SMResource:
     @property
     def device(self):
         """The device of the resource."""
-        return device_of(self._sm.get().device)
+        return Device(self._sm.get().device)
 
     @property
     def strategy(self):
@@ -378,6 +361,9 @@ cdef class WorkqueueResourceOptions(Options):
     concurrency_limit: the number of streams that are expected to run at once.
     """
 
+    cdef readonly object sharing_scope
+    cdef readonly object concurrency_limit
+
     _defaults = {"sharing_scope": None, "concurrency_limit": None}
     _taken_by = ("configure",)
 
@@ -402,6 +388,13 @@ cdef class WorkqueueResource:
     context created with the workqueue of a device, or with a configured one, gets queues by this configuration.
     """
 
+    cdef cpp.Runtime* _runtime
+    cdef int _device
+    cdef cpp.CUdevResource _config
+    cdef cpp.CUdevResource _existing
+    cdef cpp.Slot[cpp.ContextBox] _of  # whose queues these are, until it is configured
+    cdef bint _shares
+
     cdef cpp.CUdevResource* given(self) noexcept:
         return &self._existing if self._shares else &self._config
 
@@ -418,7 +411,7 @@ cdef class WorkqueueResource:
     @property
     def device(self):
         """The device of the resource."""
-        return device_of(self._device)
+        return Device(self._device)
 
     @property
     def handle(self):
@@ -455,6 +448,11 @@ make_only_here(WorkqueueResource, "a WorkqueueResource comes from Device.resourc
 
 cdef class DeviceResources:
     """The resources of a device, a context or a stream."""
+
+    cdef cpp.Runtime* _runtime
+    cdef int _device
+    cdef cpp.Slot[cpp.ContextBox] _context  # empty: of the device
+    cdef SMResource _sm
 
     @staticmethod
     cdef DeviceResources of_device(cpp.Runtime* runtime, int device):

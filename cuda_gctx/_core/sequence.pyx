@@ -1,13 +1,8 @@
 """Kernels, copies and orders of streams that are noted once and launched again and again, with other addresses."""
 
-from libc.stdint cimport uint8_t, uint64_t, uintptr_t
-from libcpp.vector cimport vector
 
-from cuda_gctx._core.stream cimport Stream
-
-
-cdef Place place_of(place) except *:
-    cdef Place found
+cdef cpp.Place place_of(place) except *:
+    cdef cpp.Place found
     given, offset = place
     if given is not None:
         found.given = given
@@ -25,7 +20,7 @@ cdef class Counter:
         return before
 
 
-cdef class Sequence:
+cdef class LaunchSequence:
     """The launches of a call. Streams have numbers: 0 is the one that `launch` is called with.
 
     A place is the number of a given address and what is added to it; with None as its number, it is an address that
@@ -35,9 +30,9 @@ cdef class Sequence:
     def __init__(self, streams=()):
         """streams: those with the numbers from 1."""
         cdef Stream stream
-        make_sequence(self._slot)
+        cpp.make_sequence(self._slot)
         for stream in streams:
-            add_stream(self._slot, stream._slot)
+            cpp.add_stream(self._slot, stream._slot)
 
     def kernel(self, function, blocks, threads, shared_bytes, arguments, places, number_at, programmatic=False):
         """Note a kernel on the stream 0.
@@ -46,28 +41,28 @@ cdef class Sequence:
         offset in that struct, the words that are addresses. number_at: where it has a word whose lower half tells
         launches apart. programmatic: whether it need not wait for the end of the kernel before it.
         """
-        cdef KernelShape shape
+        cdef cpp.KernelShape shape
         cdef vector[uint8_t] content
-        cdef vector[Patch] patches
-        cdef Patch patch
+        cdef vector[cpp.Patch] patches
+        cdef cpp.Patch patch
         for byte in arguments:
             content.push_back(byte)
-        shape.function = <CUfunction><uintptr_t>function
+        shape.function = <cpp.CUfunction><uintptr_t>function
         shape.blocks, shape.threads, shape.shared_bytes = blocks, threads, shared_bytes
         shape.is_programmatic, shape.number_at = programmatic, number_at
         for at, place in places.items():
             patch.at, patch.place = at, place_of(place)
             patches.push_back(patch)
-        add_kernel(self._slot, shape, content, patches)
+        cpp.add_kernel(self._slot, shape, content, patches)
 
     def copy(self, stream, to, source, size):
         """Note a copy on a stream: two places, and the number of bytes."""
         cdef uint64_t count = size
-        add_copy(self._slot, stream, place_of(to), place_of(source), count)
+        cpp.add_copy(self._slot, stream, place_of(to), place_of(source), count)
 
     def wait(self, stream, other):
         """Note that a stream waits for what is on another one by then."""
-        add_wait(self._slot, stream, other)
+        cpp.add_wait(self._slot, stream, other)
 
     cpdef launch(self, Stream stream, given, uint64_t count):
         """Launch what was noted.
@@ -80,4 +75,4 @@ cdef class Sequence:
             raise TypeError("a sequence is launched on a Stream, not on None")
         for address in given:
             addresses.push_back(address)
-        launch_sequence(self._slot, stream._slot, addresses, count)
+        cpp.launch_sequence(self._slot, stream._slot, addresses, count)

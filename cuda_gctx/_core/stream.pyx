@@ -1,18 +1,5 @@
 """Streams: queues of work in one context."""
 
-import warnings
-
-cimport cython
-from libc.stdint cimport uintptr_t
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.arguments cimport Options, as_bool, as_handle, as_int, as_options, make_here
-from cuda_gctx._core.driver cimport active_runtime
-from cuda_gctx._core.errors cimport warn_of_failures
-from cuda_gctx._core.event cimport Event, EventOptions, InContext, new_event_for
-
-from cuda_gctx._core.errors import CUDAWarning
-
 
 # Beyond any device, which has a range of its own.
 cdef object MOST_PRIORITIES = 1_000_000
@@ -25,6 +12,10 @@ cdef class StreamOptions(Options):
     priority: smaller numbers have a higher priority; None is the lowest priority.
     """
 
+    cdef readonly bint nonblocking
+    cdef readonly object priority
+    cdef optional[int] _level  # the same for the core
+
     _defaults = {"nonblocking": True, "priority": None}
     _taken_by = ("create_stream",)
 
@@ -36,7 +27,7 @@ cdef class StreamOptions(Options):
         self.priority = priority
 
 
-cdef StreamOptions DEFAULT_OPTIONS = StreamOptions()
+cdef StreamOptions DEFAULT_STREAM_OPTIONS = StreamOptions()
 
 
 cdef Stream made_stream(Stream stream):
@@ -47,12 +38,12 @@ cdef Stream made_stream(Stream stream):
 
 cdef Stream new_stream(cpp.Slot[cpp.ContextBox]& context, StreamOptions options):
     cdef Stream stream = Stream.__new__(Stream)
-    cdef StreamOptions wanted = options if options is not None else DEFAULT_OPTIONS
+    cdef StreamOptions wanted = options if options is not None else DEFAULT_STREAM_OPTIONS
     cpp.create_stream(stream._slot, context, wanted._level, wanted.nonblocking)
     return made_stream(stream)
 
 
-cdef Stream adopted(Stream stream, uintptr_t handle, object owner):
+cdef Stream adopted_stream(Stream stream, uintptr_t handle, object owner):
     cpp.adopt_stream(stream._slot, active_runtime()[0], <cpp.CUstream>handle)
     stream._owner = owner
     return made_stream(stream)
@@ -97,7 +88,7 @@ cdef class Stream(InContext):
         if obj is None:
             raise TypeError(self._made_by)
         if isinstance(obj, Stream):
-            adopted(self, obj.handle, obj)
+            adopted_stream(self, obj.handle, obj)
             return
         ask = getattr(obj, "__cuda_stream__", None)
         if not callable(ask):
@@ -108,7 +99,7 @@ cdef class Stream(InContext):
         version = as_int("the version of __cuda_stream__", answer[0])
         if version != 0:
             raise ValueError(f"version {version} of the __cuda_stream__ protocol is not supported, only 0")
-        adopted(self, as_handle(answer[1]), obj)
+        adopted_stream(self, as_handle(answer[1]), obj)
 
     @staticmethod
     def from_handle(handle, owner=None):
@@ -120,7 +111,7 @@ cdef class Stream(InContext):
         Returns a Stream. Raises ValueError for a handle that is not a live stream, and for 0, which is ambiguous.
         """
         number = as_handle(handle, "stream: use 1 for the legacy default stream, 2 for the per-thread one")
-        return adopted(Stream.__new__(Stream), number, owner)
+        return adopted_stream(Stream.__new__(Stream), number, owner)
 
     @property
     def handle(self):
@@ -211,8 +202,6 @@ cdef class Stream(InContext):
         ("thread_local"), or nowhere ("relaxed").
         """
         cpp.present(self._slot)
-        from cuda_gctx._core.graph import capture
-
         return capture(self, mode)
 
     @cython.binding(False)

@@ -4,16 +4,6 @@ A switch is called between launches, which leave the caches to others: the code 
 of Python.
 """
 
-cimport cython
-from libc.stdint cimport uint64_t
-from libcpp.utility cimport move
-from libcpp.vector cimport vector
-
-cimport cuda_gctx._core.cpp as cpp
-from cuda_gctx._core.context cimport Context
-from cuda_gctx._core.resources cimport SMResource
-from cuda_gctx._core.stream cimport Stream
-
 
 cdef vector[unsigned int] ascending(sm_ids):
     cdef vector[unsigned int] ids

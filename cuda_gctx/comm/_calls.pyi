@@ -4,7 +4,7 @@ from typing import Any
 
 from cuda_gctx import Stream
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
-from cuda_gctx.extending import Counter, Sequence
+from cuda_gctx.extending import Counter, LaunchSequence
 
 ALIGNMENT: int
 MOST_KEPT: int
@@ -32,7 +32,7 @@ class Steps:
     """
 
     def __init__(self, numbers: Counter) -> None: ...
-    def add(self, step: Sequence | Callable[[], object], kernels: int | None = None) -> None: ...
+    def add(self, step: LaunchSequence | Callable[[], object], kernels: int | None = None) -> None: ...
     def launch(self, stream: Stream, given: _Several[int]) -> None: ...
 
 class Known: ...

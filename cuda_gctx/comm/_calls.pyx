@@ -6,8 +6,7 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy
 
-from cuda_gctx._core.sequence cimport Counter, Sequence
-from cuda_gctx._core.stream cimport Stream
+from cuda_gctx._core.extension cimport Counter, LaunchSequence, Stream
 
 from cuda_gctx.comm._protocol import ALIGNMENT
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
@@ -136,7 +135,7 @@ cdef class Steps:
             if kernels is None:
                 step()
             else:
-                (<Sequence>step).launch(stream, given, self._numbers.take(kernels))
+                (<LaunchSequence>step).launch(stream, given, self._numbers.take(kernels))
 
 
 cdef class Known:

@@ -15,7 +15,7 @@ from cuda_gctx.comm._calls import Steps
 from cuda_gctx.comm._staging import Copy
 from cuda_gctx.comm._topology import MixedCommOp
 from cuda_gctx.extending import Counter
-from cuda_gctx.extending import Sequence as Launches
+from cuda_gctx.extending import LaunchSequence as Launches
 
 __all__ = ["AFTER", "BEFORE", "MAIN", "Kernel", "Launches", "Numbers", "Prepared", "Record"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cuda_gctx._core.device import Device
+from cuda_gctx._core.extension import Device
 from cuda_gctx.interop.torch import load_torch
 
 __all__ = ["torch_device"]

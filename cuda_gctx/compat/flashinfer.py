@@ -13,11 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
-from cuda_gctx._core.arguments import as_bool, as_int
-from cuda_gctx._core.context import context_stream, loaned
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CUDAError, SplitError
-from cuda_gctx._core.resources import SMResource, SMResourceOptions
+from cuda_gctx._core.extension import (
+    CUDAError,
+    Device,
+    SMResource,
+    SMResourceOptions,
+    SplitError,
+    as_bool,
+    as_int,
+    context_stream,
+    loaned,
+)
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
 from cuda_gctx.partitions.lending import open_each, open_groups

@@ -9,10 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import SplitError
+from cuda_gctx._core.extension import Device, SplitError, as_int, before_driver_closes
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.partitions.layout import Layout

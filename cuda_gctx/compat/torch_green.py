@@ -12,12 +12,21 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from cuda_gctx._core.arguments import as_bool, as_int
-from cuda_gctx._core.context import Context, close_loaned, context_stream, demand_not_current, loaned
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import (
+    Context,
+    FeatureNotSupported,
+    SMResource,
+    SMResourceOptions,
+    Stream,
+    WorkqueueResourceOptions,
+    as_bool,
+    as_int,
+    close_loaned,
+    context_stream,
+    demand_not_current,
+    loaned,
+    system,
+)
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import load_torch, torch_stream
 from cuda_gctx.partitions.lending import open_one

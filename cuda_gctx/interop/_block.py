@@ -20,7 +20,7 @@ from inspect import (
 )
 from typing import Any, TypeVar, cast
 
-from cuda_gctx._core.stream import Stream, show_to_device
+from cuda_gctx._core.extension import Stream, show_to_device
 from cuda_gctx.interop._frameworks import Target, own_stream
 
 __all__ = ["Block", "Enter"]

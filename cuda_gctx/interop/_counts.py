@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Stream
 
 __all__ = [
     "attention_count",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Stream
 from cuda_gctx.interop import cupy, torch
 
 __all__ = ["current_stream_of_frameworks"]

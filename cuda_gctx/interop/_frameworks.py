@@ -7,8 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from cuda_gctx._core.context import Context, context_stream
-from cuda_gctx._core.stream import Stream, lent
+from cuda_gctx._core.extension import Context, Stream, context_stream, lent
 from cuda_gctx.partitions import Partition
 
 __all__ = [

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
+from cuda_gctx._core.extension import Device, system
 from cuda_gctx._core.text import ranges
 from cuda_gctx.interop._frameworks import load
 from cuda_gctx.partitions import Layout, Partitions, plan, with_background

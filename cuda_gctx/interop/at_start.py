@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cuda_gctx._core.device import Device
+    from cuda_gctx._core.extension import Device
 
 __all__ = ["HOOK", "PARTITION_VARIABLE", "follow_torch"]
 
@@ -32,7 +32,7 @@ _kept: list[Any] = []
 
 def _device() -> Device:
     """The device of this process: the number of torchrun's local rank, if the process sees that many devices."""
-    from cuda_gctx._core.device import Device  # not in each Python process of the command
+    from cuda_gctx._core.extension import Device  # not in each Python process of the command
 
     rank = os.environ.get("LOCAL_RANK", "")
     return Device(int(rank) if rank.isdecimal() and int(rank) < Device.count() else 0)

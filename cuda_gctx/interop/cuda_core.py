@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Device, Stream
 from cuda_gctx.interop._frameworks import Target, load, own_stream
 
 __all__ = ["core_stream"]

@@ -9,7 +9,7 @@ from functools import cache, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Stream
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import Target, load, own_stream, refuse_default_of_green

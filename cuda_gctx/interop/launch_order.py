@@ -10,8 +10,7 @@ from importlib import import_module
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from cuda_gctx._core.arguments import as_seconds
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Stream, as_seconds
 from cuda_gctx.interop._frameworks import load
 from cuda_gctx.interop.agreement import MINIMUM, RanksDifferError
 

@@ -19,10 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Device, Event, Stream, as_int
 from cuda_gctx._core.text import table
 from cuda_gctx.interop._counts import (
     attention_count,

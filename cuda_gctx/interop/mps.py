@@ -15,9 +15,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import SplitError
-from cuda_gctx._core.resources import SMResource, SMResourceOptions
+from cuda_gctx._core.extension import Device, SMResource, SMResourceOptions, SplitError
 from cuda_gctx.partitions import Layout, plan
 
 __all__ = ["Grant", "MPSGrant", "MPSPlan", "MPSSettings", "granted", "mps_plan", "mps_settings"]

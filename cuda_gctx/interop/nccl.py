@@ -10,8 +10,7 @@ from datetime import timedelta
 from itertools import count
 from typing import Any, Literal
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Stream, as_int
 from cuda_gctx.interop._frameworks import Target, own_stream
 from cuda_gctx.interop.agreement import RanksDifferError, agree, compare
 from cuda_gctx.interop.launch_order import launch_order

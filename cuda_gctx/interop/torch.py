@@ -9,8 +9,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from cuda_gctx._core.graph import Graph
-from cuda_gctx._core.stream import Stream, show_to_device
+from cuda_gctx._core.extension import Graph, Stream, show_to_device
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green

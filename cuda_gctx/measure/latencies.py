@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.context import Context
-from cuda_gctx._core.probe import probe_blocks_per_sm, spin
-from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx._core.extension import Context, Stream, StreamOptions, probe_blocks_per_sm, spin
 from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.summaries import summary
 

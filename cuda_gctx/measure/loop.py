@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.errors import CUDAError
-from cuda_gctx._core.event import Event, EventOptions
-from cuda_gctx._core.probe import spin
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import CUDAError, Event, EventOptions, Stream, spin
 from cuda_gctx.measure.machine import is_simulated
 
 __all__ = [

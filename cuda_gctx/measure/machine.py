@@ -14,9 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.resources import device_memory
+from cuda_gctx._core.extension import Device, device_memory, system
 
 __all__ = ["ClockReading", "Conditions", "commit_of", "described", "is_simulated", "memory_of", "power_state"]
 

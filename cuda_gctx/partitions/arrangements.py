@@ -9,9 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from threading import RLock
 from typing import TypeAlias
 
-from cuda_gctx._core.errors import CapturingError
-from cuda_gctx._core.stream import Stream, capture_of
-from cuda_gctx._core.switching import Numbered, Switching
+from cuda_gctx._core.extension import CapturingError, Numbered, Stream, Switching, capture_of
 from cuda_gctx.partitions.partitions import Partition, Partitions, lent_streams, sms_of, with_background
 
 # Arrangements that are remembered. Those of plans that a program makes anew again and again would fill the memory.

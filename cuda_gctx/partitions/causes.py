@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Device, Stream
 
 __all__ = ["lack_of_concurrency", "launches_block", "too_few_queues"]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import CUDAError
-from cuda_gctx._core.probe import max_cluster_size, run_probe
-from cuda_gctx._core.resources import driver_key
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import (
+    CUDAError,
+    Device,
+    Stream,
+    before_driver_closes,
+    driver_key,
+    max_cluster_size,
+    run_probe,
+)
 
 __all__ = ["chip_clusters", "known_clusters"]
 

@@ -10,11 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cuda_gctx._core.context import are_free
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import CUDAError, ResourceOverlapError, SplitError
-from cuda_gctx._core.resources import SMResource, SMResourceOptions, sm_identity, together
+from cuda_gctx._core.extension import (
+    CUDAError,
+    Device,
+    ResourceOverlapError,
+    SMResource,
+    SMResourceOptions,
+    SplitError,
+    are_free,
+    before_driver_closes,
+    sm_identity,
+    together,
+)
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
 from cuda_gctx.partitions.opening import Opening, known_split
 from cuda_gctx.partitions.order import Order, Wanted, driver_and_device

@@ -7,9 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias, TypeVar
 
-from cuda_gctx._core.graph import Graph, GraphExec
-from cuda_gctx._core.resources import device_memory
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Graph, GraphExec, Stream, device_memory
 from cuda_gctx._core.text import table
 from cuda_gctx.partitions.partitions import Partition, refuse_pickling
 from cuda_gctx.partitions.pool import PartitionPool

@@ -12,8 +12,14 @@ from threading import RLock
 from typing import Any, TypeAlias, final
 from weakref import WeakValueDictionary
 
-from cuda_gctx._core.arguments import as_bool, as_sm_count, of_fields, spelling
-from cuda_gctx._core.resources import SMResourceOptions, WorkqueueResourceOptions
+from cuda_gctx._core.extension import (
+    SMResourceOptions,
+    WorkqueueResourceOptions,
+    as_bool,
+    as_sm_count,
+    of_fields,
+    spelling,
+)
 from cuda_gctx._core.text import parsed_json
 
 __all__ = ["BACKGROUND", "LARGEST_COUNT", "RESERVED_NAMES", "Layout", "PartitionSpec", "Request"]

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import ResourceOverlapError, SplitError
-from cuda_gctx._core.resources import SMResource, SMResourceOptions, WorkqueueResourceOptions, together
+from cuda_gctx._core.extension import (
+    Device,
+    ResourceOverlapError,
+    SMResource,
+    SMResourceOptions,
+    SplitError,
+    WorkqueueResourceOptions,
+    before_driver_closes,
+    together,
+)
 from cuda_gctx.partitions.free import FreeSMs, open_free, order_among_free, pieces_of
 from cuda_gctx.partitions.layout import layout_of
 from cuda_gctx.partitions.opening import known_split, open_contexts

@@ -6,12 +6,21 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cuda_gctx._core.context import ContextOptions, capturing_stream, claim, create_unclaimed_context, rename, serve_as
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import CapturingError, ResourceOverlapWarning
-from cuda_gctx._core.resources import SMResource
-from cuda_gctx._core.stream import Stream, is_capturing
+from cuda_gctx._core.extension import (
+    CapturingError,
+    ContextOptions,
+    Device,
+    ResourceOverlapWarning,
+    SMResource,
+    Stream,
+    before_driver_closes,
+    capturing_stream,
+    claim,
+    create_unclaimed_context,
+    is_capturing,
+    rename,
+    serve_as,
+)
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 from cuda_gctx.partitions.split import names_of_groups, refuse_missing_workqueues, split_layout

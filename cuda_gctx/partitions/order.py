@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.resources import SMResource, WorkqueueResourceOptions, driver_key, sm_identity
+from cuda_gctx._core.extension import Device, SMResource, WorkqueueResourceOptions, driver_key, sm_identity
 from cuda_gctx.partitions.layout import Request
 
 __all__ = ["Key", "Order", "Wanted", "driver_and_device"]

@@ -8,14 +8,26 @@ from contextlib import AbstractContextManager, suppress
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
-from cuda_gctx._core.arguments import as_bool, as_int
-from cuda_gctx._core.context import Context, capturing_stream, close_loaned, context_stream, demand_not_current, loaned
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import ClosedError
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.probe import blocks_per_sm, max_cluster_size, max_clusters
-from cuda_gctx._core.resources import SMResource, SMResourceOptions
-from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx._core.extension import (
+    ClosedError,
+    Context,
+    Device,
+    Event,
+    SMResource,
+    SMResourceOptions,
+    Stream,
+    StreamOptions,
+    as_bool,
+    as_int,
+    blocks_per_sm,
+    capturing_stream,
+    close_loaned,
+    context_stream,
+    demand_not_current,
+    loaned,
+    max_cluster_size,
+    max_clusters,
+)
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, order_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of

@@ -8,11 +8,16 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any, NoReturn, Protocol
 
-from cuda_gctx._core.arguments import as_int, spelling
-from cuda_gctx._core.context import demand_not_current
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CUDAWarning
-from cuda_gctx._core.stream import Stream, StreamOptions, demand_closable
+from cuda_gctx._core.extension import (
+    CUDAWarning,
+    Device,
+    Stream,
+    StreamOptions,
+    as_int,
+    demand_closable,
+    demand_not_current,
+    spelling,
+)
 from cuda_gctx.partitions.arrangements import Arrangement, Arrangements, Place
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
 from cuda_gctx.partitions.opening import Opening, order_for

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from math import floor
 from typing import Any
 
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import SplitError
-from cuda_gctx._core.resources import SMResource, SMResourceOptions
+from cuda_gctx._core.extension import Device, SMResource, SMResourceOptions, SplitError
 from cuda_gctx.partitions.layout import BACKGROUND, OPTION_FIELDS, Layout, PartitionSpec
 
 # More than a share loses by being rounded to its digits, on a device of a thousand units.

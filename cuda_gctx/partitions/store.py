@@ -8,22 +8,23 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from cuda_gctx._core.arguments import as_bool, as_int
-from cuda_gctx._core.context import (
+from cuda_gctx._core.extension import (
     Claim,
     Context,
+    Device,
+    FeatureNotSupported,
     any_keeps_capture,
+    as_bool,
+    as_int,
+    before_driver_closes,
     context_counts,
+    device_memory,
     drop_kept,
     is_pinned,
     pin_context,
     pinned_limit,
     set_pinned_limit,
 )
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import before_driver_closes
-from cuda_gctx._core.errors import FeatureNotSupported
-from cuda_gctx._core.resources import device_memory
 from cuda_gctx.partitions.order import Key, Order, Wanted, driver_and_device
 
 __all__ = [

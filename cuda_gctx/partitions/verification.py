@@ -8,13 +8,18 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
-from cuda_gctx._core.arguments import as_bool, as_seconds
-from cuda_gctx._core.context import Context
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.graph import GraphExec, probe_kernels
-from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import (
+    Context,
+    Device,
+    GraphExec,
+    Stream,
+    as_bool,
+    as_seconds,
+    probe_blocks_per_sm,
+    probe_kernels,
+    run_probe,
+    system,
+)
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.chip import chip_clusters, known_clusters

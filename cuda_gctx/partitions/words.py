@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from cuda_gctx._core.arguments import environment_variable
+from cuda_gctx._core.extension import environment_variable
 from cuda_gctx.partitions.layout import Layout, Request
 
 __all__ = ["LAYOUT_VARIABLE", "REST", "GivenLayout", "given_layout", "given_names", "layout_of_text"]

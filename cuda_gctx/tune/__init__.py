@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cuda_gctx._core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from cuda_gctx._core.probe import spin as spin
+    from cuda_gctx._core.extension import spin as spin
     from cuda_gctx.tune._causes import explain as explain
     from cuda_gctx.tune._curves import Curve as Curve
     from cuda_gctx.tune._curves import curve as curve
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
-    "cuda_gctx._core.probe": ("spin",),
+    "cuda_gctx._core.extension": ("spin",),
     "cuda_gctx.tune._causes": ("explain",),
     "cuda_gctx.tune._curves": ("Curve", "curve"),
     "cuda_gctx.tune._objectives": ("TailLatency", "Throughput"),

@@ -13,8 +13,7 @@ from itertools import groupby
 from threading import Barrier
 from typing import TypeAlias
 
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Event, Stream
 from cuda_gctx.measure.loop import TIMED, Batch, seconds_between, timed_batch
 from cuda_gctx.tune._hosts import Hosts
 from cuda_gctx.tune._measurement import Intervals

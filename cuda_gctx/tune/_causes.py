@@ -8,7 +8,7 @@ from itertools import chain, islice
 from math import inf
 from typing import Any
 
-from cuda_gctx._core.arguments import as_int
+from cuda_gctx._core.extension import as_int
 from cuda_gctx._core.text import ranges
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT

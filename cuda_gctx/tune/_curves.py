@@ -9,9 +9,7 @@ from math import ceil
 from typing import Literal
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.arguments import as_int, as_seconds
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Device, Stream, as_int, as_seconds
 from cuda_gctx._core.text import table
 from cuda_gctx.draw.lines import Line, Point, draw_lines
 from cuda_gctx.draw.svg import Pictured

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.probe import Stamps, run_probe, spin
-from cuda_gctx._core.stream import Stream, is_capturing
+from cuda_gctx._core.extension import Stamps, Stream, is_capturing, run_probe, spin
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._current import current_stream_of_frameworks

@@ -11,10 +11,14 @@ from datetime import date
 from threading import Lock
 from typing import Any
 
-from cuda_gctx._core.context import capturing_stream
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.driver import system
-from cuda_gctx._core.errors import CapturingError, FeatureNotSupported, ResourceOverlapWarning
+from cuda_gctx._core.extension import (
+    CapturingError,
+    Device,
+    FeatureNotSupported,
+    ResourceOverlapWarning,
+    capturing_stream,
+    system,
+)
 from cuda_gctx._core.progress import Progress
 from cuda_gctx.measure.machine import Conditions
 

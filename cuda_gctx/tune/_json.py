@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from cuda_gctx._core.arguments import as_bool, as_int, as_number
+from cuda_gctx._core.extension import as_bool, as_int, as_number
 from cuda_gctx._core.text import parsed_json
 from cuda_gctx.partitions.layout import Layout
 from cuda_gctx.tune._objectives import Objective, TailLatency, Throughput, settle

@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._core.arguments import as_bool, as_int, as_number
+from cuda_gctx._core.extension import as_bool, as_int, as_number
 
 __all__ = ["SHARE", "Objective", "TailLatency", "Throughput", "checked", "critical_part", "number_of", "weight_of"]
 

@@ -7,9 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CapturingError, CUDAError
-from cuda_gctx._core.stream import Stream, StreamOptions, is_capturing
+from cuda_gctx._core.extension import CapturingError, CUDAError, Device, Stream, StreamOptions, is_capturing
 from cuda_gctx.measure.loop import is_apart
 from cuda_gctx.partitions import PartitionPool
 from cuda_gctx.partitions.causes import MOST_CONNECTIONS

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from cuda_gctx._core.arguments import as_int, as_seconds
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.stream import Stream
+from cuda_gctx._core.extension import Device, Stream, as_int, as_seconds
 from cuda_gctx.measure.machine import Conditions
 from cuda_gctx.measure.statistics import median, quantile
 from cuda_gctx.measure.summaries import Spread

@@ -9,10 +9,7 @@ from functools import cached_property
 from itertools import count
 from typing import Any, Literal, TypeAlias
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.context import Context
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.stream import Stream, StreamOptions
+from cuda_gctx._core.extension import Context, Device, Stream, StreamOptions, as_int
 from cuda_gctx.partitions import PartitionPool, Partitions, open_layout
 from cuda_gctx.partitions.layout import BACKGROUND, LARGEST_COUNT, Layout, is_partition_name
 from cuda_gctx.partitions.pool import switch_to

@@ -11,8 +11,7 @@ from functools import partial
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.device import Device
+from cuda_gctx._core.extension import Device, as_int
 from cuda_gctx._core.text import table
 from cuda_gctx.tune._guard import device_of, driver_version
 from cuda_gctx.tune._json import Document

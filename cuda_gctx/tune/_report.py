@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from textwrap import fill
 
-from cuda_gctx._core.arguments import as_int
+from cuda_gctx._core.extension import as_int
 from cuda_gctx._core.text import table
 from cuda_gctx.draw.bars import Bar, Piece, draw_bars
 from cuda_gctx.draw.durations import in_words

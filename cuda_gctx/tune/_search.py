@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.errors import FeatureNotSupported
+from cuda_gctx._core.extension import FeatureNotSupported
 from cuda_gctx.measure.statistics import LEAST_PAIRS
 from cuda_gctx.partitions import partition_sizes
 from cuda_gctx.tune._final import LEAST_FINALISTS, OPENINGS, Final

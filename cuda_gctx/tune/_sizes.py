@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, zip_longest
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import SplitError
-from cuda_gctx._core.resources import SMResourceOptions
+from cuda_gctx._core.extension import Device, SMResourceOptions, SplitError, as_int
 from cuda_gctx.partitions import PartitionSize
 from cuda_gctx.partitions import plan as planned
 from cuda_gctx.partitions.layout import Layout, Request

@@ -15,10 +15,7 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core import clock
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.errors import CUDAError
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.stream import Stream, is_capturing
+from cuda_gctx._core.extension import CUDAError, Device, Event, Stream, is_capturing
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.torch import graph_of_calls
 from cuda_gctx.measure.loop import QUEUED, Batch, timed_batch

@@ -10,11 +10,7 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from cuda_gctx._core.arguments import as_int
-from cuda_gctx._core.device import Device
-from cuda_gctx._core.event import Event
-from cuda_gctx._core.probe import Stamps
-from cuda_gctx._core.stream import Stream, is_capturing
+from cuda_gctx._core.extension import Device, Event, Stamps, Stream, as_int, is_capturing
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import Pictured, written
@@ -23,7 +19,7 @@ from cuda_gctx.partitions import Partition, Partitions, with_background
 from cuda_gctx.tune._guard import driver_version
 
 if TYPE_CHECKING:
-    from cuda_gctx._core.stream import SupportsCudaStream
+    from cuda_gctx._core.extension import SupportsCudaStream
 
 __all__ = ["Span", "Timeline", "Trace", "Track"]
 

@@ -45,7 +45,7 @@ def session(
     """
     check_policy(unknown)
     import cuda_gctx
-    from cuda_gctx._core.driver import close_driver, open_driver, resume_driver, set_driver_aside
+    from cuda_gctx._core.extension import close_driver, open_driver, resume_driver, set_driver_aside
 
     hide_frames_of(cuda_gctx.__path__)
     spec = make_spec(profile, driver, devices, **options) + (",unknown=error" if unknown == "error" else "")

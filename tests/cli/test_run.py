@@ -42,7 +42,7 @@ sys.modules["torch"] = torch
 """
 PROGRAM = """
 import sys, threading
-assert "torch" not in sys.modules and "cuda_gctx._core.driver" not in sys.modules
+assert "torch" not in sys.modules and "cuda_gctx._core.extension" not in sys.modules
 import torch
 from cuda_gctx import Stream
 print("before", torch.cuda.current_stream().cuda_stream == torch._defaults[0].handle)

@@ -20,8 +20,7 @@ import pytest
 
 import cuda_software_driver as software_driver
 from cuda_gctx import CUDAError, Device, ResourceOverlapWarning, Stream
-from cuda_gctx._core.context import context_counts
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.extension import context_counts, run_probe
 from cuda_gctx.compat.flashinfer import (
     checkCudaErrors,
     create_green_ctx_streams,

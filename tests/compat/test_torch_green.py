@@ -28,8 +28,7 @@ from cuda_gctx import (
     ResourceOverlapWarning,
     Stream,
 )
-from cuda_gctx._core.context import context_counts
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.extension import context_counts, run_probe
 from cuda_gctx.compat.torch_green import (
     GreenContext,
     SMPartition,

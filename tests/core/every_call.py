@@ -32,9 +32,8 @@ from cuda_gctx import (
     StreamOptions,
     system,
 )
-from cuda_gctx._core import context, probe, resources, stream
-from cuda_gctx._core.graph import probe_kernels
-from cuda_gctx._core.resources import DeviceResources, WorkqueueResource
+from cuda_gctx._core import extension as core
+from cuda_gctx._core.extension import DeviceResources, WorkqueueResource, probe_kernels
 
 CLASSES = (Device, Context, Stream, Event, Graph, GraphExec, SMResource, DeviceResources, WorkqueueResource)
 PROTOCOLS = ("__cuda_stream__", "__enter__", "__exit__", "__eq__", "__hash__", "__repr__", "__sub__", "__init__")
@@ -109,14 +108,14 @@ MORE: dict[str, Callable[[Any], object]] = {
     "a graph is dropped": lambda w: captured(w.stream).instantiate(),
     "streams with priorities": lambda w: w.ctx.create_stream(StreamOptions(priority=-1)),
     "loan": lambda w: (
-        *(context.context_stream(w.ctx), context.any_keeps_capture([w.ctx]), context.capturing_stream(w.whole)),
-        *(stream.capture_of(w.stream), stream.is_capturing(w.stream), resources.device_memory(w.whole)),
-        *(context.demand_not_current([w.ctx]), context.are_free([w.whole]), context.context_counts(w.whole)),
+        *(core.context_stream(w.ctx), core.any_keeps_capture([w.ctx]), core.capturing_stream(w.whole)),
+        *(core.capture_of(w.stream), core.is_capturing(w.stream), core.device_memory(w.whole)),
+        *(core.demand_not_current([w.ctx]), core.are_free([w.whole]), core.context_counts(w.whole)),
     ),
     "probe": lambda w: (
-        *(probe.run_probe([w.stream], [8], 1000, 10**10), probe.spin(w.stream, 1, 0)),
-        *(probe.probe_blocks_per_sm(w.ctx), probe.max_cluster_size(w.stream, 0, 32, 0)),
-        *(probe.max_clusters(w.stream, 0, 32, 0, 1), stamped(w)),
+        *(core.run_probe([w.stream], [8], 1000, 10**10), core.spin(w.stream, 1, 0)),
+        *(core.probe_blocks_per_sm(w.ctx), core.max_cluster_size(w.stream, 0, 32, 0)),
+        *(core.max_clusters(w.stream, 0, 32, 0, 1), stamped(w)),
         probe_kernels(w.graph.in_partition(w.ctx), w.dev.create_stream(), 0, 10**10),
     ),
     "system": lambda w: (system.features(), system.memory(), system.driver_version, repr(system)),
@@ -133,12 +132,12 @@ FAILING: dict[str, Callable[[Any], object]] = {
 
 def captured(stream: Stream) -> Graph:
     with stream.capture() as capture:
-        probe.spin(stream, 1, 0)
+        core.spin(stream, 1, 0)
     return capture.graph
 
 
 def stamped(w: Any) -> object:
-    stamps = probe.Stamps(w.dev, 2)
+    stamps = core.Stamps(w.dev, 2)
     stamps.write(w.stream, 0)
     return stamps.read()
 
@@ -201,7 +200,7 @@ def world(library: str) -> Any:
     assert simulated.cuCtxCreate_v2(ctypes.byref(foreign), 0, 0) == 0
     assert simulated.cuStreamCreate(ctypes.byref(foreign_stream), 0) == 0
     assert simulated.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())) == 0
-    probe.spin(stream, 1, 0)
+    core.spin(stream, 1, 0)
     graph = captured(stream)
     dev.context.resources  # noqa: B018
     return SimpleNamespace(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from cuda_gctx import Device, Partitions
+from cuda_gctx._core.extension import spin
 from cuda_gctx._core.polling import until_done
-from cuda_gctx._core.probe import spin
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextCurrentError, CUDAError, Device
-from cuda_gctx._core.context import demand_not_current
+from cuda_gctx._core.extension import demand_not_current
 
 from ..common import green, on_another_thread, refusal, small_contexts, split
 from ..raw import Raw

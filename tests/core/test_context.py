@@ -22,7 +22,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
-from cuda_gctx._core.probe import spin
+from cuda_gctx._core.extension import spin
 
 from ..common import DRIVERS, green, on_another_thread, refusal, small_contexts, split
 from ..raw import Raw, RawError

@@ -11,7 +11,7 @@ import pytest
 
 import cuda_gctx
 from cuda_gctx import Device
-from cuda_gctx._core.driver import Feature, System
+from cuda_gctx._core.extension import Feature, System
 
 from ..common import DRIVERS, on_another_thread
 

@@ -52,7 +52,7 @@ del contexts, streams, event, holder
 """,
     "streams that their contexts keep": """
 import warnings
-from cuda_gctx._core.context import context_stream
+from cuda_gctx._core.extension import context_stream
 warnings.simplefilter("ignore")
 kept = [context_stream(context, 1) for context in [dev.context, *contexts]]
 parts = dev.partition(8, 16)

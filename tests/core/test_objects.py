@@ -30,9 +30,8 @@ from cuda_gctx import (
     StreamOptions,
     WorkqueueResource,
 )
-from cuda_gctx._core import errors as errors_of_core
-from cuda_gctx._core.context import Claim, context_stream
-from cuda_gctx._core.probe import Stamps, run_probe
+from cuda_gctx._core import extension as errors_of_core
+from cuda_gctx._core.extension import Claim, Stamps, context_stream, run_probe
 from cuda_gctx.partitions import store
 from cuda_software_driver import session
 

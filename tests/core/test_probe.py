@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cuda_gctx import Device
-from cuda_gctx._core.probe import Stamps, spin
+from cuda_gctx._core.extension import Stamps, spin
 
 SPIN_NS = 200_000
 

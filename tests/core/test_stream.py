@@ -24,7 +24,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
 )
-from cuda_gctx._core.stream import lent
+from cuda_gctx._core.extension import lent
 
 from ..common import DRIVERS, green, on_another_thread, small_contexts, split
 from ..raw import Raw

@@ -25,8 +25,7 @@ from cuda_gctx import (
     ResourceOverlapWarning,
     Stream,
 )
-from cuda_gctx._core.context import context_stream
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.extension import context_stream, run_probe
 
 from ..common import green, small_contexts, split
 from ..raw import Raw
@@ -364,7 +363,7 @@ def test_overlap_warnings_reach_the_thread_that_made_the_context(dev: Device) ->
 PROGRAM = """
 import ctypes, os, sys, threading
 from cuda_gctx import Device, system
-from cuda_gctx._core.probe import probe_blocks_per_sm
+from cuda_gctx._core.extension import probe_blocks_per_sm
 front = ctypes.CDLL(sys.argv[1])
 front.front_wait.restype = ctypes.c_char_p
 system.driver_version

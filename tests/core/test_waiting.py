@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import CapturingError, ClosedError, Context, CUDAError, Device, Stream
-from cuda_gctx._core.context import context_stream
-from cuda_gctx._core.stream import capture_of, is_capturing
+from cuda_gctx._core.extension import capture_of, context_stream, is_capturing
 
 from ..common import DRIVERS, refusal, small_contexts
 from ..raw import Probe, Raw, RawError

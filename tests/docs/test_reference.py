@@ -218,10 +218,14 @@ def test_a_docstring_names_every_argument() -> None:
     assert missing == []
 
 
-def compiled_body(path: Path, qualified: str) -> str:
-    """The lines of a function or method in the source of a compiled module."""
+# The files that the extension module includes.
+CYTHON = "\n".join(path.read_text() for path in sorted((REPOSITORY / "cuda_gctx" / "_core").glob("*.pyx")))
+
+
+def compiled_body(qualified: str) -> str:
+    """The lines of a function or method of the extension module."""
     *owner, function = qualified.split(".")
-    lines = path.read_text().splitlines()
+    lines = CYTHON.splitlines()
     if owner:
         start = next(at for at, line in enumerate(lines) if re.match(rf"(cdef )?class {owner[0]}\b", line))
         end = next((at for at in range(start + 1, len(lines)) if re.match(r"[^\s#)]", lines[at])), len(lines))
@@ -235,12 +239,10 @@ def compiled_body(path: Path, qualified: str) -> str:
 def raised(thing: object) -> set[str]:
     """The exceptions that a function raises itself; a TypeError needs no words where the arguments have types."""
     owner = getattr(thing, "__objclass__", thing)
-    module = sys.modules[str(getattr(owner, "__module__", None) or "cuda_gctx")]
-    source = REPOSITORY / f"{module.__name__.replace('.', '/')}.pyx"
     if isinstance(thing, FunctionType):
         text = inspect.getsource(inspect.unwrap(thing))
-    elif source.exists() and hasattr(thing, "__qualname__"):
-        text = compiled_body(source, thing.__qualname__)
+    elif getattr(owner, "__module__", None) == "cuda_gctx._core.extension":
+        text = compiled_body(thing.__qualname__)
     else:
         return set()
     return set(re.findall(r"\braise (\w+)\(", text)) - {"TypeError"}

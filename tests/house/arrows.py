@@ -152,14 +152,11 @@ def arrows(root: Path) -> set[Arrow]:
 
 # The file of the method, and the room that the method imports when it is called. A stub names the types of the results.
 LATE = {
-    ("_core/context.pyi", "partitions"),
     ("_core/context.pyx", "partitions"),
-    ("_core/device.pyi", "partitions"),
     ("_core/device.pyx", "interop"),
     ("_core/device.pyx", "partitions"),
-    ("_core/driver.pyi", "partitions"),
     ("_core/driver.pyx", "partitions"),
-    ("_core/graph.pyi", "partitions"),
+    ("_core/extension.pyi", "partitions"),
     ("_core/graph.pyx", "partitions"),
     ("_core/resources.pyx", "partitions"),
     ("partitions/graphs.py", "interop"),

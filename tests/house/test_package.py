@@ -129,7 +129,7 @@ def clone(tmp_path: Path) -> Path:
     "program",
     [
         ["-c", "import cuda_gctx; print(cuda_gctx.__file__)"],
-        ["-c", "import cuda_gctx._core.device as device; print(device.__file__)"],
+        ["-c", "import cuda_gctx._core.extension as core; print(core.__file__)"],
     ],
 )
 def test_python_started_in_a_clone_finds_the_installed_package(clone: Path, program: list[str]) -> None:

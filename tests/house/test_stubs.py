@@ -4,8 +4,7 @@ They are written by hand, because nothing that a program could read has the type
 uintptr_t, object), not what Python passes (a bool or one of numpy's, options or a dict of their fields). Annotations in
 the sources would be the same text at another place: Cython converts by them (a bool becomes an int before it can be
 refused), or, told not to, ignores them. A built module has no signatures of constructors and no types of properties.
-mypy's stubgen stops at three modules of _core and gives the methods of the others ``*args, **kwargs``: with its stubs,
-no line of wrong_uses.py is an error.
+mypy's stubgen takes docstrings of the extension module for code, and stops.
 """
 
 from __future__ import annotations

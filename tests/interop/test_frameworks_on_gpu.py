@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, Partitions, SMResourceOptions, Stream
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.extension import run_probe
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.torch import torch_stream, use
 from cuda_gctx.partitions.verification import IsolationError, verify

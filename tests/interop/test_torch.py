@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, Device, EventOptions, Partition, SMResourceOptions, Stream
-from cuda_gctx._core.context import context_stream
-from cuda_gctx._core.probe import run_probe
+from cuda_gctx._core.extension import context_stream, run_probe
 from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream

@@ -31,7 +31,7 @@ from cuda_gctx import (
     WorkqueueResourceOptions,
     system,
 )
-from cuda_gctx._core.context import context_stream
+from cuda_gctx._core.extension import context_stream
 from cuda_gctx.partitions import Partitions, partitions, plan, store, with_background
 from cuda_gctx.tune import spin
 from cuda_software_driver import session

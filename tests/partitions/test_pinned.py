@@ -210,7 +210,7 @@ def test_the_warning_needs_no_partitions() -> None:
     done = run_python(
         "import sys, warnings\n"
         "from cuda_gctx import ContextOptions, CUDAWarning, Device, SMResourceOptions\n"
-        "from cuda_gctx._core.context import set_pinned_limit\n"
+        "from cuda_gctx._core.extension import set_pinned_limit\n"
         "from cuda_software_driver import session\n"
         "set_pinned_limit(2)\n"
         "with session('h200'), warnings.catch_warnings(record=True) as caught:\n"

@@ -25,8 +25,7 @@ from cuda_gctx import (
     SMResourceOptions,
     SplitError,
 )
-from cuda_gctx._core.probe import run_probe
-from cuda_gctx._core.stream import is_capturing
+from cuda_gctx._core.extension import is_capturing, run_probe
 from cuda_gctx.partitions import Partitions, store
 from cuda_gctx.tune import Plan, spin
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Context, ContextOptions, CUDAError, Device, IsolationError
-from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
+from cuda_gctx._core.extension import probe_blocks_per_sm, run_probe
 from cuda_gctx.partitions import verification, with_background
 from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.verification import verify

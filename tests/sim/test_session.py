@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cuda_gctx import ClosedError, Context, CUDAError, Device
-from cuda_gctx._core.driver import close_driver, open_driver
+from cuda_gctx._core.extension import close_driver, open_driver
 from cuda_software_driver import LedgerError, session
 from cuda_software_driver._library import library_path
 

@@ -94,7 +94,7 @@ def copied(form: str, package: Path, folder: Path) -> None:
 
 def most_at_once(device: Any) -> int:
     """How many blocks one SM had at once, of four times as many as there is room for."""
-    from cuda_gctx._core.probe import probe_blocks_per_sm, run_probe
+    from cuda_gctx._core.extension import probe_blocks_per_sm, run_probe
 
     with device.create_stream() as stream:
         blocks = 4 * device.sm_count * probe_blocks_per_sm(device.context)

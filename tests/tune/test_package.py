@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim_only
 def test_importing_the_tuner_loads_nothing() -> None:
     done = run_python(
         "import sys, cuda_gctx.tune\n"
-        "print({'torch', 'cupy', 'numpy', 'matplotlib', 'cuda_gctx._core.probe'} & set(sys.modules))"
+        "print({'torch', 'cupy', 'numpy', 'matplotlib', 'cuda_gctx._core.extension'} & set(sys.modules))"
     )
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
