@@ -1,6 +1,6 @@
-"""Checks the form of a commit message: `room: what is true now`, and the why in a body.
+"""Checks the form of a commit message: `room: imperative verb, noun`, an empty line, and a body that says why.
 
-python tools/commit_message.py FILE     a message as git hands it to the hook commit-msg
+python tools/commit_message.py FILE     FILE: a message as git passes it to the hook commit-msg
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 COLUMNS = 72
-SUBJECT = re.compile(r"[a-z0-9_./-]+(, [a-z0-9_./-]+)*: \S.*")
+SUBJECT = re.compile(r"[a-z0-9_./-]+(?:, [a-z0-9_./-]+)*: (\S+).*")
+# First words that are no verb, and endings of verbs that report: "fixed" and "fixes", but not "need" and "pass".
+NO_VERBS = {"a", "no", "nothing", "of", "that", "the", "what"}
+NO_IMPERATIVE = re.compile(r"\w+(?:[^e]ed|[^s]s)")
 # What git writes itself: merges, reverts, and commits that a rebase will join with others.
 OF_GIT = re.compile(r"(Merge|Revert|fixup!|squash!|amend!) ")
 SCISSORS = "# ------------------------ >8 ------------------------"
@@ -27,8 +30,13 @@ def problems_of(text: str) -> list[str]:
     if not subject or OF_GIT.match(subject):
         return []  # git refuses an empty message itself
     found = []
-    if not SUBJECT.fullmatch(subject):
-        found.append("the subject must be 'room: what is true now', as in 'handles: a block owns its entry'")
+    parts = SUBJECT.fullmatch(subject)
+    if parts is None:
+        found.append("the subject must be 'room: imperative verb, noun', as in 'core: find entries below open blocks'")
+    elif parts[1].lower() in NO_VERBS or NO_IMPERATIVE.fullmatch(parts[1]):
+        found.append(
+            f"the subject must begin with a verb after the colon, as in 'core: find entries', not {parts[1]!r}"
+        )
     if len(subject) > COLUMNS:
         found.append(f"the subject has {len(subject)} columns, more than {COLUMNS}")
     if subject.endswith("."):

@@ -59,25 +59,40 @@ def test_dead_links_of_a_site_are_found(tmp_path: Path) -> None:
 
 
 GOOD = [
-    "handles: a block owns its entry",
-    "tests/house, docs: a room names its table\n\nBecause a reader looks there first.\n",
+    "handles: keep entries in their block",
+    "tests/house, docs: name the table of a room\n\nA reader looks there first.\n",
+    "core: pass streams by reference",
+    "core: need no lock for idle blocks",
     "sim: " + "x" * 67,
     "sim: " + "\N{GREEK SMALL LETTER MU}" * 67,  # columns, not bytes
-    "docs: the address of a page\n\nhttps://" + "x" * 100,
+    "docs: correct the address of a page\n\nhttps://" + "x" * 100,
     "Merge branch 'main' into a-branch-whose-name-is-so-long-that-the-subject-has-more-than-72-columns",
     "fixup! handles: a block owns its entry",
-    "# a comment before\ncore: a comment is no part of the message\n# " + "x" * 100,
-    "core: neither is a diff\n\n# ------------------------ >8 ------------------------\n+" + " x" * 100,
+    "# a comment before\ncore: leave comments out of messages\n# " + "x" * 100,
+    "core: leave diffs out of messages\n\n# ------------------------ >8 ------------------------\n+" + " x" * 100,
 ]
 BAD = {
-    "A test of merging is as it was": "must be 'room: what is true now'",
-    "Handles: a block owns its entry": "must be 'room: what is true now'",
-    "handles:a block owns its entry": "must be 'room: what is true now'",
-    "handles: ": "must be 'room: what is true now'",
+    "A test of merging is as it was": "must be 'room: imperative verb, noun'",
+    "Handles: a block owns its entry": "must be 'room: imperative verb, noun'",
+    "handles:a block owns its entry": "must be 'room: imperative verb, noun'",
+    "handles: ": "must be 'room: imperative verb, noun'",
+    **{
+        f"core: {words}": "must begin with a verb after the colon"
+        for words in (
+            *(
+                "what a block owns",
+                "that blocks end",
+                "of blocks",
+                "a block owns its entry",
+                "the block owns its entry",
+            ),
+            *("no block is left", "nothing is left", "fixed blocks", "blocks own entries", "What a block owns"),
+        )
+    },
     "sim: " + "x" * 68: "has 73 columns, more than 72",
-    "sim: a session ends.": "must not end with a period",
-    "sim: a session ends\nbecause it is over": "the second line must be empty",
-    "sim: a session ends\n\n" + "because " * 10: "1 lines of the body are longer than 72 columns",
+    "sim: end the session.": "must not end with a period",
+    "sim: end the session\nbecause it is over": "the second line must be empty",
+    "sim: end the session\n\n" + "because " * 10: "1 lines of the body are longer than 72 columns",
 }
 
 
@@ -108,6 +123,6 @@ def test_git_runs_the_hook(tmp_path: Path) -> None:
     assert git("init", "-q").returncode == 0
     refused = git("commit", "--allow-empty", "-m", "What was wrong")
     assert refused.returncode != 0
-    assert "commit message: the subject must be 'room: what is true now'" in refused.stderr
-    accepted = git("commit", "--allow-empty", "-m", "room: what is true now")
+    assert "commit message: the subject must be 'room: imperative verb, noun'" in refused.stderr
+    accepted = git("commit", "--allow-empty", "-m", "room: test the hook")
     assert accepted.returncode == 0, accepted.stderr
