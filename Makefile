@@ -182,7 +182,7 @@ wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 wheels: $(VENV)/wheel-tools
 	rm -rf $(DIST) build/wheels
 	$(BIN)/python -m build --sdist --outdir $(DIST)
-	set -e; for python in $(PYTHONS); do $(TOOL)/python -m pip --python $$python wheel -q --no-deps --wheel-dir build/wheels $(DIST)/cuda_gctx-*.tar.gz; done
+	set -e; for python in $(PYTHONS); do $(TOOL)/python -m pip --python $$(command -v $$python) wheel -q --no-deps --wheel-dir build/wheels $(DIST)/cuda_gctx-*.tar.gz; done
 	$(TOOL)/python -m pip wheel -q --no-deps --wheel-dir build/wheels ./software_driver
 	set -e; for wheel in build/wheels/*.whl; do $(BIN)/auditwheel repair --wheel-dir $(DIST) $$wheel; done
 
