@@ -95,7 +95,9 @@ def fork() -> Fork:
 
 
 def use(target: Target, library_sms: Literal["off", "on"] = "off", after: Fork | None = None) -> Block:
-    """Run CuPy in a partition, a context or a stream within a block, which returns its CuPy stream.
+    """Run CuPy on a context or a stream within a block, which returns its CuPy stream.
+
+    Write ``part.cupy()`` for a partition.
 
     The block starts after earlier work of CuPy on the stream that is current outside. Later work on that stream waits
     for the block. The device of the partition is current inside.
@@ -103,7 +105,7 @@ def use(target: Target, library_sms: Literal["off", "on"] = "off", after: Fork |
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
     inside, the blocks of a thread may end in the wrong order; this raises RuntimeError.
 
-    target: the partition, context or stream, or an object with ``__cuda_stream__``.
+    target: the context or stream, or an object with ``__cuda_stream__``.
     library_sms: whether cuBLAS gets the SM count of the partition as a hint. after: a fork(); the block starts at its
     beginning and runs concurrently with its other blocks, and the end of the fork waits for it.
     """

@@ -112,7 +112,9 @@ def fork() -> Fork:
 
 
 def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = None) -> Block:
-    """Run torch in a partition, a context or a stream within a block, which returns its torch stream.
+    """Run torch on a context or a stream within a block, which returns its torch stream.
+
+    Write ``part.torch()`` for a partition.
 
     The block starts after earlier work of torch on the stream that is current outside. Later work on that stream waits
     for the block. Tensors can therefore be used inside and outside as on a single stream.
@@ -120,7 +122,7 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
     The block can be reused, nested, entered on several threads, and used as a decorator. With an await or a yield
     inside, the blocks of a thread may end in the wrong order; this raises RuntimeError.
 
-    target: the partition, context or stream, or an object with ``__cuda_stream__``.
+    target: the context or stream, or an object with ``__cuda_stream__``.
     library_sms: whether cuBLAS and cuBLASLt get the SM count of the partition as a hint: "on", or "auto" for the GEMMs
     that a measurement shows to be faster with it. after: a fork(); the block starts at its beginning and runs
     concurrently with its other blocks, and the end of the fork waits for it.

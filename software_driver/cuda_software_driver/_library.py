@@ -167,7 +167,7 @@ class Library:
             names = {name.decode() for name in re.findall(rb"\bcu[A-Z]\w+", file.read())}
         near = get_close_matches(function, sorted(name for name in names if hasattr(self._lib, name)), n=1)
         advice = (
-            f"did you mean {near[0]!r}?" if near else "docs/appendix/driver-functions.md lists them, and '*' is any"
+            f"did you mean {near[0]!r}?" if near else "software_driver/cpp/abi/functions.def lists them, and '*' is any"
         )
         return f"{function!r} is not a function of the software driver: {advice}"
 

@@ -25,7 +25,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "appendix" / "suites.md"
 SUITES = ("numba-cuda", "cuda-core", "cuda-bindings")
 SECONDS_PER_TEST = 120
 
@@ -97,7 +96,7 @@ def environment(name: str, suite: Suite) -> Path:
 
 
 def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
-    import cuda_software_driver as sim  # not needed to write the page
+    import cuda_software_driver as sim  # not installed where the tests of this program run
 
     python = environment(name, suite)
     results = ROOT / "build" / "peers" / f"{name}-{driver}.json"
@@ -122,73 +121,27 @@ def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
     return outcomes
 
 
-def page(suites: Mapping[str, Suite]) -> str:
-    latest = [(suite["name"], suite["counts"][suite["drivers"][-1]]) for suite in suites.values()]
-    *most, last = (f"{one['passed']:,} of {one['passed'] + one['failed']:,} tests of {name}" for name, one in latest)
-    passed = f"{', '.join(most)} and {last}"
-    lines = [
-        "# Test suites of other projects",
-        "",
-        f"On the [software driver](../software-driver.md), {passed} pass.",
-        "Most other tests read what a kernel computed, or call the CUDA runtime library. The tables have all drivers.",
-        "",
-        "Each suite runs in its own environment:",
-        "",
-        "```",
-        *(line.strip() for line in (__doc__ or "").splitlines() if line.startswith("    ")),
-        "```",
-        "",
-        "The tests are not changed. `tests/peers/outcomes.py` provides what they expect and a release lacks:",
-        "",
-        "- the name `cuda.core._memory.IPCBufferDescriptor`, which `test_memory.py` imports: that version of cuda.core",
-        "  has it in `_memory._ipc`",
-        "- the helpers that the tests of cuda.bindings import from `cuda.bindings._test_helpers`, from the checkout",
-        "- an option of numba-cuda's command line",
-        "",
-        "A job of the CI runs them, and fails if fewer tests pass, or if a test fails whose cause is not listed here.",
-        "This page is written from `tests/peers/*.json`, which name the tests, by `python tests/peers/run.py --page`.",
-    ]
-    for suite in suites.values():
-        drivers = suite["drivers"]
-        lines += ["", f"## {suite['name']}", "", suite["about"], ""]
-        lines += ["| driver | passed | failed | skipped |", "| --- | --- | --- | --- |"]
-        for driver in drivers:
-            counts = suite["counts"][driver]
-            lines.append(f"| {driver} | {counts['passed']} | {counts['failed']} | {counts['skipped']} |")
-        lines += ["", f"| why tests fail | {' | '.join(drivers)} |", f"| --- {'| --- ' * len(drivers)}|"]
-        for cause in suite["causes"]:
-            numbers = (str(suite["counts"][driver]["causes"].get(cause["cause"], 0)) for driver in drivers)
-            lines.append(f"| {cause['cause']} | {' | '.join(numbers)} |")
-        if suite.get("skips"):
-            lines += ["", suite["skips"]]
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("suite", nargs="?", choices=SUITES)
+    parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--source", type=Path, help="a checkout of the project, for a suite that no registry has")
     parser.add_argument("--driver", action="append", help="run on this driver only (may be repeated)")
     parser.add_argument("--record", action="store_true", help="record the counts")
-    parser.add_argument("--page", action="store_true", help="write the page of the documentation")
     arguments = parser.parse_args()
     found: list[str] = []
-    if arguments.suite is not None:
-        suite = load(arguments.suite)
-        if ("folder" in suite) != (arguments.source is not None):
-            parser.error(f"{arguments.suite} {'needs' if 'folder' in suite else 'does not take'} --source")
-        runs = {}
-        for driver in arguments.driver or suite["drivers"]:
-            runs[driver] = run(arguments.suite, suite, driver, arguments.source and arguments.source.resolve())
-            print(driver, json.dumps(count(suite, runs[driver]), indent=1))
-            found += complaints(suite, driver, runs[driver])
-            if arguments.record:
-                suite["counts"][driver] = count(suite, runs[driver])
-                suite_file(arguments.suite).write_text(json.dumps(suite, indent=2) + "\n")
-        for pattern in unused_patterns(suite, runs.values()):
-            print(f"no failure matches {pattern}")
-    if arguments.page:
-        PAGE.write_text(page({name: load(name) for name in SUITES}))
+    suite = load(arguments.suite)
+    if ("folder" in suite) != (arguments.source is not None):
+        parser.error(f"{arguments.suite} {'needs' if 'folder' in suite else 'does not take'} --source")
+    runs = {}
+    for driver in arguments.driver or suite["drivers"]:
+        runs[driver] = run(arguments.suite, suite, driver, arguments.source and arguments.source.resolve())
+        print(driver, json.dumps(count(suite, runs[driver]), indent=1))
+        found += complaints(suite, driver, runs[driver])
+        if arguments.record:
+            suite["counts"][driver] = count(suite, runs[driver])
+            suite_file(arguments.suite).write_text(json.dumps(suite, indent=2) + "\n")
+    for pattern in unused_patterns(suite, runs.values()):
+        print(f"no failure matches {pattern}")
     for complaint in found:
         print(complaint, file=sys.stderr)
     return 1 if found else 0

@@ -308,7 +308,10 @@ def test_contexts_run_out_of_memory_after_so_many() -> None:
 @pytest.mark.parametrize(
     ("rule", "words"),
     [
-        ({"function": "voodoo"}, "'voodoo' is not a function of the software driver: docs/appendix/driver-functions"),
+        (
+            {"function": "voodoo"},
+            "'voodoo' is not a function of the software driver: software_driver/cpp/abi/functions",
+        ),
         ({"function": "cuStreamCreat"}, "did you mean 'cuStreamCreate'?"),
         ({"function": "cuCoredumpGetAttribute"}, "is not modelled: each call returns CUDA_ERROR_NOT_SUPPORTED"),
         ({"function": "cuMemAlloc", "code": "CUDA_ERROR_NICE"}, "'CUDA_ERROR_NICE' is not the name of a CUresult"),

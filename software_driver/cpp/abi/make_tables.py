@@ -1,6 +1,6 @@
 """Write the tables that follow from CUDA's header, its runtime library and functions.def: the functions that are not
-modelled, the variants with a default stream per thread, what errors say, the contract of each function as the recorder
-and the tests read it, and the page of the documentation that lists all functions.
+modelled, the variants with a default stream per thread, what errors say, and the contract of each function as the
+recorder and the tests read it.
 
     python software_driver/cpp/abi/make_tables.py [--check]
 
@@ -23,49 +23,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-DOCS = ROOT / "docs"
 RECORDER = ROOT / "tests" / "hardware" / "recorder"
-SENTENCES = RECORDER / "sentences.py"
 CONTRACTS = RECORDER / "functions.json"
 
-# Why functions are absent that have no newer variant and are not deprecated, by the beginning of their names.
-REASONS = [
-    (
-        r"cuGL|cuEGL|cuVDPAU|cuGraphics|cuImportExternal|cuExternal|cuDestroyExternal|cuSignalExternal|cuWaitExternal"
-        r"|cuGraph.*External|cuStream\w+CaptureToCig",
-        "graphics, external memory and semaphores: there is nothing to share with",
-    ),
-    (
-        r"cuMemPool(Export|Import)|cuDeviceGetNvSci|cuMulticast|cuLogical|cuDeviceGetClique|cuDeviceGetFabric|cuFabric",
-        "pools between processes, fabrics and multicast: memory is shared by descriptors and handles",
-    ),
-    (
-        r"cuTex|cuSurf|cuArray|cuMipmapped|cuMemMapArray|cuMemcpy3DPeer|cuDeviceGetTexture",
-        "sparse arrays, those of several planes or of two devices, limits of textures: an array is one piece of memory",
-    ),
-    (
-        r"cuLink|cuModuleLoadFat|cuLibrary|cuParam|cuDeviceGet(Host|P2P)Atomic|cuTensorMap|cuCoredump",
-        "code is not linked or executed, so its results are unknown",
-    ),
-    (
-        r"cuCtxGetExecAffinity|cuMemBatchDecompress|cuFlushGPUDirect|cuMemGetHandle|cuPointerSet",
-        "the device says that it lacks the feature, or memory is for devices that there are none of",
-    ),
-    (
-        r"cuStream(Copy|Get|Set)Attribute|cuGraphKernelNode(Copy|Set)Attribute",
-        "attributes that are changed later: of caches and memory domains, which have no part in the times; others are "
-        "set when a stream or a node is made",
-    ),
-    (r"cuGraph.*BatchMemOp", "nodes of several memory operations: a capture makes one of each"),
-    (
-        r"cuMemcpy(3D)?(Batch|WithAttributes)",
-        "copies that may read their sources at another time than in the order of the stream: a copy has one time here",
-    ),
-    (r"cuMemGetLocation|cuStreamBeginRecapture", "newer than what was recorded, and the header leaves answers open"),
-    (r"cuCheckpoint", "checkpoints: nothing of a process is outside of its own memory, so there is nothing to release"),
-    (r"cuLogs", "logs: what the real driver writes into them is not documented"),
-    (r"cuDevice(Unr|R)egisterAsync", "notifications of a budget of memory: nobody sets one"),
-]
 # Modelled functions that cuda.h does not declare.
 OF_OTHER_HEADERS = {"cuProfilerStart", "cuProfilerStop"}
 
@@ -201,131 +161,6 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def reason(symbol: str) -> str:
-    return next(why for pattern, why in REASONS if re.match(pattern, symbol))
-
-
-def since(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
-
-
-IN_CAPTURE = {
-    "safe": "",
-    "about": "about captures",
-    "joining": "draws its stream into the capture of its event",
-    "whole": "disturbs the captures of the whole context",
-    "awaited": "disturbs the captures of the whole context, and of its event",
-    "own": "refused on a stream that is capturing",
-    "context": "disturbs the captures of its context",
-    "beside": "unsafe, but on the stream that captures it",
-    "unsafe": "unsafe",
-}
-
-
-def described(row: dict[str, Any]) -> str:
-    """The conditions of a contract on arguments, in words."""
-    names = [re.split(r"[ *]", one)[-1] for one in row["parameters"]]
-    said = []
-    if row["needed"]:
-        said.append("not null: " + ", ".join(f"`{names[i]}`" for i in row["needed"]))
-    for rule in row["rules"]:
-        name, values = f"`{names[rule['index']]}`", rule["values"]
-        if rule["kind"] == "flags":
-            text = f"{name} 0" if values[0] == 0 else f"{name} in the bits {values[0]:#x}"
-        elif rule["kind"] == "single":
-            text = f"{name} with one bit of {values[0]:#x} at most"
-        elif rule["kind"] == "implies":
-            text = f"{name} with {values[1]:#x} where it has {values[0]:#x}"
-        elif values[0] == values[1]:
-            text = f"{name} {values[0]}"
-        else:
-            top = {2**31 - 1: "", 2**32 - 1: "", 2**64 - 1: ""}.get(values[1], f" to {values[1]}")
-            text = f"{name} from {values[0]}{top}"
-        if "before" in rule:
-            text += f" before {since(rule['before'])}"
-        if "from" in rule:
-            text += f" from {since(rule['from'])} on"
-        said.append(text)
-    return "; ".join(said)
-
-
-def sentences() -> dict[int, tuple[str, str]]:
-    """The sentences of the header that are tried, by their numbers: the function, and what is said of it."""
-    found = re.findall(r'^@says\(\s*(\d+),\s*"(\w+)",\s*"(.*)",?\s*\)$', SENTENCES.read_text(), re.MULTILINE)
-    return {int(number): (function, text) for number, function, text in found}
-
-
-def page(rows: dict[str, dict[str, Any]], absent: dict[str, tuple[str, int]], include: Path) -> str:
-    groups: dict[str, list[str]] = defaultdict(list)
-    bases = {row["base"] for row in rows.values()} | {"cuGraphInstantiate"}  # now cuGraphInstantiateWithFlags
-    text = (include / "cuda.h").read_text()
-    header = since(int(re.findall(r"#define CUDA_VERSION (\d+)", text)[0]))
-    deprecated = set(re.findall(r"__CUDA_DEPRECATED CUresult CUDAAPI (cu\w+)", text))
-    for symbol, (base, _) in absent.items():
-        why = "older variants of functions that are modelled" if base in bases else None
-        groups[why or ("deprecated by the header" if base in deprecated else reason(symbol))].append(symbol)
-    listed = {symbol: row for symbol, row in rows.items() if symbol not in OF_OTHER_HEADERS}
-    everything = len(listed) + len(absent)
-    lines = [
-        "# The functions of the software driver",
-        "",
-        f"The header of CUDA {header} declares {everything} functions, old variants included, and variants",
-        f"with a default stream per thread. The [software driver](../software-driver.md) models {len(listed)},",
-        f"and the other {len(absent)} are exported too: each answers",
-        "`CUDA_ERROR_NOT_SUPPORTED`, names itself once on standard error, and is counted in the ledger. It also",
-        f"models {', '.join(f'`{symbol}`' for symbol in sorted(OF_OTHER_HEADERS))}, which `cuda.h` does not declare.",
-        "Made by `software_driver/cpp/abi/make_tables.py` from `functions.def`, which the driver checks in every call.",
-        "",
-        "## Modelled",
-        "",
-        "- **Arguments**: any other value is `CUDA_ERROR_INVALID_VALUE`.",
-        "- **Captures**: an *unsafe* call answers `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` and invalidates the captures",
-        "  that the thread's capture mode protects: with the mode `GLOBAL`, those of all threads.",
-        "  On a stream whose capture is invalid, what refuses to be captured answers that code again, and all else",
-        "  `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`, but for calls *about captures*.",
-        "- **Context**: *current* needs a context that is current to the thread, else `CUDA_ERROR_INVALID_CONTEXT`;",
-        "  *null: current* takes a null context for it; what *owned* makes goes with that context.",
-        "- Inside host functions and callbacks all answer `CUDA_ERROR_NOT_PERMITTED`, but those that are marked.",
-        "- **Sentences**: the numbers of sentences of the header that are tried one by one, listed below.",
-        "",
-        "| function (since) | arguments | captures | context | in callbacks | sentences |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for symbol, row in sorted(rows.items()):
-        words = {"context": "current", "owned": "owned", "or_current": "null: current", "early": "before `cuInit`"}
-        context = ", ".join(text for word, text in words.items() if row.get(word))
-        callback = "allowed" if row.get("early") or row.get("in_callbacks") else ""
-        cells = (
-            described(row),
-            IN_CAPTURE[row["in_capture"]],
-            context,
-            callback,
-            ", ".join(str(number) for number in row.get("says", [])),
-        )
-        lines.append(f"| `{symbol}` ({since(row['since'])}) | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "## Sentences",
-        "",
-        "What the header says of single functions, in other words. `tests/hardware/recorder/sentences.py` tries each",
-        "on simulated drivers, and the recorder on a card.",
-        "",
-        "| number | function | sentence |",
-        "| --- | --- | --- |",
-    ]
-    lines += [f"| {number} | `{function}` | {text} |" for number, (function, text) in sorted(sentences().items())]
-    lines += [
-        "",
-        "## Absent",
-        "",
-        "| why | functions |",
-        "| --- | --- |",
-    ]
-    for why, symbols in sorted(groups.items(), key=lambda item: -len(item[1])):
-        lines.append(f"| {why} ({len(symbols)}) | {', '.join(f'`{symbol}`' for symbol in sorted(symbols))} |")
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
 def files() -> dict[Path, str]:
     """The contents of the generated files."""
     include = of_the_runtime("cuda.h").parent
@@ -368,7 +203,6 @@ def files() -> dict[Path, str]:
             ]
         ),
         CONTRACTS: "{\n" + ",\n".join(f'"{symbol}": {json.dumps(row)}' for symbol, row in rows.items()) + "\n}\n",
-        DOCS / "appendix" / "driver-functions.md": page(rows, absent, include),
     }
 
 
