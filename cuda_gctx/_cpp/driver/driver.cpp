@@ -27,7 +27,7 @@ constexpr const char* advice =
 
 [[noreturn]] void fail_not_found(std::string what) { throw Error(ErrorKind::not_found, std::move(what)); }
 
-// Whether a name that no driver has was meant as that of the software driver.
+// Returns whether a value of CUDA_GCTX_DRIVER is a misspelled name of the software driver.
 bool resembles_sim(std::string_view choice) {
   return choice.find('/') == std::string_view::npos && choice.size() >= 3 && strncasecmp(choice.data(), "sim", 3) == 0;
 }
@@ -35,11 +35,11 @@ bool resembles_sim(std::string_view choice) {
 }  // namespace
 
 Driver::Driver(std::string_view choice) {
-  const DriverChoice found = locate_driver(choice);
-  library_ = dlopen(found.library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const DriverChoice located = locate_driver(choice);
+  library_ = dlopen(located.library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
     const char* reason = dlerror();
-    const std::string failed = " (" + std::string(reason != nullptr ? reason : found.library) + "): ";
+    const std::string failed = " (" + std::string(reason != nullptr ? reason : located.library) + "): ";
     if (!choice.empty()) {
       if (resembles_sim(choice)) {
         fail_not_found("CUDA_GCTX_DRIVER=" + std::string(choice) +
@@ -52,15 +52,15 @@ Driver::Driver(std::string_view choice) {
     }
     fail_not_found("no CUDA driver could be opened" + failed + advice);
   }
-  path_ = found.library;
-  if (found.is_configurable) {
+  path_ = located.library;
+  if (located.is_configurable) {
     std::array<char, 512> problem{};
     const auto configure = lookup<Configure>(library_, "gctxSimConfigure");
     if (configure == nullptr) {
       fail_not_found(path_ + " takes no description of a machine");
     }
-    if (configure(found.machine.c_str(), problem.data(), problem.size()) != 0) {
-      // A session opens a machine that the variable does not name.
+    if (configure(located.machine.c_str(), problem.data(), problem.size()) != 0) {
+      // The message names the variable only if the machine comes from it: a session passes a machine itself.
       const char* variable = std::getenv("CUDA_GCTX_DRIVER");
       const bool is_named = variable != nullptr && choice == variable;
       fail_value((is_named ? "CUDA_GCTX_DRIVER=" : "") + std::string(choice) + ": " + problem.data());
@@ -75,7 +75,7 @@ Driver::Driver(std::string_view choice) {
 
 void Driver::fill_table() {
   const auto get_version = lookup<GetVersion>(library_, "cuDriverGetVersion");
-  // The form with a query result came with 12.0; nothing below it can do anything of use here.
+  // CUDA 12.0 introduced the form with a query result. Older drivers have no green contexts.
   const auto get_proc_address = lookup<GetProcAddress>(library_, "cuGetProcAddress_v2");
   if (get_version == nullptr || get_proc_address == nullptr || get_version(&version_) != CUDA_SUCCESS) {
     fail_not_found(path_ + " is not a CUDA driver of version 12.0 or newer: " + advice);
@@ -112,12 +112,12 @@ FeatureState Driver::feature(Feature feature) const {
     case Feature::structured_split:
       return {"structured_split", "the structured split", 13010, cuDevSmResourceSplit != nullptr};
     case Feature::workqueues:
-      // No function of its own: the driver learnt a resource type. The split that came with it is the witness.
+      // The feature is a resource type without a function. The same version introduced the structured split.
       return {"workqueues", "workqueue resources", 13010, cuDevSmResourceSplit != nullptr};
     case Feature::stream_resources:
       return {"stream_resources", "the resource query of a stream", 13010, cuStreamGetDevResource != nullptr};
     case Feature::locality_domains:
-      // It has no function either, and older drivers ignore its field: only the version decides.
+      // The feature is a field, which older drivers ignore: only the version decides.
       return {"locality_domains", "locality domains", 13040, version_ >= 13040};
     case Feature::supplemental_sms:
       return {"supplemental_sms", "supplemental SMs of locality domains", 13050, version_ >= 13050};

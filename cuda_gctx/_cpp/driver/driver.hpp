@@ -1,4 +1,4 @@
-// The driver: one table of its functions, its features, and the translation of its errors.
+// A driver library: the table of its functions, its features, and its errors as exceptions.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +17,7 @@ struct DriverTable {
 #undef GCTX_FUNCTION
 };
 
-// What drivers offer or lack. The order is that of the versions that brought them.
+// Features in which drivers differ, in the order of the versions that introduced them.
 enum class Feature : int {
   green_contexts,
   green_stream_create,
@@ -33,15 +33,15 @@ inline constexpr std::size_t feature_count = 9;
 
 struct FeatureState {
   std::string_view name;
-  std::string_view title;  // how a sentence calls it
+  std::string_view title;  // for messages
   int since = 0;
   bool available = false;
 };
 
 class Driver : public DriverTable {
  public:
-  // `choice`: what CUDA_GCTX_DRIVER says: empty for the system's driver, "sim[:spec]" for the software driver, else a
-  // path.
+  // `choice`: the value of CUDA_GCTX_DRIVER: empty for the system's driver, "sim[:spec]" for the software driver, else
+  // a path.
   explicit Driver(std::string_view choice);
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
@@ -62,7 +62,7 @@ class Driver : public DriverTable {
       fail(result, call);
     }
   }
-  // Whether work is done, as such a call answers.
+  // Converts the result of a query such as cuEventQuery: true if the work is done.
   bool check_done(CUresult result, const char* call) const {
     if (result != CUDA_ERROR_NOT_READY) {
       check(result, call);
@@ -72,7 +72,7 @@ class Driver : public DriverTable {
   [[noreturn]] void fail(CUresult result, const char* call) const;
   Error error(CUresult result, const char* call) const;
   std::string describe(CUresult result, const char* call) const;
-  // The same where nothing can be thrown and memory may have run out: a failure is counted, and reported later.
+  // Counts a failure for a later report, where no exception can be thrown and memory may have run out.
   void note(CUresult result, const char* call) const noexcept;
 
  private:
@@ -83,10 +83,10 @@ class Driver : public DriverTable {
   void* library_ = nullptr;
   std::string path_;
   int version_ = 0;
-  std::array<bool, feature_count> has_{};  // what a split asks several times
+  std::array<bool, feature_count> has_{};  // cached, because a split reads it several times
 };
 
-// What a call answered where the driver could not be asked for the name of its answer, which can take long.
+// The result of a call that is checked later, because asking the driver for the name of an error can take long.
 struct FailedCall {
   void check() const {
     if (result != CUDA_SUCCESS) {
@@ -104,7 +104,7 @@ struct FailedCall {
   const char* call = "";
 };
 
-// Calls a driver function and throws what it answers, named.
+// Calls a driver function. Throws an Error with the name of the function if the call fails.
 #define GCTX_CALL(driver, function, ...) (driver).check((driver).function(__VA_ARGS__), #function)
 
 }  // namespace gctx

@@ -1,4 +1,4 @@
-// The one exception type of the core. A layer above translates it once, by kind.
+// The exception type of the core. Language bindings translate it by its kind.
 #pragma once
 
 #include <cuda.h>
@@ -11,19 +11,19 @@
 namespace gctx {
 
 enum class ErrorKind : int {
-  driver,         // a driver call answered an error
+  driver,         // a driver call failed
   not_found,      // no driver library
-  not_supported,  // the driver lacks what was asked for
-  bad_value,      // an argument that no driver could honour
-  bad_state,      // the object or the process is in the wrong state, other than the four below
-  closed,         // the object, or the driver that it belongs to, has been closed or reset
+  not_supported,  // the driver lacks a feature
+  bad_value,      // an argument that no driver accepts
+  bad_state,      // a wrong state of the object or the process, other than the four below
+  closed,         // the object or its driver was closed or reset
   current,        // the context is current where it must not be
   forked,         // this is a forked child
-  capturing,      // a stream is capturing a graph, which the call would spoil
-  split,          // a split that the resource cannot give
-  overlap,        // an exclusive context over SMs that are taken
-  out_of_memory,  // not thrown: what caught_error() makes of std::bad_alloc
-  unknown,        // not thrown: what caught_error() makes of anything else
+  capturing,      // the call would invalidate the capture of a stream
+  split,          // a split that does not fit the resource
+  overlap,        // an exclusive context over SMs of a live context
+  out_of_memory,  // never thrown: caught_error() returns it for std::bad_alloc
+  unknown,        // never thrown: caught_error() returns it for other exceptions
 };
 
 class Error : public std::exception {
@@ -48,10 +48,10 @@ std::string address_text(const void* address);
 [[noreturn]] void fail_state(std::string message);
 [[noreturn]] void fail(ErrorKind kind, std::string message);
 
-// If the driver refused a handle, says so in front of its answer.
+// Puts the handle in front of the message if the error says that the handle is invalid.
 void name_dead_handle(Error& error, const char* kind, const void* handle);
 
-// The exception in flight, whatever it is, as a value: for a language binding, inside its catch block.
+// Returns the exception in flight as a value. Language bindings call it inside a catch block.
 std::unique_ptr<Error> caught_error();
 
 }  // namespace gctx

@@ -8,7 +8,7 @@
 namespace gctx {
 namespace {
 
-// The software driver is in a fixed place relative to this library, wherever the package is installed.
+// Resolves a path relative to the folder of this library. The software driver is installed at such a path.
 std::string beside_this_library(std::string_view relative) {
   Dl_info info{};
   dladdr(reinterpret_cast<void*>(&locate_driver), &info);
@@ -16,7 +16,7 @@ std::string beside_this_library(std::string_view relative) {
   const auto slash = path.rfind('/');
   path.erase(slash == std::string::npos ? 0 : slash + 1);
   path.append(relative);
-  // Messages show it. std::filesystem needs a newer C++ library than the wheels may.
+  // realpath makes the path readable in messages. std::filesystem needs a newer C++ library than wheels may use.
   const std::unique_ptr<char, decltype(&std::free)> resolved(realpath(path.c_str(), nullptr), &std::free);
   return resolved != nullptr ? resolved.get() : path;
 }

@@ -1,4 +1,4 @@
-// Which driver library is meant by the words of CUDA_GCTX_DRIVER.
+// The driver library that the value of CUDA_GCTX_DRIVER names.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 namespace gctx {
 
 struct DriverChoice {
-  std::string library;           // what dlopen gets
-  bool is_configurable = false;  // the library takes a machine description before its first use
-  std::string machine;           // that description
+  std::string library;           // the argument of dlopen
+  bool is_configurable = false;  // the library accepts a description of a machine before its first use
+  std::string machine;           // the description of the machine
 };
 
 DriverChoice locate_driver(std::string_view choice);

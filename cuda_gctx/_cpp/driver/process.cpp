@@ -21,11 +21,11 @@ struct Failures {
   char first[256] = {};
 };
 
-// Never destroyed: the destructors of objects with static lifetime may still report here. Nor allocated: memory may
+// Never destroyed, because destructors of static objects may still report failures. Never allocated, because memory may
 // have run out.
 Failures& failures() {
-  alignas(Failures) static std::array<std::byte, sizeof(Failures)> place;
-  static auto* instance = new (place.data()) Failures;
+  alignas(Failures) static std::array<std::byte, sizeof(Failures)> storage;
+  static auto* instance = new (storage.data()) Failures;
   return *instance;
 }
 
@@ -33,7 +33,7 @@ std::atomic<bool> any_failure{false};
 
 std::atomic<int> uses{0};
 
-// Registered when the library is loaded, and so before any lock is taken.
+// The handler is registered when the library is loaded, before any lock is taken.
 [[maybe_unused]] const int watches_forks = pthread_atfork(nullptr, nullptr, [] {
   if (uses.load() != 0) {
     process_state_word.store(ProcessState::forked);
