@@ -14,7 +14,7 @@ void demand_sms(const SmResource& resource) {
 CUdevResourceDesc descriptor_of(const Driver& driver, const SmResource& resource) {
   demand_sms(resource);
   CUdevResourceDesc descriptor{};
-  auto units = resource.units;  // the driver wants them writable
+  auto units = resource.units;  // a copy, because the parameter of the driver is not const
   GCTX_CALL(driver, cuDevResourceGenerateDesc, &descriptor, units.data(), static_cast<unsigned>(units.size()));
   return descriptor;
 }

@@ -1,4 +1,4 @@
-// The driver's description of a whole set of SMs, from which a context is made.
+// The driver's descriptor of a set of SMs, from which it creates a context.
 #pragma once
 
 #include <cuda.h>
@@ -8,10 +8,10 @@
 
 namespace gctx {
 
-// Throws where a set of SMs is no more than a plan, or empty.
+// Throws if a set of SMs comes from a dry run, or is empty.
 void demand_sms(const SmResource& resource);
 
-// One descriptor of all units. The driver has no call that frees it, and takes it for any number of contexts.
+// Returns one descriptor of all units. The driver cannot free it, and accepts it for any number of contexts.
 CUdevResourceDesc descriptor_of(const Driver& driver, const SmResource& resource);
 
 }  // namespace gctx

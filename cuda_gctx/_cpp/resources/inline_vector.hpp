@@ -1,4 +1,5 @@
-// A vector of plain values that keeps the first few in place: most groups are one unit, and a split is a microsecond.
+// A vector of trivially copyable values that stores the first N inline. Most groups have one unit, so a split allocates
+// little.
 #pragma once
 
 #include <cstddef>
@@ -16,25 +17,25 @@ class InlineVector {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
 
  public:
-  InlineVector() noexcept {}  // the bytes in place are written before they are read: nothing to clear
-  InlineVector(const InlineVector& other) : more_(other.more_), size_(other.size_) { copy_few(other); }
-  InlineVector(InlineVector&& other) noexcept : more_(std::move(other.more_)), size_(other.size_) {
-    copy_few(other);
+  InlineVector() noexcept {}  // the inline bytes are written before they are read, and need no clearing
+  InlineVector(const InlineVector& other) : overflow_(other.overflow_), size_(other.size_) { copy_inline(other); }
+  InlineVector(InlineVector&& other) noexcept : overflow_(std::move(other.overflow_)), size_(other.size_) {
+    copy_inline(other);
     other.clear();
   }
   InlineVector& operator=(const InlineVector& other) {
     if (this != &other) {
-      more_ = other.more_;
+      overflow_ = other.overflow_;
       size_ = other.size_;
-      copy_few(other);
+      copy_inline(other);
     }
     return *this;
   }
   InlineVector& operator=(InlineVector&& other) noexcept {
     if (this != &other) {
-      more_ = std::move(other.more_);
+      overflow_ = std::move(other.overflow_);
       size_ = other.size_;
-      copy_few(other);
+      copy_inline(other);
       other.clear();
     }
     return *this;
@@ -43,28 +44,28 @@ class InlineVector {
 
   void reserve(std::size_t size) {
     if (size > N) {
-      more_.reserve(size);
+      overflow_.reserve(size);
     }
   }
 
   void push_back(const T& value) {
-    if (size_ < N && more_.empty()) {
-      std::memcpy(few_ + size_ * sizeof(T), &value, sizeof(T));
+    if (size_ < N && overflow_.empty()) {
+      std::memcpy(inline_ + size_ * sizeof(T), &value, sizeof(T));
     } else {
-      move_out(size_ + 1);
-      more_.push_back(value);
+      move_to_overflow(size_ + 1);
+      overflow_.push_back(value);
     }
     ++size_;
   }
 
-  // Entries that are added are as T{} is.
+  // Value-initialises new elements.
   void resize(std::size_t size) {
-    if (size > N || !more_.empty()) {
-      move_out(size);
-      more_.resize(size);
+    if (size > N || !overflow_.empty()) {
+      move_to_overflow(size);
+      overflow_.resize(size);
     } else {
       for (std::size_t at = size_; at < size; ++at) {
-        new (few_ + at * sizeof(T)) T{};
+        new (inline_ + at * sizeof(T)) T{};
       }
     }
     size_ = size;
@@ -78,7 +79,7 @@ class InlineVector {
   }
 
   void clear() noexcept {
-    more_.clear();
+    overflow_.clear();
     size_ = 0;
   }
 
@@ -86,8 +87,8 @@ class InlineVector {
   bool empty() const noexcept { return size_ == 0; }
   T& operator[](std::size_t at) noexcept { return data()[at]; }
   const T& operator[](std::size_t at) const noexcept { return data()[at]; }
-  T* data() noexcept { return more_.empty() ? reinterpret_cast<T*>(few_) : more_.data(); }
-  const T* data() const noexcept { return more_.empty() ? reinterpret_cast<const T*>(few_) : more_.data(); }
+  T* data() noexcept { return overflow_.empty() ? reinterpret_cast<T*>(inline_) : overflow_.data(); }
+  const T* data() const noexcept { return overflow_.empty() ? reinterpret_cast<const T*>(inline_) : overflow_.data(); }
   T* begin() noexcept { return data(); }
   T* end() noexcept { return data() + size_; }
   const T* begin() const noexcept { return data(); }
@@ -95,21 +96,21 @@ class InlineVector {
   const T& front() const noexcept { return *data(); }
 
  private:
-  void copy_few(const InlineVector& other) noexcept {
-    if (more_.empty()) {
-      std::memcpy(few_, other.few_, size_ * sizeof(T));
+  void copy_inline(const InlineVector& other) noexcept {
+    if (overflow_.empty()) {
+      std::memcpy(inline_, other.inline_, size_ * sizeof(T));
     }
   }
 
-  void move_out(std::size_t size) {
-    if (more_.empty()) {
-      more_.reserve(size);
-      more_.assign(std::as_const(*this).begin(), std::as_const(*this).begin() + static_cast<std::ptrdiff_t>(size_));
+  void move_to_overflow(std::size_t size) {
+    if (overflow_.empty()) {
+      overflow_.reserve(size);
+      overflow_.assign(std::as_const(*this).begin(), std::as_const(*this).begin() + static_cast<std::ptrdiff_t>(size_));
     }
   }
 
-  alignas(T) std::byte few_[N * sizeof(T)];
-  std::vector<T> more_;  // all of them, once they are too many
+  alignas(T) std::byte inline_[N * sizeof(T)];
+  std::vector<T> overflow_;  // all elements, once there are more than N
   std::size_t size_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// What a split gives: all groups and the remainder, or a failure that names the nearest request that fits.
+// The result of a split: all groups and the remainder, or a failure that suggests the nearest request that fits.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace gctx {
 
-// One of an array. libstdc++ 12 wants what can be copied there, and copies nothing.
+// An element of the array of a SplitResult. libstdc++ 12 demands a copy constructor, and never calls it.
 struct Piece : SmResource {
   Piece() noexcept {}
   Piece(const Piece&) noexcept : Piece() {}
 };
 
-// The groups of a split and its remainder: the pieces of one block of memory, which lives as long as any of them. Empty
-// where a way to split does not serve.
+// The groups and the remainder of a split, in one block of memory that lives as long as any of them. Empty if a
+// strategy does not serve.
 class SplitResult {
  public:
   SplitResult() noexcept = default;
@@ -32,7 +32,7 @@ class SplitResult {
   std::size_t groups() const noexcept { return groups_; }
   SmResourcePtr group(std::size_t at) const noexcept { return {pieces_, &piece(at)}; }
   SmResourcePtr remainder() const noexcept { return group(groups_); }
-  SmResourcePtr last() noexcept {  // the remainder, where nothing else will be asked for
+  SmResourcePtr last() noexcept {  // the remainder; leaves the result empty
     const SmResource* const remainder = &piece(groups_);
     return {std::move(pieces_), remainder};
   }
@@ -44,15 +44,15 @@ class SplitResult {
   std::size_t groups_ = 0;
 };
 
-// A split that cannot be given, with the nearest one that can.
+// A split that does not fit, with the nearest request that fits.
 class SplitFailure : public Error {
  public:
   explicit SplitFailure(std::string text) : Error(ErrorKind::split, std::move(text)) {}
   std::optional<std::vector<GroupRequest>> suggestion;
-  std::string advice;  // what else the message says behind the request: why there is none, or what would help
+  std::string advice;  // the end of the message: the reason for no suggestion, or an option that would help
 };
 
-// The SplitFailure in flight, inside a catch block and as long as that lasts; null if it is another error.
+// Returns the SplitFailure in flight, valid inside the catch block. Null if the exception is another one.
 const SplitFailure* caught_split() noexcept;
 
 }  // namespace gctx

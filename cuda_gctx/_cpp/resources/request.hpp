@@ -1,4 +1,4 @@
-// What is asked of a split, in the words of the public interface and in those of the planner.
+// The request of a split: its groups as the caller passes them, and as the splitter needs them.
 #pragma once
 
 #include <cstddef>
@@ -12,36 +12,36 @@
 namespace gctx {
 
 struct GroupRequest {
-  std::optional<unsigned> count;  // nothing: everything left
-  unsigned coscheduled = 0;       // 0: the alignment of what is split
+  std::optional<unsigned> count;  // nullopt: all remaining SMs
+  unsigned coscheduled = 0;       // 0: the alignment of the resource
   unsigned preferred = 0;         // 0: no preference
   bool backfill = false;
-  std::optional<unsigned> locality_domain;  // CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY: of any
-  bool supplemental = false;                // also SMs of the domain beyond what every domain has
+  std::optional<unsigned> locality_domain;  // CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY: any domain
+  bool supplemental = false;                // also SMs beyond the number that every domain has
 };
 
-// Without co-scheduling, SMs come in pairs (texture processing clusters) on every chip that has green contexts.
+// The grain without co-scheduling: a texture processing cluster, on every chip with green contexts.
 inline constexpr unsigned pair_size = 2;
 
 inline unsigned round_up(unsigned n, unsigned grain) { return (n + grain - 1) / grain * grain; }
 inline unsigned round_down(unsigned n, unsigned grain) { return n / grain * grain; }
 
-// What the resource that is split says of itself.
+// The grain of a resource, as the driver reports it.
 struct Grain {
   unsigned alignment = 0;
   unsigned minimum = 0;
 };
 
-// loose: its SMs may sit anywhere, in pairs; aligned: in units of the alignment where there are enough of them;
-// promised: a co-scheduling was asked for, and is kept or refused.
+// loose: pairs of SMs anywhere. aligned: units of the alignment, if there are enough. promised: the requested
+// co-scheduling, or a refusal.
 enum class Placement { loose, aligned, promised };
 
-// What one group needs, once the grain of the resource is known.
+// The need of one group, for a known grain of the resource.
 struct Need {
   GroupRequest request;
-  std::optional<unsigned> count;  // rounded up; nothing: everything left
+  std::optional<unsigned> count;  // rounded up; nullopt: all remaining SMs
   unsigned grain = 0;
-  unsigned least = 0;  // the smallest count that the group can have
+  unsigned least = 0;  // the smallest possible count
   Placement placement = Placement::aligned;
 
   bool is_loose() const noexcept { return placement == Placement::loose; }
@@ -51,14 +51,14 @@ struct Need {
 
 Need need_of(const GroupRequest& request, Grain grain);
 
-// What all groups of a split need, and what that comes to: summed up as they are added, and never changed.
+// The needs of all groups of a split, with sums that add() keeps up to date.
 class Needs {
  public:
   Needs() = default;
   Needs(const std::vector<GroupRequest>& requests, Grain grain);
 
   void add(const Need& need);
-  Needs with(std::size_t at, const Need& other) const;  // another in the place of one
+  Needs with(std::size_t at, const Need& other) const;  // a copy with one need replaced
 
   std::size_t size() const noexcept { return all_.size(); }
   bool empty() const noexcept { return all_.empty(); }
@@ -66,18 +66,18 @@ class Needs {
   const Need* begin() const noexcept { return all_.begin(); }
   const Need* end() const noexcept { return all_.end(); }
 
-  // All counts together. Beyond any device it says so, whatever was asked, and does not wrap around.
+  // The sum of all counts, capped at the largest unsigned so that it cannot wrap around.
   unsigned total() const noexcept;
-  unsigned common_divisor() const noexcept { return common_divisor_; }  // of all counts; 0 without any
+  unsigned common_divisor() const noexcept { return common_divisor_; }  // of all counts; 0 without counts
 
-  // A group that gets everything left, the first of them, and where it is.
+  // The first group that gets all remaining SMs, by position.
   bool has_open() const noexcept { return open_ != none; }
   std::size_t open() const noexcept { return open_; }
 
   bool any_promised() const noexcept { return any_promised_; }
   bool any_local() const noexcept { return any_local_; }
   bool all_loose() const noexcept { return all_loose_; }
-  bool any_odd() const noexcept { return any_odd_; }  // an exact count, which has to be even
+  bool any_odd() const noexcept { return any_odd_; }  // an exact count that is odd, which never fits
 
  private:
   static constexpr std::size_t none = std::numeric_limits<std::size_t>::max();

@@ -42,34 +42,34 @@ bool share_a_unit(const SmResource& a, const SmResource& b) {
   });
 }
 
-// The resource itself, then what it was split from, and so on up to a device's or a foreign context's own resource.
-const SmResource* container(const SmResource* resource) {
+// Returns the resource that a resource was split from, or null for that of a device or a foreign context.
+const SmResource* parent_of(const SmResource* resource) {
   return resource->origin ? resource->origin->parent.get() : nullptr;
 }
 
-// A split that gave a resource (`is_itself`), or something that holds it.
-struct Place {
+// A split that created a resource (`is_itself`), or one that created an ancestor of the resource.
+struct Ancestor {
   const SplitCall* split;
   const Members* members;
   bool is_itself;
 };
 
-// Shows the splits from the resource upwards until `look` returns true.
+// Calls `look` with the splits from the resource upwards until `look` returns true.
 template <typename Look>
-bool any_place(const SmResource& resource, bool is_itself, const Look& look) {
+bool any_ancestor(const SmResource& resource, bool is_itself, const Look& look) {
   const auto upwards = [&](const SplitCall& split, const Members& members) {
-    return look(Place{&split, &members, is_itself}) || any_place(*split.parent, false, look);
+    return look(Ancestor{&split, &members, is_itself}) || any_ancestor(*split.parent, false, look);
   };
   return (resource.origin && upwards(*resource.origin, resource.members)) ||
          std::any_of(resource.also.begin(), resource.also.end(),
-                     [&](const SmResourcePtr& one) { return upwards(*one->origin, one->members); });
+                     [&](const SmResourcePtr& piece) { return upwards(*piece->origin, piece->members); });
 }
 
-// The answer where the two meet in one split; nothing if they never do, or meet without showing it.
+// Compares the pieces of splits that both resources come from. Returns nullopt if no such split decides.
 std::optional<bool> overlap_by_origin(const SmResource& a, const SmResource& b) {
   std::optional<bool> answer;
-  any_place(a, true, [&](const Place& x) {
-    return any_place(b, true, [&](const Place& y) {
+  any_ancestor(a, true, [&](const Ancestor& x) {
+    return any_ancestor(b, true, [&](const Ancestor& y) {
       if (x.split != y.split) {
         return false;
       }
@@ -88,10 +88,10 @@ std::optional<bool> overlap_by_origin(const SmResource& a, const SmResource& b) 
   return answer;
 }
 
-// Two sets that together are larger than something that holds both must meet.
+// Returns whether two sets have more SMs together than a resource that contains both.
 bool too_many_to_be_disjoint(const SmResource& a, const SmResource& b) {
-  for (const SmResource* x = container(&a); x != nullptr; x = container(x)) {
-    for (const SmResource* y = container(&b); y != nullptr; y = container(y)) {
+  for (const SmResource* x = parent_of(&a); x != nullptr; x = parent_of(x)) {
+    for (const SmResource* y = parent_of(&b); y != nullptr; y = parent_of(y)) {
       const bool same = x == y || (x->whole_device && y->whole_device);
       if (same && a.sm_count + b.sm_count > x->sm_count) {
         return true;

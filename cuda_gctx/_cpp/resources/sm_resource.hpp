@@ -1,5 +1,5 @@
-// A set of SMs as a value: the driver's own words for it, copied whole, and where it came from. The driver hides which
-// SMs a resource names, so what can be known of overlap is known from the way the resource was made.
+// A set of SMs as a value: the driver's CUdevResource, copied whole, and its origin. The driver hides the SMs of a
+// resource, so overlap is known only from the splits that created the resources.
 #pragma once
 
 #include <cuda.h>
@@ -19,21 +19,21 @@ class Driver;
 struct SmResource;
 using SmResourcePtr = std::shared_ptr<const SmResource>;
 
-// How a group was made. by_count: it is one group of the driver's homogeneous split; composed: several of them
-// together; fine: out of pairs of SMs; bisected: from a second split, inside a hidden context.
+// The strategy that created a group. by_count: one group of the driver's homogeneous split. composed: several such
+// groups. fine: pairs of SMs. bisected: a second split, inside a hidden context.
 enum class Strategy : int { none, structured, by_count, composed, fine, bisected };
 const char* strategy_name(Strategy strategy) noexcept;  // null for none
 
 using Units = InlineVector<CUdevResource, 1>;
 using Members = InlineVector<std::uint32_t, 6>;
 
-// One call that split `parent` into disjoint pieces, numbered from 0; the driver's remainder is the last number.
+// A call that split `parent` into disjoint pieces, numbered from 0. The driver's remainder has the last number.
 struct SplitCall {
   SmResourcePtr parent;
 };
 
 struct SmResource {
-  SmResource() noexcept {}  // so that arrays of them are not cleared before they are initialised
+  SmResource() noexcept {}  // user-provided, so that arrays are not cleared before their initialisation
   explicit SmResource(const SmResourcePtr& other) { copy(other); }
   SmResource(const SmResource&) = delete;
 
@@ -42,7 +42,7 @@ struct SmResource {
     come_from(other);
   }
 
-  // From the split that gave another resource, as the same pieces.
+  // Takes over the origin and the pieces of another resource.
   void come_from(const SmResourcePtr& other) {
     origin = other->origin;
     members = other->members;
@@ -53,55 +53,55 @@ struct SmResource {
   int device = 0;
   unsigned sm_count = 0;
 
-  // The driver's resources that make up this set: one, or several pieces of one split. Copied, never rebuilt: a
-  // CUdevResource carries the identity of its SMs in bytes that have no name.
+  // The driver's resources of this set: one, or several pieces of one split. They are copied, never rebuilt: a
+  // CUdevResource identifies its SMs in undocumented bytes.
   Units units;
 
   std::optional<unsigned> requested;
   unsigned min_partition_size = 0;
-  unsigned alignment = 0;    // the driver splits it in units of this size
-  unsigned coscheduled = 0;  // no larger sets of its SMs are promised to sit in one GPC; 0: the alignment
+  unsigned alignment = 0;    // the driver splits the resource in units of this size
+  unsigned coscheduled = 0;  // the largest sets of SMs that are promised to lie in one GPC; 0: the alignment
   unsigned flags = 0;
   Strategy strategy = Strategy::none;
   bool dry_run = false;
 
-  // Only what a device or context query returned can be split by the driver (error 915 for groups and remainders).
+  // The driver splits only the result of a device or context query (error 915 for groups and remainders).
   bool splittable = false;
   bool whole_device = false;
 
-  // Null for a device's own resource and for foreign contexts. A piece and its split are one block of memory; what is
-  // copied from a piece keeps that.
+  // Null for the resource of a device and for foreign contexts. A piece and its split share a block of memory, which
+  // `keeps_origin` keeps for a copy of the piece.
   const SplitCall* origin = nullptr;
-  Members members;  // which pieces of `origin`, ascending
+  Members members;  // the numbers of the pieces of `origin`, ascending
   SmResourcePtr keeps_origin;
-  SplitCall dealt;  // of the last piece: the split, for all of them
+  SplitCall dealt;  // in the last piece only: the split of all pieces
 
-  // From further splits that gave the same SMs: a context that is kept serves the groups of one split after the other.
+  // Pieces of other splits with the same SMs: a kept context serves the groups of several splits in turn.
   std::vector<SmResourcePtr> also;
 
-  // What a request for as many SMs can have promised.
+  // The largest co-scheduling that a request for all of these SMs can have.
   unsigned promised() const noexcept { return coscheduled != 0 ? std::min(alignment, coscheduled) : alignment; }
 
  private:
   SmResource& operator=(const SmResource&) = default;
 };
 
-// The driver splits only what a device or context query returned. This asks a context over a group or a remainder (see
+// Returns a splittable resource of the SMs of a group or a remainder, by a query of a context (see
 // handles/split_contexts.hpp).
 using Requery = std::function<SmResourcePtr(const SmResourcePtr&)>;
 
 bool byte_equal(const CUdevResource& a, const CUdevResource& b) noexcept;
 
-// Whether two values say the same: the driver's words for them are equal byte by byte.
+// Returns whether the CUdevResources of two values are equal byte by byte.
 bool same_sms(const SmResource& a, const SmResource& b) noexcept;
 
-// Whether two resources share SMs; nothing if that cannot be known.
+// Returns whether two resources share SMs, or nullopt if unknown.
 std::optional<bool> overlaps(const SmResource& a, const SmResource& b);
 
-// What a context made of these resources names: the pieces of one split together.
+// Joins pieces of one split, as a context over them does.
 SmResourcePtr merged(const std::vector<SmResourcePtr>& resources);
 
-// No SMs of a device, as a remainder is where a split leaves nothing over.
+// Returns an empty resource of the same device, such as the remainder of a split that used all SMs.
 SmResourcePtr none_of(const SmResource& whole);
 
 }  // namespace gctx

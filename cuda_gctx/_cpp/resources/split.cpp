@@ -12,7 +12,7 @@ Grain grain_of(const SmResource& resource) {
   return {std::max(resource.alignment, 1U), std::max(resource.min_partition_size, 1U)};
 }
 
-// Whether counting decides if a request fits: nothing has to sit together, or can do without.
+// Returns whether the number of SMs alone decides if a request fits: no group needs co-scheduling or a domain.
 bool counting_decides(const Needs& needs) {
   return std::all_of(needs.begin(), needs.end(), [](const Need& need) {
     return !need.request.locality_domain && (need.is_loose() || (need.count && !need.is_promised()));
@@ -23,16 +23,16 @@ bool counts_fit(const Needs& needs, unsigned sm_count) {
   return std::uint64_t{needs.total()} + (needs.has_open() ? pair_size : 0) <= sm_count;
 }
 
-// Whether the pieces of a group or remainder are known without asking the driver: all of them pairs of SMs, which can
-// be had out of anything, and nothing that a driver might do better.
+// Returns whether the pieces of a group or remainder are known without a call of the driver: all are pairs of SMs,
+// which any resource can give, and the driver has no better way.
 bool pieces_are_known(const Needs& needs, const SmResource& input, bool has_structured) {
   const bool of_pairs = std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
     const bool hint = need.request.backfill && need.request.coscheduled > pair_size;
     return need.is_loose() && !need.request.locality_domain && !(hint && has_structured);
   });
-  const bool no_units = std::any_of(needs.begin(), needs.end(),
-                                    [&](const Need& need) { return need.count.value_or(0) % input.alignment != 0; });
-  return of_pairs && (input.alignment <= pair_size || (no_units && !has_structured));
+  const bool has_odd_sizes = std::any_of(
+      needs.begin(), needs.end(), [&](const Need& need) { return need.count.value_or(0) % input.alignment != 0; });
+  return of_pairs && (input.alignment <= pair_size || (has_odd_sizes && !has_structured));
 }
 
 SplitResult split_source(const Driver& driver, const SmResourcePtr& source, Grain grain,
@@ -83,7 +83,7 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
     return split_source(driver, input, grain_of(*input), requests, dry_run, requery);
   }
 
-  // A context is asked only where nothing else can answer: it costs a millisecond, and memory that does not come back.
+  // A query of a context is the last resort: the context costs a millisecond, and memory that the driver keeps.
   const Grain grain = grain_of(*input);
   const Needs needs(requests, grain);
   if (counting_decides(needs)) {
@@ -99,7 +99,7 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
       return splitter.known_pieces(needs, has_structured ? Strategy::structured : Strategy::fine);
     }
   }
-  // What a context holds has a smaller minimum than the group that was given to it. A request means the same in both.
+  // The resource of a context has a smaller minimum than its group. The larger one keeps the meaning of requests.
   const SmResourcePtr source = requery(input);
   Grain finer = grain_of(*source);
   finer.minimum = std::max(finer.minimum, grain.minimum);

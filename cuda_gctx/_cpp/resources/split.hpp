@@ -1,4 +1,4 @@
-// Splitting SMs: one meaning on every driver, whatever means the driver offers.
+// Splits SMs. A request means the same on every driver, whatever functions the driver has.
 #pragma once
 
 #include <vector>

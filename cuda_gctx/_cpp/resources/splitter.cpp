@@ -10,22 +10,22 @@ unsigned count_of(const CUdevResource& resource) {
   return resource.type == CU_DEV_RESOURCE_TYPE_SM ? resource.sm.smCount : 0;
 }
 
-// The driver's way of saying that a request does not fit, as opposed to something being wrong.
+// Returns whether the driver says that a request does not fit. Other errors are failures.
 bool does_not_fit(CUresult result) {
   return result == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION || result == CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace
 
-// Pieces of one by-count split: equal units and whatever the driver had left. No units where the split does not fit.
+// The pieces of one by-count split: equal units and the remainder. Without units if the split does not fit.
 struct Splitter::Cut {
   Resources units;
   unsigned unit_size = 0;
   CUdevResource rest{};
 };
 
-// The pieces of a split while they are filled in; the remainder is the last. The block of one group takes the size of
-// three pieces, and 1032 bytes are the most that malloc keeps at hand for a thread.
+// The pieces of a split under construction; the last is the remainder. The block of a split into one group has the size
+// of three pieces. malloc caches blocks of up to 1032 bytes per thread.
 static_assert(3 * sizeof(SmResource) <= 1032);
 class Splitter::Pieces {
  public:
@@ -45,15 +45,15 @@ class Splitter::Pieces {
   SmResource& operator[](std::size_t at) { return block_[static_cast<std::ptrdiff_t>(at)]; }
   SmResource& remainder() { return (*this)[groups_]; }
 
-  // `member`: the number of this part in the split.
+  // Adds a part to a piece. `member`: the number of the part in the split.
   static void add(SmResource& to, const CUdevResource& part, std::size_t member) {
     to.units.push_back(part);
     to.members.push_back(static_cast<std::uint32_t>(member));
     to.sm_count += count_of(part);
   }
 
-  // In what the driver splits a piece: its own word where it gives one (13.1 and newer), else what the piece was built
-  // from. Its promise is `coscheduled`, which the driver's word does not exceed: that speaks of one set at least.
+  // Sets the grain of a piece: the driver's own values if it reports them (13.1 and newer), else those of the strategy.
+  // `coscheduled` is the promise of the piece: the driver's value holds only for at least one set.
   void describe(SmResource& piece, bool is_loose, unsigned coscheduled) const {
     const Grain grain = splitter_.grain_;
     const CUdevResource* only = piece.units.size() == 1 ? &piece.units.front() : nullptr;
@@ -74,7 +74,7 @@ class Splitter::Pieces {
   std::shared_ptr<Piece[]> block_;
 };
 
-// ---- the order of the ways
+// ---- the order of the strategies
 
 SplitResult Splitter::as_asked(const Needs& needs) const {
   const bool possible = std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return can_promise(need); });
@@ -84,8 +84,7 @@ SplitResult Splitter::as_asked(const Needs& needs) const {
   if (!needs.has_open() || needs[needs.open()].is_loose()) {
     return at_once(needs);
   }
-  // "Everything left that is aligned" is the largest count that fits, so that it means the same however it is found;
-  // and one that could have been asked for.
+  // An open aligned group gets the largest count that fits and that a request could name, whatever strategy serves.
   Need open = needs[needs.open()];
   const unsigned most = round_down(sm_count() - needs.total(), open.grain);
   for (unsigned count = most; count != 0 && count >= open.least; count -= open.grain) {
@@ -98,7 +97,7 @@ SplitResult Splitter::as_asked(const Needs& needs) const {
 }
 
 SplitResult Splitter::loosened(const Needs& needs) const {
-  // Nothing that is aligned would be left for an open group.
+  // No aligned SMs would remain for an open group.
   if (needs.total() > sm_count() || (needs.has_open() && !needs[needs.open()].is_loose())) {
     return {};
   }
@@ -148,14 +147,14 @@ SplitResult Splitter::in_one_call(const Needs& needs) const {
   return result;
 }
 
-// Two calls: the groups that must sit together first, then the others, in pairs of SMs out of what is left over, which
-// a context makes splittable. Aligned SMs cannot be had out of a remainder, so that nothing is gained by more calls.
+// Splits twice: first the groups that need co-scheduling, then the loose groups, as pairs of the remainder, which a
+// context makes splittable. A remainder has no aligned SMs, so more splits gain nothing.
 SplitResult Splitter::bisected(const Needs& needs) const {
   Needs held;
   Needs loose;
   for (Need need : needs) {
     if (need.is_loose()) {
-      need.request.coscheduled = 0;  // out of pairs, whatever else they were asked to be
+      need.request.coscheduled = 0;  // pairs, whatever the request asked for
       loose.add(need);
     } else {
       held.add(need);
@@ -217,13 +216,14 @@ bool Splitter::can_promise(const Need& need) const {
   if (!need.is_promised() || driver_->has(Feature::structured_split)) {
     return true;
   }
-  // Units of the alignment hold whatever divides it.
+  // A unit of the alignment keeps each co-scheduling that divides the alignment.
   const unsigned coscheduled = need.request.coscheduled;
   return need.count ? grain_.alignment % coscheduled == 0 : grain_.alignment == coscheduled;
 }
 
-// Groups are served in the order of the array, each from what is left. Large sets go first: small ones fit into what
-// those leave, and not the other way round. What may sit anywhere comes after them, and everything left last.
+// Returns the order of the groups in the driver's array, which serves each group from the remaining SMs. Large sets
+// come first, because small sets fit into the rest, and not vice versa. Loose groups follow, and an open group is the
+// last.
 Splitter::Order Splitter::service_order(const Needs& needs) {
   Order order;
   for (std::size_t i = 0; i < needs.size(); ++i) {
@@ -239,7 +239,7 @@ Splitter::Order Splitter::service_order(const Needs& needs) {
   return order;
 }
 
-// What asks for pairs still gets whole sets where its count has no others, as the units of a by-count split are.
+// Returns whether a group of pairs gets whole sets, because its count is a multiple of the set.
 bool Splitter::is_whole_sets(const Need& need) const {
   const GroupRequest& request = need.request;
   const unsigned set = std::max(request.coscheduled, grain_.alignment);
@@ -250,7 +250,7 @@ Splitter::Params Splitter::params_of(const Need& need, Fill fill) const {
   const GroupRequest& request = need.request;
   Params params{};
   params.smCount = need.count.value_or(0);
-  // Always said: a zero means the alignment up to 13.3 and no co-scheduling at all from 13.4 on.
+  // Always set: zero means the alignment up to 13.3, and no co-scheduling from 13.4 on.
   params.coscheduledSmCount = request.coscheduled != 0 ? request.coscheduled : grain_.alignment;
   params.preferredCoscheduledSmCount = request.preferred;
   if (fill == Fill::none && is_whole_sets(need)) {
@@ -266,7 +266,7 @@ Splitter::Params Splitter::params_of(const Need& need, Fill fill) const {
       params.preferredCoscheduledSmCount = std::max(request.preferred, grain_.alignment);
     }
   }
-  // The driver takes multiples of the co-scheduling alone; a smaller preference is met by it.
+  // The driver accepts only multiples of the co-scheduling, which meets a smaller preference.
   params.preferredCoscheduledSmCount = round_down(params.preferredCoscheduledSmCount, params.coscheduledSmCount);
   if (request.locality_domain) {
     params.flags |= CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
@@ -279,11 +279,11 @@ Splitter::Params Splitter::params_of(const Need& need, Fill fill) const {
 }
 
 SplitResult Splitter::structured(const Needs& needs, Fill fill) const {
-  // Where it would be the call before once more.
-  const bool is_another = std::any_of(needs.begin(), needs.end(), [&](const Need& need) {
+  // Skips a call with the same parameters as the call before.
+  const bool differs = std::any_of(needs.begin(), needs.end(), [&](const Need& need) {
     return fill == Fill::none ? true : fill == Fill::beyond_sets ? is_whole_sets(need) : need.request.backfill;
   });
-  if (!is_another) {
+  if (!differs) {
     return {};
   }
   const Order order = service_order(needs);
@@ -327,16 +327,16 @@ SplitResult Splitter::structured(const Needs& needs, Fill fill) const {
 Splitter::Cut Splitter::by_count(unsigned groups, unsigned size, unsigned flags) const {
   Cut cut;
   cut.units.resize(groups);
-  unsigned got = groups;
+  unsigned returned = groups;
   const CUresult answer =
-      driver_->cuDevSmResourceSplitByCount(cut.units.data(), &got, input().units.data(), &cut.rest, flags, size);
+      driver_->cuDevSmResourceSplitByCount(cut.units.data(), &returned, input().units.data(), &cut.rest, flags, size);
   if (does_not_fit(answer)) {
-    got = 0;
+    returned = 0;
   } else {
     driver_->check(answer, "cuDevSmResourceSplitByCount");
   }
-  cut.units.resize(got);
-  cut.unit_size = got != 0 ? count_of(cut.units.front()) : 0;
+  cut.units.resize(returned);
+  cut.unit_size = returned != 0 ? count_of(cut.units.front()) : 0;
   return cut;
 }
 
@@ -371,7 +371,7 @@ unsigned Splitter::in_sets_of(unsigned size, std::optional<unsigned> locality_do
   return answer == CUDA_SUCCESS ? count_of(group) : 0;
 }
 
-// Whether groups can be put together out of units of the alignment, as far as their counts and promises go.
+// Returns whether the counts and promises of the groups allow units of the alignment.
 bool Splitter::units_suffice(const Needs& needs) const {
   return !needs.any_local() && std::all_of(needs.begin(), needs.end(), [&](const Need& need) {
     const bool held = !need.is_promised() || grain_.alignment % need.request.coscheduled == 0;
@@ -379,11 +379,10 @@ bool Splitter::units_suffice(const Needs& needs) const {
   });
 }
 
-// One by-count split into equal units, out of which the groups are put together. Units of the alignment first: each
-// lies inside one GPC, so that they keep a promise and hold the most clusters. Where these are too few, the driver
-// pieces larger ones together from several GPCs, and the largest hold the most. (H200, clusters of 8 blocks of 128
-// threads: a unit of 8 holds 8, each of eight groups of 16 holds 8, each of two groups of 64 56, and one group of 128
-// 124.)
+// Composes the groups from the equal units of one by-count split. Units of the alignment come first: each lies in one
+// GPC, so they keep a promise and hold the most clusters. If they are too few, the driver composes larger units from
+// several GPCs, of which the largest hold the most clusters. (H200, clusters of 8 blocks of 128 threads: a unit of 8
+// holds 8, each of eight groups of 16 holds 8, each of two groups of 64 holds 56, and one group of 128 holds 124.)
 SplitResult Splitter::composed(const Needs& needs) const {
   const unsigned step = grain_.alignment;
   const unsigned common = needs.common_divisor();
@@ -402,7 +401,7 @@ SplitResult Splitter::composed(const Needs& needs) const {
 }
 
 SplitResult Splitter::composed_of(unsigned unit, const Needs& needs) const {
-  // Larger potential clusters are what a preference above the alignment asks for; before 13.1 a flag of the whole
+  // A preference above the alignment asks for larger potential clusters. Before 13.1, this is a flag of the whole
   // split.
   const bool prefers = std::any_of(needs.begin(), needs.end(),
                                    [&](const Need& need) { return need.request.preferred > grain_.alignment; });
@@ -417,7 +416,7 @@ SplitResult Splitter::composed_of(unsigned unit, const Needs& needs) const {
 SplitResult Splitter::composed_of(unsigned unit, const Needs& needs, unsigned flags) const {
   const unsigned groups = needs.total() / unit;
   const Cut cut = by_count(groups, unit, flags);
-  // A driver may answer with smaller groups than asked for (seen where a remainder is split again).
+  // A driver may return smaller groups than requested (seen: a second split of a remainder).
   const bool served = cut.unit_size == unit && cut.units.size() == groups;
   if (!served || (needs.has_open() && count_of(cut.rest) == 0)) {
     return {};
@@ -425,7 +424,7 @@ SplitResult Splitter::composed_of(unsigned unit, const Needs& needs, unsigned fl
   const bool whole_units =
       std::all_of(needs.begin(), needs.end(), [&](const Need& need) { return need.count == unit; });
   const Strategy strategy = whole_units ? Strategy::by_count : Strategy::composed;
-  // Inside of what a split gave, pairs are pairs whichever call dealt them.
+  // Within a group or remainder, pairs are the same whichever call created them.
   const bool of_pairs = grain_.alignment <= pair_size && !is_whole();
   return assembled(cut, needs, of_pairs ? Strategy::fine : strategy, false);
 }
@@ -445,11 +444,11 @@ SplitResult Splitter::fine(const Needs& needs) const {
   return assembled(cut, needs, Strategy::fine, true);
 }
 
-// Hands the units of a cut to the groups, in order; an open group gets the rest. No group is made of units and the
-// rest: from 13.1 on the driver refuses a context over parts of different alignment.
+// Assigns the units of a cut to the groups, in order. An open group gets the rest. No group has units and the rest:
+// from 13.1 on, the driver refuses a context over parts of different alignment.
 SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy strategy, bool is_loose) const {
   Pieces pieces(*this, needs.size(), strategy);
-  // A unit of the alignment lies inside one GPC; larger ones may be pieced together.
+  // A unit of the alignment lies in one GPC. A larger unit may span several GPCs.
   const bool holds_sets = !is_loose && cut.unit_size == grain_.alignment;
   bool rest_is_free = count_of(cut.rest) != 0;
   std::size_t next = 0;
@@ -460,7 +459,7 @@ SplitResult Splitter::assembled(const Cut& cut, const Needs& needs, Strategy str
     if (takes_units) {
       const unsigned count = need.count.value_or(cut.unit_size);
       piece.units.reserve(count / cut.unit_size);
-      for (unsigned given = 0; given < count; given += cut.unit_size, ++next) {
+      for (unsigned assigned = 0; assigned < count; assigned += cut.unit_size, ++next) {
         Pieces::add(piece, cut.units[next], next);
       }
     } else {

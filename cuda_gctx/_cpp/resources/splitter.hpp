@@ -1,4 +1,4 @@
-// The ways to split one resource, each a strategy that gives all groups or nothing.
+// The strategies to split one resource. Each gives all groups or an empty result.
 #pragma once
 
 #include <cstdint>
@@ -14,33 +14,31 @@ namespace gctx {
 
 class Splitter {
  public:
-  // Refers to what it is given.
+  // Keeps references to the driver, the input and requery.
   Splitter(const Driver& driver, const SmResourcePtr& input, Grain grain, bool dry_run, const Requery& requery)
       : driver_(&driver), input_(&input), grain_(grain), dry_run_(dry_run), requery_(&requery) {}
 
   Grain grain() const noexcept { return grain_; }
   unsigned sm_count() const noexcept { return input().sm_count; }
 
-  // With every group as it was asked for: an open group gets as much as leaves the others what they need.
+  // Gives every group its requested placement. An open group gets the SMs that the other groups leave.
   SplitResult as_asked(const Needs& needs) const;
 
-  // Where the aligned SMs are too few for all groups: some get pairs of SMs, the smallest groups first, because they
-  // lose least.
+  // Gives some groups pairs of SMs, if the aligned SMs are too few: the smallest groups first, because they lose least.
   SplitResult loosened(const Needs& needs) const;
 
-  // The grain that the driver really has, where it is coarser than what it says (seen on a card that says 8 and needs
+  // Returns the actual grain of the driver if it is coarser than the reported one (seen: a card reports 8 and needs
   // 16).
   std::optional<Grain> real_grain() const;
 
-  // Whether the driver has a way to keep the co-scheduling of a group, if there are enough SMs for it.
+  // Returns whether the driver can keep the co-scheduling of a group, given enough SMs.
   bool can_promise(const Need& need) const;
 
-  // How many SMs one split gives in equal units of `size`, and how many sit in sets of `size` inside one cluster of the
-  // chip.
+  // Count the SMs that one split gives in equal units of `size`, and the SMs in sets of `size` within a GPC.
   unsigned in_units_of(unsigned size) const;
   unsigned in_sets_of(unsigned size, std::optional<unsigned> locality_domain = std::nullopt) const;
 
-  // The pieces that groups out of pairs of SMs become, without asking the driver: there is nothing it could refuse.
+  // Returns the pieces of groups of pairs of SMs without a call of the driver, which could not refuse them.
   SplitResult known_pieces(const Needs& needs, Strategy strategy) const;
 
  private:
@@ -49,8 +47,8 @@ class Splitter {
   using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
   struct Cut;
   class Pieces;
-  // How SMs outside of co-scheduled sets come in: where the count demands it; beyond at least one set, as BACKFILL has
-  // it; in pairs alone.
+  // The use of SMs outside of co-scheduled sets. none: only if the count demands it. beyond_sets: in addition to at
+  // least one set, as BACKFILL does. pairs: only such SMs.
   enum class Fill { none, beyond_sets, pairs };
 
   SplitResult at_once(const Needs& needs) const;
@@ -77,7 +75,7 @@ class Splitter {
   Grain grain_;
   bool dry_run_;
   const Requery* requery_;
-  std::optional<Strategy> label_;  // what its pieces are called, in place of the strategy that served
+  std::optional<Strategy> label_;  // the strategy that the pieces name instead of the one that served
 };
 
 }  // namespace gctx
