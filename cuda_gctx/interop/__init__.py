@@ -1,4 +1,4 @@
-"""Work of other libraries in a partition: one module for each library, which imports the library at first use."""
+"""Modules that run other libraries in a partition. Each module imports its library at first use."""
 
 from __future__ import annotations
 

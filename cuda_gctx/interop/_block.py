@@ -1,4 +1,4 @@
-"""A block in which a framework works in a target. It can be reused, nested, and entered on several threads.
+"""Blocks in which a framework works in a target. A block can be reused, nested, and entered on several threads.
 
 The current stream belongs to a thread, so the blocks of a thread must end in the reverse order of their beginning.
 """
@@ -32,12 +32,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Enter = Callable[[Stream, ExitStack], tuple[Any, Callable[[], None]]]
 
 
-class _Opened:
-    """A block that is open."""
+class _Entry:
+    """An entry of a block that has not ended."""
 
     def __init__(self, block: Block, stream: Stream) -> None:
         self.block = block
-        self.is_left = False
+        self.has_ended = False
         self._stream = stream
 
     def enter(self) -> Any:
@@ -48,7 +48,7 @@ class _Opened:
         return inner
 
     def join(self) -> None:
-        # The framework may have launched a graph, and waits for the device as a whole.
+        # A wait of the framework for the whole device then covers a graph that it launched on the stream.
         show_to_device(self._stream)
         self._join()
 
@@ -56,37 +56,37 @@ class _Opened:
         self._undo.__exit__(*error)
 
 
-class _Here(threading.local):
+class _ThreadBlocks(threading.local):
     """The open blocks of a thread, the innermost last."""
 
     def __init__(self) -> None:
-        self.opened: list[_Opened] = []
+        self.entries: list[_Entry] = []
 
     def settle(self, *error: Any) -> None:
-        """Leave the first block that has ended and the blocks inside it, and enter again those that have not ended.
+        """Leave the first ended block and the blocks inside it, and enter the open ones of these again.
 
         This completes even if a block raises. error: the exception of the ended block, as in __exit__.
         """
-        first = next((at for at, block in enumerate(self.opened) if block.is_left), None)
+        first = next((at for at, entry in enumerate(self.entries) if entry.has_ended), None)
         if first is None:
             return
-        ended = self.opened[first:]
-        del self.opened[first:]
-        in_turn = ExitStack()  # called in the reverse order
-        for block in reversed(ended):
-            if not block.is_left:
-                in_turn.callback(self.enter, block)
-        for block in ended:
-            in_turn.push(block.leave)
-        in_turn.__exit__(*(error or (None, None, None)))
+        left = self.entries[first:]
+        del self.entries[first:]
+        in_order = ExitStack()  # runs in the reverse order of the calls below
+        for entry in reversed(left):
+            if not entry.has_ended:
+                in_order.callback(self.enter, entry)
+        for entry in left:
+            in_order.push(entry.leave)
+        in_order.__exit__(*(error or (None, None, None)))
 
-    def enter(self, opened: _Opened) -> Any:
-        inner = opened.enter()
-        self.opened.append(opened)
+    def enter(self, entry: _Entry) -> Any:
+        inner = entry.enter()
+        self.entries.append(entry)
         return inner
 
 
-_here = _Here()
+_blocks_here = _ThreadBlocks()
 
 
 class Block(ContextDecorator, AbstractContextManager[Any]):
@@ -95,7 +95,7 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
     def __init__(self, target: Target, enter: Enter) -> None:
         self.enter = enter
         self._target = target
-        self._opened: list[_Opened] = []  # on any thread
+        self._entries: list[_Entry] = []  # of all threads
 
     def __call__(self, function: Function) -> Function:
         def refused() -> TypeError:
@@ -118,30 +118,30 @@ class Block(ContextDecorator, AbstractContextManager[Any]):
         return super().__call__(cast(Function, checked))
 
     def __enter__(self) -> Any:
-        _here.settle()
-        opened = _Opened(self, own_stream(self._target))
-        inner = _here.enter(opened)
-        self._opened.append(opened)
+        _blocks_here.settle()
+        entry = _Entry(self, own_stream(self._target))
+        inner = _blocks_here.enter(entry)
+        self._entries.append(entry)
         return inner
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        opened = next(
-            (opened for opened in reversed(_here.opened) if opened.block is self and not opened.is_left), None
+        entry = next(
+            (entry for entry in reversed(_blocks_here.entries) if entry.block is self and not entry.has_ended), None
         )
-        if opened is not None:
-            innermost = [opened for opened in _here.opened if not opened.is_left][-1]
-            self._opened.remove(opened)
-            opened.is_left = True
-            _here.settle(kind, error, traceback)
-            if opened is innermost:
+        if entry is not None:
+            innermost = [entry for entry in _blocks_here.entries if not entry.has_ended][-1]
+            self._entries.remove(entry)
+            entry.has_ended = True
+            _blocks_here.settle(kind, error, traceback)
+            if entry is innermost:
                 return
             wrong = f"before that of {innermost.block._target!r}, which was entered inside it"
         else:
-            if self._opened:
-                # The other thread continues in the block until its next one; it cannot be notified.
-                elsewhere = self._opened.pop()
-                elsewhere.is_left = True
-                elsewhere.join()
+            if self._entries:
+                # The thread that entered the block continues in it until it enters or leaves another block.
+                entry = self._entries.pop()
+                entry.has_ended = True
+                entry.join()
             wrong = "on a thread on which it was not entered"
         if kind is None:
             raise RuntimeError(

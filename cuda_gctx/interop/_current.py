@@ -22,7 +22,7 @@ def current_stream_of_frameworks(stream: Stream) -> AbstractContextManager[None]
     The caller orders the streams, and keeps the stream alive. A framework that is too old causes a warning, because
     the program may use it for another purpose.
     """
-    # A stray folder of that name has no such attribute, nor has a module whose import is unfinished.
+    # A stray folder of that name and a module with an unfinished import lack the attribute "cuda".
     loaded = [name for name in _CURRENT if name in sys.modules and hasattr(sys.modules[name], "cuda")]
     return _current_of(loaded, stream) if loaded else nullcontext()
 

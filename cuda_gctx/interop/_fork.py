@@ -12,7 +12,7 @@ class FrameworkStreams(Protocol):
     """The interface of a framework for forks. Streams and events are objects of the framework."""
 
     def name(self) -> str:
-        """The name of its block, for messages."""
+        """The name of the block in messages."""
 
     def current(self) -> Any:
         """The current stream of the calling thread."""
@@ -78,13 +78,13 @@ class Fork:
             self._open -= 1
             self._ends[self._streams.key(inner)] = self._streams.record(inner)
 
-    def is_of(self, streams: FrameworkStreams) -> bool:
-        """Whether it orders the streams of this framework."""
+    def orders(self, streams: FrameworkStreams) -> bool:
+        """Return whether the fork orders the streams of this framework."""
         return self._streams is streams
 
 
 def demand_fork(after: object, streams: FrameworkStreams) -> None:
     """Raise TypeError for an `after` that is not None and not a fork of the framework."""
-    if after is not None and not (isinstance(after, Fork) and after.is_of(streams)):
+    if after is not None and not (isinstance(after, Fork) and after.orders(streams)):
         name = streams.name()
         raise TypeError(f"after must be a fork() of cuda_gctx.interop.{name}, not {type(after).__name__}")

@@ -1,4 +1,4 @@
-"""Agreement of ranks: check that all processes of torch.distributed open the same partitions, before one uses them.
+"""Agreement of ranks: checks that all processes of torch.distributed open the same partitions.
 
 Needs torch.distributed with any backend, also without a CUDA build of torch.
 """
@@ -16,14 +16,14 @@ from cuda_gctx.partitions import Layout, Partitions, plan, with_background
 
 __all__ = ["RanksDifferError", "agree", "compare"]
 
-# The first version with a torch.distributed that is used here.
+# The first version with the functions of torch.distributed that this module uses.
 MINIMUM = "2.4"
 
-# What the environment tells NCCL about its blocks.
+# The environment variables that set the number of blocks of NCCL.
 HINTS = ("NCCL_CGA_CLUSTER_SIZE", "NCCL_CTA_POLICY", "NCCL_MAX_CTAS", "NCCL_MIN_CTAS", "NCCL_NVLS_ENABLE")
 
 Statement = dict[str, str]
-# The only term of a rank that fails.
+# The name of the only term in the statement of a rank that fails.
 ERROR = "error"
 
 
@@ -36,7 +36,7 @@ def _nccl(torch: Any) -> str:
 
 
 def _statement(torch: Any, own: Callable[[], Mapping[str, object]]) -> Statement:
-    """The statement of a rank: its own terms, and the terms of all ranks."""
+    """Return the statement of a rank: the terms of `own`, the driver, NCCL and the environment."""
     return {
         **{name: str(value) for name, value in own().items()},
         "driver": ".".join(map(str, system.driver_version)),
@@ -45,13 +45,13 @@ def _statement(torch: Any, own: Callable[[], Mapping[str, object]]) -> Statement
     }
 
 
-def _said_by(statements: Sequence[Statement], term: str) -> str:
+def _values_of(statements: Sequence[Statement], term: str) -> str:
     """The different values of a term, each with its ranks."""
     ranks: dict[str, list[int]] = {}
     for rank, statement in enumerate(statements):
         ranks.setdefault(statement[term], []).append(rank)
     return ", ".join(
-        f"{value} on rank{'s' if len(those) > 1 else ''} {ranges(those)}" for value, those in ranks.items()
+        f"{value} on rank{'s' if len(numbers) > 1 else ''} {ranges(numbers)}" for value, numbers in ranks.items()
     )
 
 
@@ -63,27 +63,27 @@ def compare(torch: Any, group: Any, own: Callable[[], Mapping[str, object]]) -> 
     """
     failure: Exception | None = None
     try:
-        said = _statement(torch, own)
-    except Exception as error:  # the other ranks wait for this one, and have to know
-        said, failure = {ERROR: f"{type(error).__name__}: {error}"}, error
+        statement = _statement(torch, own)
+    except Exception as error:  # raised after the exchange, because the other ranks wait for this one
+        statement, failure = {ERROR: f"{type(error).__name__}: {error}"}, error
     statements: list[Any] = [None] * torch.distributed.get_world_size(group)
-    torch.distributed.all_gather_object(statements, said, group=group)
-    failed = {rank: statement[ERROR] for rank, statement in enumerate(statements) if ERROR in statement}
+    torch.distributed.all_gather_object(statements, statement, group=group)
+    failed = {rank: other[ERROR] for rank, other in enumerate(statements) if ERROR in other}
     if failure is not None and len(failed) == len(statements) and len(set(failed.values())) == 1:
         raise failure
     if failed:
         reasons = "; ".join(f"rank {rank}: {error}" for rank, error in failed.items())
         raise RanksDifferError(f"some ranks of this group cannot continue: {reasons}")
-    different = [name for name in said if len({statement[name] for statement in statements}) > 1]
+    different = [name for name in statement if len({other[name] for other in statements}) > 1]
     if different:
-        reasons = "; ".join(f"{name}: {_said_by(statements, name)}" for name in different)
+        reasons = "; ".join(f"{name}: {_values_of(statements, name)}" for name in different)
         raise RanksDifferError(
             f"the ranks of this group differ ({reasons}): use the same layout, driver, libraries and settings on all "
             "of them"
         )
 
 
-def _of_layout(device: Device | None, opened: Layout | Partitions) -> dict[str, object]:
+def _terms_of(device: Device | None, opened: Layout | Partitions) -> dict[str, object]:
     if isinstance(opened, Layout):
         parts: Iterable[Any] = plan(device or Device(), opened)
         layout = opened
@@ -109,4 +109,4 @@ def agree(layout: Layout | Partitions, group: Any = None, *, device: Device | No
     torch = load("torch", "torch", MINIMUM)
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise RuntimeError("agree() compares the ranks of torch.distributed: call init_process_group() first")
-    compare(torch, group, lambda: _of_layout(device, layout))
+    compare(torch, group, lambda: _terms_of(device, layout))

@@ -27,14 +27,14 @@ def _load() -> Any:
 
 
 class DeviceOfCore:
-    """The functions of cuda.core for a device that Device offers and this package does not have."""
+    """The functions of Device that cuda.core implements."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._theirs = _load().Device(device.device_id)
 
     def _current(self, action: Callable[[Any], Answer]) -> Answer:
-        """The result of `action` for the device of cuda.core, with its primary context current."""
+        """Call `action` with the device of cuda.core while its primary context is current, and return the result."""
         # cuda.core works only on the device that it made current. The block restores the previous context.
         with self._device.context.current():
             self._theirs.set_current()
@@ -54,12 +54,12 @@ class DeviceOfCore:
 
     @property
     def default_stream(self) -> Stream:
-        # Its handle means the default stream of the context that is current.
+        # The handle of a default stream means that of the current context.
         return self._current(lambda device: Stream(device.default_stream))
 
     def allocate(self, size: int, stream: Target) -> Any:
-        on = core_stream(stream)
-        return self._current(lambda device: device.allocate(size, stream=on))
+        their_stream = core_stream(stream)
+        return self._current(lambda device: device.allocate(size, stream=their_stream))
 
     def can_access_peer(self, peer: int) -> bool:
         answer: bool = self._theirs.can_access_peer(peer)

@@ -20,14 +20,14 @@ __all__ = ["Fork", "cupy_stream", "current", "fork", "use"]
 # The first version with Stream.from_external.
 MINIMUM = "14.0"
 
-# CuPy's objects for streams, which do not keep ours alive.
-_seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
+# CuPy's objects for streams. They do not keep streams of this package alive.
+_external_streams: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
 @cache
 def _stream_class(cupy: Any) -> Any:
     class PartitionStream(cupy.cuda.Stream):  # type: ignore[misc]
-        """A stream of this package as a CuPy stream that keeps it alive."""
+        """A CuPy stream over a stream of this package, which it keeps alive."""
 
         def __del__(self) -> None:
             # CuPy 14 destroys the stream of any Stream object here. This object does not own its stream.
@@ -37,7 +37,7 @@ def _stream_class(cupy: Any) -> Any:
 
 
 class _Handle:
-    """A stream for CuPy that does not keep it alive."""
+    """The handle of a stream, for CuPy objects that do not keep the stream alive."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -143,16 +143,16 @@ def current(stream: Stream) -> Iterator[None]:
     """
     cupy = sys.modules["cupy"]
     device = cupy.cuda.Device
-    external = _seen.get(stream)
+    external = _external_streams.get(stream)
     if external is None:
         if not cupy.is_available():
             yield
             return
         load("cupy", "cupy", MINIMUM)
         refuse_default_of_green(stream)
-        stream.__cuda_stream__()  # a framework sees it: it is never destroyed
+        stream.__cuda_stream__()  # marks the stream as seen by a framework, so that it is never destroyed
         with device(stream.device.device_id):
-            external = _seen[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
+            external = _external_streams[stream] = _stream_class(cupy).from_external(_Handle(stream.handle))
     # An external stream of CuPy does not know its device.
     with device(stream.device.device_id), external:
         yield

@@ -23,7 +23,7 @@ __all__ = ["Grant", "MPSGrant", "MPSPlan", "MPSSettings", "granted", "mps_plan",
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 STATIC = "CUDA_MPS_SM_PARTITION"
 PIPES = "CUDA_MPS_PIPE_DIRECTORY"
-# The server in the file of MPS v3.
+# The name of the server in the file of MPS v3.
 SERVER = "partitions"
 
 
@@ -82,7 +82,7 @@ class Grant:
 
 
 def is_mig_slice(device: Device) -> bool:
-    """Whether a device is a slice of a GPU. The driver puts "MIG" and the size of the slice into its name."""
+    """Return whether a device is a slice of a GPU. The driver puts "MIG" and the size of the slice into its name."""
     return "MIG" in device.name.split()
 
 
@@ -175,7 +175,7 @@ class MPSPlan:
         }
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """All settings as JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
@@ -200,7 +200,7 @@ class MPSPlan:
 
 
 def _chunks(whole: SMResource, chunk: int) -> int:
-    """The number of chunks of the device: the number of groups that a split into as many as possible gives."""
+    """Count the chunks of the device: the largest number of groups of that size that a split gives."""
     for number in range(whole.sm_count // chunk, 0, -1):
         try:
             whole.split(SMResourceOptions([chunk] * number), dry_run=True)
@@ -218,15 +218,15 @@ def mps_plan(device: Device, layout: Layout) -> MPSPlan:
     """
     whole = device.resources.sm
     chunk = whole.coscheduled_alignment
-    there = _chunks(whole, chunk)
+    available = _chunks(whole, chunk)
     parts = dict(zip(layout.names, plan(device, layout), strict=False))
     rest = next((name for name, spec in zip(layout.names, layout.specs, strict=True) if spec.sms is None), None)
     chunks = {name: ceil(part.sm_count / chunk) for name, part in parts.items() if name != rest}
-    left = there - sum(chunks.values())
+    left = available - sum(chunks.values())
     if left < (rest is not None):
         raise ValueError(
             f"{layout} needs {sum(chunks.values()) + (rest is not None)} chunks of {chunk} SMs, but the device has "
-            f"{there}: request fewer SMs"
+            f"{available}: request fewer SMs"
         )
     if rest is not None:
         chunks[rest] = left

@@ -22,14 +22,14 @@ CTAPolicy = Literal["default", "efficiency", "zero"]
 
 # The first version whose collectives run on the current stream, not on a separate one.
 MINIMUM = "2.8"
-# The numbers that ncclConfig_t takes for them.
+# The values of ncclConfig_t for the policies.
 _POLICIES = {"default": 0, "efficiency": 1, "zero": 2}
-# The default of NCCL on devices with clusters, from compute capability 9.0 on.
+# The default cluster size of NCCL on devices with clusters (compute capability 9.0 and newer).
 USUAL_CLUSTER = 4
-# What the ranks of a group compare of its options.
+# The options of a group that its ranks compare.
 COMPARED = ("min_ctas", "max_ctas", "cga_cluster_size", "cta_policy")
 
-# The groups of this process, in the order in which they are made.
+# Numbers the groups of this process in the order of their creation.
 _numbers = count(1)
 
 
@@ -114,7 +114,7 @@ def new_group(
     failure: Exception | None = None
     try:
         fitting = _fitting(torch, stream, ctas, cta_policy) if pg_options is None else pg_options
-    except Exception as error:  # the other ranks wait for this one, and have to know
+    except Exception as error:  # raised in compare(), because the other ranks wait for this one
         fitting, failure = None, error
 
     def terms() -> Mapping[str, object]:
@@ -126,7 +126,7 @@ def new_group(
     with stream.device.context.current():
         group = distributed.new_group(ranks, timeout, backend or "nccl", fitting, *others, **options)
         if group is not None and group is not distributed.GroupMember.NON_GROUP_MEMBER:
-            # The first collectives make the communicator and connect the ranks.
+            # The first collectives create the communicator and connect the ranks.
             try:
                 with use(stream) as inner:
                     compare(torch, group, terms)

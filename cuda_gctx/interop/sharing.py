@@ -22,13 +22,13 @@ from cuda_gctx._core.text import table
 
 __all__ = ["CublasHandle", "Shared", "SharingReport", "check"]
 
-# Attributes of these names are written to by kernels. Other tensors of objects, such as weights, may be shared.
+# Names of attributes that kernels write to. Other tensors of objects, such as weights, may be shared.
 _WRITTEN = re.compile(r"(^|_)(locks?|workspaces?|semaphores?|barriers?|counters?|scratch)(_|$)")
-# What a program hands over is small; whatever it refers to beyond this is not searched.
+# Limits of the search: levels of references, and objects.
 _DEEPEST = 12
 _MOST = 200_000
-# What they hold has the names of attributes.
-_OF_TORCHS_MODULES = ("_parameters", "_buffers", "_modules")
+# Dictionaries in which modules of torch keep their attributes.
+_DICTIONARIES_OF_TORCH = ("_parameters", "_buffers", "_modules")
 _LEAVES = (str, bytes, bytearray, int, float, complex, bool, type(None), ModuleType, range)
 
 _ADVICE = {
@@ -52,7 +52,7 @@ class CublasHandle:
 
 @dataclass(frozen=True)
 class Shared:
-    """An object that two partitions use: its kind, its place in each of the two, and what to do instead."""
+    """An object that two partitions use: its kind, its place in each partition, and advice."""
 
     kind: str
     places: tuple[str, str]
@@ -81,15 +81,15 @@ class SharingReport:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Use:
     """An object of a kind that must not be shared. Equal keys, or overlapping memory, mean that it is shared."""
 
     kind: str
     place: str
     key: object = None
-    memory: tuple[int, int] | None = None  # the addresses of the first byte and of the one behind the last
+    memory: tuple[int, int] | None = None  # the address of the first byte, and the address behind the last byte
 
-    def is_shared_with(self, other: _Found) -> bool:
+    def is_shared_with(self, other: _Use) -> bool:
         if self.kind != other.kind:
             return False
         if self.memory is None or other.memory is None:
@@ -98,11 +98,11 @@ class _Found:
 
 
 def _type_of(module: str, *names: str) -> type | None:
-    """A class of a module, if a program has imported it."""
-    found: Any = sys.modules.get(module)
+    """Return a class of a module, or None if the program has not imported the module."""
+    value: Any = sys.modules.get(module)
     for name in names:
-        found = getattr(found, name, None)
-    return found if isinstance(found, type) else None
+        value = getattr(value, name, None)
+    return value if isinstance(value, type) else None
 
 
 def _is(thing: object, module: str, *names: str) -> bool:
@@ -111,7 +111,7 @@ def _is(thing: object, module: str, *names: str) -> bool:
 
 
 def _memory_of_tensor(thing: Any) -> tuple[int, int] | None:
-    """The device memory of a tensor of torch or an array with __cuda_array_interface__; None for anything else."""
+    """The device memory of a tensor of torch or an array with __cuda_array_interface__, or None."""
     if _is(thing, "torch", "Tensor"):
         if not thing.is_cuda or thing.numel() == 0:
             return None
@@ -144,7 +144,7 @@ def _communicator(thing: Any) -> object:
     """The key of a communicator of NCCL; None for other objects."""
     if _is(thing, "torch.distributed", "ProcessGroup"):
         distributed = sys.modules["torch.distributed"]
-        with suppress(RuntimeError, ValueError):  # a group that was destroyed communicates no more
+        with suppress(RuntimeError, ValueError):  # raised for a destroyed group
             return ("group", thing.group_name) if "nccl" in distributed.get_backend(thing) else None
         return None
     # CuPy, nccl4py, and the wrappers of serving engines.
@@ -156,24 +156,24 @@ def _communicator(thing: Any) -> object:
     return None
 
 
-def _recognised(thing: Any, place: str) -> Iterator[_Found]:
+def _recognised(thing: Any, place: str) -> Iterator[_Use]:
     if isinstance(thing, CublasHandle):
-        yield _Found("cuBLAS handle", place, thing.handle)
+        yield _Use("cuBLAS handle", place, thing.handle)
         if thing.workspace is not None:
             memory = (thing.workspace, thing.workspace + max(1, thing.workspace_bytes))
-            yield _Found("cuBLAS workspace", place, memory=memory)
+            yield _Use("cuBLAS workspace", place, memory=memory)
     elif _is(thing, "torch.cuda", "CUDAGraph"):
-        yield _Found("CUDA graph", place, id(thing))
-        with suppress(RuntimeError):  # not captured yet: it has no pool
-            yield _Found("memory pool of graphs", place, tuple(thing.pool()))
+        yield _Use("CUDA graph", place, id(thing))
+        with suppress(RuntimeError):  # raised for a graph without a capture, which has no pool
+            yield _Use("memory pool of graphs", place, tuple(thing.pool()))
     else:
         key = _communicator(thing)
         if key is not None:
-            yield _Found("communicator", place, key)
+            yield _Use("communicator", place, key)
 
 
 def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
-    """The objects that an object refers to: each with its place, and whether its name says that kernels write to it."""
+    """Yield the objects that an object refers to: each with its place, and whether kernels write to it by its name."""
     if isinstance(thing, Mapping):
         for key, value in list(thing.items()):
             yield value, f"{place}[{key!r}]", bool(isinstance(key, str) and _WRITTEN.search(key))
@@ -191,7 +191,7 @@ def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
         for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
             try:
                 yield cell.cell_contents, f"{place}.{name}", bool(_WRITTEN.search(name))
-            except ValueError:  # not bound yet
+            except ValueError:  # an unbound variable
                 continue
     elif isinstance(thing, type):
         # torch.cuda.make_graphed_callables puts its graphs into functions of a class of their own.
@@ -200,25 +200,25 @@ def _parts_of(thing: Any, place: str) -> Iterator[tuple[Any, str, bool]]:
                 yield getattr(value, "__func__", value), f"{place}.{name}", False
     else:
         for name, value in list(getattr(thing, "__dict__", {}).items()):
-            if name in _OF_TORCHS_MODULES and isinstance(value, Mapping):
-                yield from ((one, f"{place}.{key}", bool(_WRITTEN.search(key))) for key, one in list(value.items()))
+            if name in _DICTIONARIES_OF_TORCH and isinstance(value, Mapping):
+                yield from ((item, f"{place}.{key}", bool(_WRITTEN.search(key))) for key, item in list(value.items()))
             else:
                 yield value, f"{place}.{name}", bool(_WRITTEN.search(name))
 
 
-def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
+def _search(name: str, given: Any) -> tuple[list[_Use], bool]:
     """The objects of one partition that must not be shared, and whether the search was complete.
 
-    Tensors count if they are passed as such, or by their names.
+    Tensors count if the caller passes them themselves, or if their names say that kernels write to them.
     """
     is_complete = True
-    uses: list[_Found] = []
+    uses: list[_Use] = []
     visited: set[tuple[int, bool]] = set()
-    kept: list[Any] = []  # an id is that of one object as long as the object lives
+    kept: list[Any] = []  # keeps the objects alive, so that each id stays unique
     waiting: list[tuple[Any, str, bool, int]] = [(given, name, True, 0)]
     while waiting and len(visited) < _MOST:
         thing, place, counts, depth = waiting.pop()
-        # The same list may be named elsewhere, by a name with which its tensors count.
+        # Another name may refer to the same list and make its tensors count.
         if isinstance(thing, _LEAVES) or (id(thing), counts) in visited:
             continue
         visited.add((id(thing), counts))
@@ -226,7 +226,7 @@ def _search(name: str, given: Any) -> tuple[list[_Found], bool]:
         memory = _memory_of_tensor(thing)
         if memory is not None:
             if counts:
-                uses.append(_Found("scratch memory", place, memory=memory))
+                uses.append(_Use("scratch memory", place, memory=memory))
             continue
         recognised = list(_recognised(thing, place))
         uses += recognised
@@ -256,7 +256,7 @@ def check(**uses: Any) -> SharingReport:
     if len(uses) < 2:
         raise ValueError("check() compares partitions: pass the objects of at least two, as in check(a=[...], b=[...])")
     searched = [_search(name, given) for name, given in uses.items()]
-    uses_of_each = [found for found, _ in searched]
+    uses_of_each = [objects for objects, _ in searched]
     shared: dict[tuple[str, object, object], Shared] = {}
     for (name, ours), (other_name, theirs) in combinations(zip(uses, uses_of_each, strict=True), 2):
         for use in ours:

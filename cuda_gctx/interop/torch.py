@@ -26,8 +26,8 @@ MINIMUM = "2.4"
 # The first version whose CUDAGraph provides its graph.
 KEEPS_GRAPHS = "2.8"
 
-# torch's objects for streams, which do not keep ours alive.
-_seen: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
+# torch's objects for streams. They do not keep streams of this package alive.
+_external_streams: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
 def load_torch(minimum: str = MINIMUM) -> Any:
@@ -66,12 +66,12 @@ def torch_stream(target: Target) -> TorchStream:
 
 
 def _as_torchs(torch: Any, stream: Stream) -> TorchStream:
-    found: TorchStream = _default_stream(torch, stream) or _stream_class(torch)(stream)
-    return found
+    external: TorchStream = _default_stream(torch, stream) or _stream_class(torch)(stream)
+    return external
 
 
 def _default_stream(torch: Any, stream: Stream) -> Any:
-    """torch's own object for the default stream of a device; None for other streams.
+    """Return torch's own object for the default stream of a device, or None for other streams.
 
     For handle 0, torch would make a new stream, and for handle 1 a stream of its pool.
     """
@@ -161,7 +161,7 @@ class _TorchGraph:
         self.replay()
 
     def replay(self) -> None:
-        """Enqueue it on the stream on which it was captured."""
+        """Enqueue the graph on the stream of its capture."""
         with self._torch.cuda.stream(self._inner):
             self.graph.replay()
         show_to_device(self._stream)
@@ -198,7 +198,7 @@ def capture_once(part: Partition, function: Callable[[Partition], Any]) -> tuple
 
 
 def _warmed_up(part: Partition, function: Callable[[Partition], Any]) -> Any:
-    """The stream of a partition, after the function has run on it once."""
+    """Run the function once on the stream of a partition, and return the stream."""
     stream = torch_stream(part)
     with use(part):
         function(part)
@@ -207,7 +207,10 @@ def _warmed_up(part: Partition, function: Callable[[Partition], Any]) -> Any:
 
 
 def graph_of_calls(stream: Stream, call: Callable[[], object]) -> _TorchGraph:
-    """The graph of the work that a call enqueues on a stream. It outlives the graph, and has run the call before."""
+    """Capture the work that a call enqueues on a stream.
+
+    The stream must outlive the graph, and must have run the call before.
+    """
     torch = load_torch()
     with current(stream):
         inner = torch.cuda.current_stream()
@@ -227,16 +230,16 @@ def current(stream: Stream) -> AbstractContextManager[Any]:
     torch must be imported, and the stream must outlive the block. This is cheap for a stream that was used before.
     """
     torch = sys.modules["torch"]
-    external = _seen.get(stream)
+    external = _external_streams.get(stream)
     if external is None:
         if not torch.cuda.is_available():
             return nullcontext()
         load_torch()
         refuse_default_of_green(stream)
-        stream.__cuda_stream__()  # a framework sees it: it is never destroyed
+        stream.__cuda_stream__()  # marks the stream as seen by a framework, so that it is never destroyed
         external = _default_stream(torch, stream) or torch.cuda.ExternalStream(
             stream.handle, device=stream.device.device_id
         )
-        _seen[stream] = external
+        _external_streams[stream] = external
     block: AbstractContextManager[Any] = torch.cuda.stream(external)
     return block
