@@ -1,9 +1,8 @@
 """Draws the rooms of the package, docs/images/rooms.svg, from the uses that tests/house/arrows.py reads.
 
-    python docs/draw_rooms.py [--check]
+    python docs/draw_rooms.py
 
-An arrow means "uses". A room that is used through others is not connected again. With --check, nothing is written, and
-the exit status is 1 if the picture is out of date.
+An arrow means "uses". A room that is used through others is not connected again.
 """
 
 from __future__ import annotations
@@ -144,15 +143,5 @@ def picture() -> str:
     return drawing.svg(WIDTH, HEIGHT) + "\n"
 
 
-def main() -> None:
-    if sys.argv[1:] == ["--check"]:
-        sys.exit(
-            None
-            if PICTURE.read_text() == picture()
-            else f"{PICTURE} is out of date: python docs/draw_rooms.py"
-        )
-    PICTURE.write_text(picture())
-
-
 if __name__ == "__main__":
-    main()
+    PICTURE.write_text(picture())
