@@ -26,9 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import missing_ranks
 import reporting
-from torch_graphs import captured
 
 from cuda_gctx import Device, PartitionPool
 from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, ParallelInfo, expected, run_mixed_comm
@@ -351,6 +349,17 @@ def variants_of(
         for name, variant in variants.items()
         if not any(word in f"{op.name}: {name}" for word in ranks.skipped)
     }
+
+
+def captured(torch: Any, work: Callable[[], object]) -> Any:
+    """Captures the work of a call on torch's current stream, while other threads go on. Returns the graph."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 def measured(
@@ -774,8 +783,6 @@ PARTS: dict[str, Callable[[Ranks, Keep], None]] = {
     "types": types,
     "compiled": compiled,
 }
-# Of which ranks die: it starts its own.
-MISSING_RANKS = "missing-ranks"
 
 
 def keep_in(file: Path) -> Keep:
@@ -803,9 +810,6 @@ def run_part(
     """
     file = rows_of(name, folder)
     file.unlink(missing_ok=True)
-    if name == MISSING_RANKS:
-        complete = missing_ranks.run(gpus, limit, skipped, keep_in(file))
-        return read_rows(file), complete
     # Ranks meet through a file: a port that was free a moment ago may be taken.
     with TemporaryDirectory() as meeting:
         program = [sys.executable, __file__, "--part", name, "--out", str(folder), "--gpus", str(gpus)]
@@ -848,7 +852,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parts = [*PARTS, MISSING_RANKS]
+    parts = list(PARTS)
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
     parser.add_argument("--part", choices=parts, help="one part of it (default: all)")

@@ -576,8 +576,7 @@ def absences(rank: int, size: int, folder: Path) -> list[str]:
 
 @program
 def dying(rank: int, size: int, folder: Path) -> None:
-    """One rank dies during a call, as in the benchmark, where others find it on GPUs."""
-    sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+    """One rank dies during a call, as in the case of GPUs."""
     import missing_ranks
 
     ranks = missing_ranks.Rank(rank, 0, f"{folder}/store")

@@ -62,7 +62,7 @@ benchmark() { # NAME SECONDS OPTIONS...
 }
 
 gpus=$("$python" -c 'from cuda_gctx import Device; print(Device.count())') || exit 2
-cases="staged_copies_between_gpus copies_behind_kernels other_types nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
+cases="missing_ranks staged_copies_between_gpus copies_behind_kernels other_types nodes_through_nvshmem concurrency_is_proven autotune programmatic_launches nodes_on_one_gpu"
 if [ "$gpus" -ge 4 ]; then
   cases="broadcast_on_four_gpus copies_on_four_gpus groups_of_four_gpus hosts_on_several_gpus threads_on_four_gpus faults_on_four_gpus processes_on_four_gpus staged_in_parts staged_in_rounds $cases"
 else
@@ -81,7 +81,6 @@ example torchrun "$python" -m torch.distributed.run --standalone --nproc-per-nod
 example local-world "$python" "$examples/local_world_tensor_parallel.py"
 benchmark sweep 70 --part sweep ||
   benchmark sweep-again 40 --part sweep --skip mapped programmatic --out "$output/sweep-again"
-benchmark missing-ranks 60 --part missing-ranks
 benchmark overlap 60 --part overlap
 benchmark autotune 120 --part autotune
 benchmark nodes 40 --part nodes

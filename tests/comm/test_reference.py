@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from . import missing_ranks
 from .topologies import MOST_RANKS
 
 PROGRAMS = Path(__file__).with_name("rank_programs.py")
@@ -176,13 +176,14 @@ def test_a_rank_that_dies_during_a_call_is_an_error_on_every_other_rank(ranks: R
 
 @needs_torch
 @pytest.mark.long
-def test_the_benchmark_of_missing_ranks_runs_without_a_gpu(tmp_path: Path) -> None:
-    program = Path(__file__).resolve().parents[2] / "benchmarks" / "communication.py"
-    options = "--part", "missing-ranks", "--gpus", "0", "--limit", str(LIMIT_S), "--out", str(tmp_path)
-    skipped = "--skip", "before", "between", "never"
-    subprocess.run([sys.executable, program, *options, *skipped], check=True, env=os.environ | SIMULATED)
-    [result] = tmp_path.glob("*.json")
-    died, afterwards = json.loads(result.read_text())["missing-ranks"]
+def test_a_rank_that_dies_is_an_error_on_every_other_rank_and_the_next_world_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in SIMULATED.items():
+        monkeypatch.setenv(name, value)
+    rows: list[dict[str, Any]] = []
+    assert missing_ranks.run(0, LIMIT_S, ("before", "between", "never"), rows.append)
+    died, afterwards = rows
     assert died["missing"] == "rank 1: GLOO, dies during a call"
     assert [type(seconds) for seconds in died["error after s"]] == [float, float]
     assert all(died["errors"])

@@ -17,7 +17,6 @@ from .arrows import PACKAGE, PROGRAMS, REPOSITORY, nodes_of
 PRIVATE = re.compile(r"_(?!_)\w*[^_]")  # not the names that notebooks look for: _repr_html_
 # What files use of others all the same: each list may only become shorter.
 EXCEPTIONS: dict[str, set[str]] = {
-    "benchmarks/missing_ranks.py": {"cuda_gctx.comm._arguments"},
     "cuda_gctx/cli/_checks.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
     "cuda_gctx/tune/_causes.py": {"cuda_gctx.interop._frameworks"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -99,12 +98,15 @@ def compare(
 
 
 def capture(torch: Any, work: Callable[[], None]) -> Any:
-    sys.path.append(str(REPOSITORY / "benchmarks"))
-    from torch_graphs import captured
-
+    graph = torch.cuda.CUDAGraph()
     # One at a time: torch registers graphs in a state that all threads share.
     with CAPTURING:
-        return captured(torch, work)
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
+    return graph
 
 
 def replayed_us(torch: Any, rank: Any, stream: Any, graph: Any, calls: int) -> float:

@@ -133,7 +133,7 @@ def raw_launch(context: Any, stream: int) -> tuple[Work, Work]:
 
 @case(is_timed=True)
 def eager() -> dict[str, Any]:
-    """What becomes benchmarks/results/CARD-driver-VERSION-eager.json."""
+    """The time of the host in a call of each mode, next to a raw launch and an operation of torch."""
     torch, comm = modules()
     from cuda_gctx import Device
     from cuda_gctx.comm import _modes

@@ -116,7 +116,7 @@ class Ranks:
 
 @case(is_timed=True)
 def guard_costs() -> dict[str, Any]:
-    """What becomes benchmarks/results/CARD-driver-VERSION-guards.json."""
+    """The time of ONE_EXCHANGE with and without its running word, and with packets of 64 bits."""
     _, comm = modules()
     from cuda_gctx import Device
     from cuda_gctx.measure.machine import described

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from rank_programs import is_rounded_at_most_at_each_addition
@@ -17,7 +16,6 @@ from rank_programs import is_rounded_at_most_at_each_addition
 from .common import (
     LIMIT_S,
     OF_FOUR,
-    REPOSITORY,
     SUITE,
     bits_equal,
     capture,
@@ -493,14 +491,13 @@ def compiled_on_one_or_two_gpus() -> dict[str, Any]:
 @case(gpus=2)
 def missing_ranks() -> dict[str, Any]:
     """A rank that dies or stays away is an error on every other rank within the time limit and 2 s; the GPUs stay
-    usable. The benchmark's ranks are those of this case.
+    usable.
     """
-    program = REPOSITORY / "benchmarks" / "communication.py"
-    options = "--part", "missing-ranks", "--gpus", "2", "--limit", str(LIMIT_S - 30)
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, program, *options, "--out", folder], check=True)
-        [result] = Path(folder).glob("*.json")
-        *rows, afterwards = json.loads(result.read_text())["missing-ranks"]
+    from missing_ranks import run
+
+    found: list[dict[str, Any]] = []
+    assert run(2, LIMIT_S - 30, (), found.append), found
+    *rows, afterwards = found
     for row in rows:
         assert all(s < row["timeout_s"] + 2 for s in row["error after s"]), row
         assert set(row["peers"]) == {None if "never makes" in row["missing"] or "shuts" in row["missing"] else 1}, row

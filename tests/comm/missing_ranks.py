@@ -1,10 +1,9 @@
 """Ranks that die or never come: the seconds until every other rank has its error, and whether the GPUs work afterwards.
 
-A part of benchmarks/communication.py, which starts the ranks as processes:
+    python tests/comm/missing_ranks.py WORLD RANK GPUS STORE
 
-    python benchmarks/missing_ranks.py WORLD RANK GPUS STORE
-
-Each prints its answer as a line of JSON. With 0 GPUs, the ranks communicate on the CPU.
+runs one rank, which prints its answer as a line of JSON; run() starts the ranks of every world. With 0 GPUs, the ranks
+communicate on the CPU.
 """
 
 from __future__ import annotations
