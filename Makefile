@@ -27,6 +27,9 @@ BIN := $(VENV)/bin
 TOOLS := build/tools
 TOOL := $(TOOLS)/bin
 PACKAGE_BUILD := build/package
+DRIVER_BUILD := build/software-driver
+# The commands of the software driver, with the compilers of this Makefile.
+DRIVER = $(MAKE) -C software_driver TOOLS=$(CURDIR)/$(TOOLS)
 WHEEL := build/wheel
 STRICT := --config-settings=cmake.define.CUDA_GCTX_WERROR=ON
 # The tools of the environments come first, so that a machine without CMake and Ninja can build.
@@ -44,8 +47,10 @@ PAGES := build/pages
 install_into = $(TOOL)/python -m pip --python $1/bin/python install -q --no-compile
 INSTALL := flock $(VENV) $(call install_into,$(VENV))
 
-SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx software_driver -not -name __pycache__ -not -name '*.pyc')
-CXX_FILES = $(shell find cuda_gctx software_driver tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
+SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -not -name __pycache__ -not -name '*.pyc')
+DRIVER_SOURCES := $(addprefix software_driver/,pyproject.toml CMakeLists.txt README.md LICENSE) \
+  $(shell find software_driver/cmake software_driver/cpp software_driver/cuda_software_driver -not -name __pycache__ -not -name '*.pyc')
+CXX_FILES = $(shell find cuda_gctx software_driver/cpp tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:
 .PHONY: demo test test-long test-under-load order outside releases peers develop sanitize sanitize-python fuzz lint lint-cpp lint-cython lint-python format docs wheels reproducible sbom clean
@@ -60,8 +65,11 @@ JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
 test: $(VENV)/package $(VENV)/testers $(VENV)/torch
-	cmake --build $(PACKAGE_BUILD) --target cpp_tests
-	ctest --test-dir $(PACKAGE_BUILD) --output-on-failure --parallel $(JOBS)
+	for folder in $(DRIVER_BUILD) $(PACKAGE_BUILD); do \
+	  cmake --build $$folder --target cpp_tests && \
+	  CUDA_SOFTWARE_DRIVER=$$($(BIN)/python -m cuda_software_driver path)/libcuda_software_driver.so \
+	    ctest --test-dir $$folder --output-on-failure --parallel $(JOBS) || exit 1; \
+	done
 	mkdir -p build/tests
 	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) $(if $(RECORD_COSTS),--record-costs) > build/tests/@.log 2>&1; \
 	  code=$$?; cat build/tests/@.log; exit $$code'
@@ -103,27 +111,26 @@ peers: $(VENV)/package $(VENV)/testers
 develop: $(TOOLS)/builders $(VENV)/test-requirements.txt
 	@echo $(COMPILING)
 	rm -rf $(WHEEL) && mkdir -p $(WHEEL)
-	$(TOOL)/python tools/editable.py $(WHEEL) $(PACKAGE_BUILD)
-	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(TOOL)/python tools/editable.py . $(WHEEL) $(PACKAGE_BUILD) CUDA_GCTX_WERROR
+	$(TOOL)/python tools/editable.py software_driver $(WHEEL) $(DRIVER_BUILD) SOFTWARE_DRIVER_WERROR
+	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/*.whl
 	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] pip -r $(VENV)/test-requirements.txt
 	ln -sf $(CURDIR)/$(TOOL)/cmake $(CURDIR)/$(TOOL)/ninja $(BIN)
-	rm -f $(VENV)/package
+	rm -f $(VENV)/package $(VENV)/software-driver
 
 # One build per kind of sanitizer: they cannot be mixed. cuda.h is that of the wheel, as in the package's own build.
 SANITIZERS := address,undefined thread
-comma := ,
 CUDA_INCLUDE = $(shell $(TOOL)/python tools/requirements.py cuda-include)
-# $(call configure,PROJECT,FOLDER,SANITIZERS): the software driver or the core in a build folder of its own.
+# $(call configure,PROJECT,FOLDER,SANITIZERS): the package or the core in a build folder of its own.
 configure = cmake -G Ninja -S $1 -B $2 -DCUDA_GCTX_CUDA_INCLUDE="$(CUDA_INCLUDE)" -DCUDA_GCTX_SANITIZE=$3 -DCUDA_GCTX_WERROR=ON
 sanitize: $(TOOLS)/builders
+	$(DRIVER) sanitize
 	set -e; for kind in $(SANITIZERS); do \
 	  folder=build/sanitize-$${kind%%,*}; \
-	  $(call configure,software_driver/cpp,$$folder/sim,$$kind); \
-	  $(call configure,cuda_gctx/_cpp,$$folder/core,$$kind) -DCUDA_GCTX_SIM_LIBRARY=$(CURDIR)/$$folder/sim/lib/libcuda_gctx_sim.so; \
-	  for project in sim core; do \
-	    cmake --build $$folder/$$project; \
-	    ctest --test-dir $$folder/$$project --output-on-failure; \
-	  done; \
+	  $(call configure,cuda_gctx/_cpp,$$folder,$$kind); \
+	  cmake --build $$folder; \
+	  CUDA_SOFTWARE_DRIVER=$(CURDIR)/software_driver/$$folder/lib/libcuda_software_driver.so \
+	    ctest --test-dir $$folder --output-on-failure; \
 	done
 
 # The Python tests of the core rooms on a package whose C++ and Cython are built with sanitizers. Leaks are not reported:
@@ -137,7 +144,11 @@ sanitize-python: $(TOOLS)/builders $(VENV)/testers
 	  cmake --build $$folder; \
 	  rm -rf $$folder/package; \
 	  cmake --install $$folder --prefix $$folder/package; \
-	  cp -r cuda_gctx software_driver/cuda_software_driver $$folder/package; \
+	  cp -r cuda_gctx $$folder/package; \
+	  cmake -G Ninja -S software_driver -B $$folder/driver -DSOFTWARE_DRIVER_CUDA_INCLUDE="$(CUDA_INCLUDE)" -DSOFTWARE_DRIVER_SANITIZE=$$kind; \
+	  cmake --build $$folder/driver --target cuda_software_driver; \
+	  cmake --install $$folder/driver --prefix $$folder/package; \
+	  cp -r software_driver/cuda_software_driver $$folder/package; \
 	  PYTHONPATH=$(CURDIR)/$$folder/package CUDA_GCTX_DRIVER=sim tests/sanitized.sh $$kind \
 	    $(BIN)/python -P -m pytest -q -p no:cacheprovider $(SANITIZED_TESTS); \
 	done
@@ -145,10 +156,7 @@ sanitize-python: $(TOOLS)/builders $(VENV)/testers
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= $(shell date +%s)
 fuzz: $(TOOLS)/builders
-	$(call configure,software_driver/cpp,build/sanitize-address/sim,$(firstword $(SANITIZERS)))
-	cmake --build build/sanitize-address/sim --target sim_fuzz sim_order_test
-	build/sanitize-address/sim/sim_fuzz --seed $(FUZZ_SEED) --seconds $(FUZZ_SECONDS)
-	build/sanitize-address/sim/sim_order_test --seed $(FUZZ_SEED) --seconds $$(($(FUZZ_SECONDS) / 10))
+	$(DRIVER) fuzz FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_SEED=$(FUZZ_SEED)
 
 lint: lint-cpp lint-cython lint-python
 lint-cpp lint-cython lint-python format: private export PATH := $(CURDIR)/$(LINTERS)/bin:$(PATH)
@@ -171,7 +179,7 @@ format: $(LINTERS)/installed
 
 # The reference comes from the built package.
 docs: $(VENV)/package $(PAGES)/installed
-	$(call install_into,$(PAGES)) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
+	$(call install_into,$(PAGES)) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl build/driver-wheel/*.whl
 	rm -rf build/docs
 	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 	$(PAGES)/bin/python tools/links.py build/docs
@@ -192,7 +200,7 @@ reproducible: $(VENV)/wheel-tools
 
 sbom: $(VENV)/package $(VENV)/wheel-tools
 	$(BIN)/python -m venv --clear --without-pip build/sbom
-	$(call install_into,build/sbom) $(WHEEL)/*.whl
+	$(call install_into,build/sbom) $(WHEEL)/cuda_gctx-*.whl
 	version=$$(build/sbom/bin/python -c "import importlib.metadata as m; print(m.version('cuda-gctx'))") && \
 	  sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > build/sbom-pyproject.toml
 	$(BIN)/cyclonedx-py environment --pyproject build/sbom-pyproject.toml --mc-type library --output-reproducible \
@@ -216,12 +224,20 @@ $(TOOLS)/builders: pyproject.toml | $(TOOLS)/pip
 	touch $@
 
 COMPILING := "Compiling the package: about 3 minutes of one core the first time, later only what has changed."
-$(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python
+$(VENV)/package: $(TOOLS)/builders $(SOURCES) | $(BIN)/python $(VENV)/software-driver
 	@echo $(COMPILING)
 	rm -rf $(WHEEL)
 	$(TOOL)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(PACKAGE_BUILD) $(STRICT) --wheel-dir $(WHEEL) .
 	$(INSTALL) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl
 	$(INSTALL) $$(echo $(WHEEL)/cuda_gctx-*.whl)[cli] pip
+	touch $@
+
+# The package and its tests run on the software driver where there is no GPU.
+$(VENV)/software-driver: $(TOOLS)/builders $(DRIVER_SOURCES) | $(BIN)/python
+	rm -rf build/driver-wheel
+	$(TOOL)/python -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir=$(CURDIR)/$(DRIVER_BUILD) \
+	  --config-settings=cmake.define.SOFTWARE_DRIVER_WERROR=ON --wheel-dir build/driver-wheel ./software_driver
+	$(INSTALL) --force-reinstall --no-deps build/driver-wheel/*.whl
 	touch $@
 
 # What the tests need besides: the demo does not install it.

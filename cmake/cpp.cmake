@@ -1,5 +1,4 @@
-# What the two C++ projects have in common: the core (cuda_gctx/_cpp) and the software driver (software_driver/cpp). Each
-# includes this after project(), and so does no other.
+# Compiler settings of the core, and functions for its targets and tests. Included once, after project().
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release)
@@ -27,38 +26,36 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 find_package(Threads REQUIRED)
 enable_testing()
 
-if(NOT TARGET cuda_gctx_headers)
-  # What all C++ has in common, that written by Cython too; the strict warnings are for our own.
-  add_library(cuda_gctx_headers INTERFACE)
-  target_include_directories(cuda_gctx_headers SYSTEM INTERFACE "${CUDA_GCTX_CUDA_INCLUDE}")
-  target_compile_features(cuda_gctx_headers INTERFACE cxx_std_20)
-  # CMake's own choice is -O3, which builds slower and larger and gains nothing where the driver is waited for. A target
-  # has another level as its property: options of its own stand before what it inherits, and the last level counts.
-  define_property(TARGET PROPERTY CUDA_GCTX_OPTIMISATION BRIEF_DOCS "Another level than -O2, such as -Os"
-                                                         FULL_DOCS "In a release")
-  set(level "$<TARGET_PROPERTY:CUDA_GCTX_OPTIMISATION>")
-  target_compile_options(cuda_gctx_headers INTERFACE "$<$<CONFIG:Release>:$<IF:$<BOOL:${level}>,${level},-O2>>")
-  # GCC collects its garbage from 128 MB on, which takes a sixth of the time of a unit. One takes less than 1 GB without.
-  target_compile_options(cuda_gctx_headers
-                         INTERFACE "$<$<CXX_COMPILER_ID:GNU>:SHELL:--param ggc-min-heapsize=1000000>")
-  if(CUDA_GCTX_SANITIZE)
-    target_compile_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE} -fno-omit-frame-pointer -g)
-    target_link_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE})
-    # C callers may pass any number where the driver's header has an enum; such a number is checked, not undefined.
-    target_compile_options(cuda_gctx_headers INTERFACE -fno-sanitize=enum)
-  endif()
+# What all C++ has in common, that written by Cython too; the strict warnings are for our own.
+add_library(cuda_gctx_headers INTERFACE)
+target_include_directories(cuda_gctx_headers SYSTEM INTERFACE "${CUDA_GCTX_CUDA_INCLUDE}")
+target_compile_features(cuda_gctx_headers INTERFACE cxx_std_20)
+# CMake's own choice is -O3, which builds slower and larger and gains nothing where the driver is waited for. A target
+# has another level as its property: options of its own stand before what it inherits, and the last level counts.
+define_property(TARGET PROPERTY CUDA_GCTX_OPTIMISATION BRIEF_DOCS "Another level than -O2, such as -Os"
+                                                       FULL_DOCS "In a release")
+set(level "$<TARGET_PROPERTY:CUDA_GCTX_OPTIMISATION>")
+target_compile_options(cuda_gctx_headers INTERFACE "$<$<CONFIG:Release>:$<IF:$<BOOL:${level}>,${level},-O2>>")
+# GCC collects its garbage from 128 MB on, which takes a sixth of the time of a unit. One takes less than 1 GB without.
+target_compile_options(cuda_gctx_headers
+                       INTERFACE "$<$<CXX_COMPILER_ID:GNU>:SHELL:--param ggc-min-heapsize=1000000>")
+if(CUDA_GCTX_SANITIZE)
+  target_compile_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE} -fno-omit-frame-pointer -g)
+  target_link_options(cuda_gctx_headers INTERFACE -fsanitize=${CUDA_GCTX_SANITIZE})
+  # C callers may pass any number where the driver's header has an enum; such a number is checked, not undefined.
+  target_compile_options(cuda_gctx_headers INTERFACE -fno-sanitize=enum)
+endif()
 
-  add_library(cuda_gctx_strict INTERFACE)
-  target_link_libraries(cuda_gctx_strict INTERFACE cuda_gctx_headers)
-  target_compile_options(cuda_gctx_strict INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
-                                                     $<$<BOOL:${CUDA_GCTX_WERROR}>:-Werror>)
+add_library(cuda_gctx_strict INTERFACE)
+target_link_libraries(cuda_gctx_strict INTERFACE cuda_gctx_headers)
+target_compile_options(cuda_gctx_strict INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+                                                   $<$<BOOL:${CUDA_GCTX_WERROR}>:-Werror>)
 
-  # Inside the package's build the tests are built on request only: cmake --build DIR --target cpp_tests
-  if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
-    add_custom_target(cpp_tests ALL)
-  else()
-    add_custom_target(cpp_tests)
-  endif()
+# Inside the package's build the tests are built on request only: cmake --build DIR --target cpp_tests
+if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
+  add_custom_target(cpp_tests ALL)
+else()
+  add_custom_target(cpp_tests)
 endif()
 
 # compile_together(TARGET UNITS): its sources are compiled in so many units, each of which reads the headers once: they
@@ -70,20 +67,15 @@ function(compile_together target units)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${batch})
 endfunction()
 
-# add_cpp_test(name LIBRARY [ARGUMENT...]): tests/name.cpp becomes a program that ctest runs with these arguments. It
-# opens the software driver at the path LIBRARY.
-function(add_cpp_test name library)
+# add_cpp_test(name): tests/name.cpp becomes a program that ctest runs, on the software driver whose library the
+# environment variable CUDA_SOFTWARE_DRIVER names.
+function(add_cpp_test name)
   add_executable(${name} EXCLUDE_FROM_ALL tests/${name}.cpp)
   target_include_directories(${name} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
   target_link_libraries(${name} PRIVATE cuda_gctx_strict Threads::Threads ${CMAKE_DL_LIBS})
   # It runs for as long as it takes to compile at most: what is fast is what it calls.
   set_target_properties(${name} PROPERTIES CUDA_GCTX_OPTIMISATION -O0)
-  target_compile_definitions(${name} PRIVATE CUDA_GCTX_SIM_LIBRARY="${library}")
-  add_test(NAME ${name} COMMAND ${name} ${ARGN})
+  add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 120)
   add_dependencies(cpp_tests ${name})
-  # A library of the same build is there before a test that opens it.
-  if(TARGET cuda_gctx_sim)
-    add_dependencies(${name} cuda_gctx_sim)
-  endif()
 endfunction()

@@ -142,6 +142,6 @@ def run_with_cuda_core(code: str, *arguments: str, machine: str = "h200@13.0") -
         *arguments,
         LD_LIBRARY_PATH=sim.library_folder(),
         CUDA_GCTX_DRIVER=sim.library_path(),
-        CUDA_GCTX_SIM=machine,
+        CUDA_SOFTWARE_DRIVER_MACHINE=machine,
         CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING="1",
     )

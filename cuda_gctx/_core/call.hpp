@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "driver/error.hpp"
+#include "driver/locate.hpp"
 #include "handles/captures.hpp"
 #include "handles/closing.hpp"
 #include "handles/current.hpp"

@@ -123,6 +123,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     cdef cppclass Driver:
         int version() noexcept
         const char* path "path().c_str"() noexcept
+        cbool is_simulated() noexcept
         FeatureState feature(Feature)
         cbool has(Feature) except +raise_error
 
@@ -347,6 +348,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     # What follows works without the GIL. The driver in use:
     Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
     Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
+    int register_software_driver "gctx::call<&gctx::register_software_driver>"(const char*) except -1
     int close_driver "gctx::call<&gctx::close_driver>"(Runtime&) except -1
     int set_aside_active "gctx::call<&gctx::Runtime::set_aside_active>"() except -1
     int resume "gctx::call<&gctx::Runtime::resume>"() except -1

@@ -72,6 +72,11 @@ cdef class Device:
         return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
     @property
+    def is_simulated(self):
+        """Whether the software driver provides the device, as the opened library answers."""
+        return self._runtime.driver().is_simulated()
+
+    @property
     def pci_bus_id(self):
         """The PCI bus ID, as domain:bus:device.function."""
         self._runtime.demand_usable()

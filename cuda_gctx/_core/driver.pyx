@@ -1,42 +1,40 @@
-"""The driver in use: opened at the first use, described by ``system``, and exchanged by tests."""
+"""The driver in use: opened at the first use, described and replaced by ``system``."""
 
 
 cdef cpp.Runtime* active_runtime() except NULL:
     if not cpp.Runtime.is_any_open():
+        choice = os.environ.get("CUDA_GCTX_DRIVER", "")
+        if choice == "sim" or choice.startswith("sim:"):
+            register_software_driver()
         return cpp.open_active()  # the first use initialises the driver, which can take a second
     return &cpp.Runtime.active()
 
 
-cdef class OpenDriver:
-    """A driver that was opened in addition to the one of CUDA_GCTX_DRIVER."""
+cdef int register_software_driver() except -1:
+    """Tell the core where Python finds the software driver: an editable install is not next to this package."""
+    from importlib.util import find_spec
+
+    found = find_spec("cuda_software_driver")
+    for folder in (found.submodule_search_locations or ()) if found is not None else ():
+        path = os.path.join(folder, "lib", "libcuda_software_driver.so")
+        if os.path.exists(path):
+            cpp.register_software_driver(os.fsencode(path))
+    return 0
+
+
+cdef class _OpenDriver:
+    """A driver that was opened in addition to the driver of CUDA_GCTX_DRIVER."""
 
     cdef cpp.Runtime* runtime
 
-    def __repr__(self):
-        return f"<OpenDriver {self.runtime.driver().path().decode()}>"
+
+make_only_here(_OpenDriver, "an open driver comes from system.use_driver()")
 
 
-make_only_here(OpenDriver, "an OpenDriver comes from open_driver()")
-
-
-def set_driver_aside():
-    """Set the driver in use aside until resume_driver(), so that another machine can take its place.
-
-    Until then, uses of its objects raise; objects that are dropped are destroyed afterwards.
-    """
-    cpp.set_aside_active()
-
-
-def resume_driver():
-    """Resume the driver that was set aside last, if no other driver is in its place."""
-    cpp.resume()
-
-
-def open_driver(choice):
-    """Open a driver, named as in CUDA_GCTX_DRIVER, and make it the active one until it is closed."""
-    cdef OpenDriver token = OpenDriver.__new__(OpenDriver)
-    token.runtime = cpp.open_runtime(choice.encode())
-    return token
+cdef _OpenDriver open_driver(path):
+    cdef _OpenDriver driver = _OpenDriver.__new__(_OpenDriver)
+    driver.runtime = cpp.open_runtime(os.fsencode(path))
+    return driver
 
 
 # Functions that drop the objects that higher rooms keep of a driver. The argument is the address of the core's Runtime.
@@ -48,14 +46,29 @@ def before_driver_closes(forget):
     forgetters.append(forget)
 
 
-def close_driver(OpenDriver token not None):
+cdef int close_driver(_OpenDriver driver) except -1:
     """Close a driver. Its objects then raise when they are used, and do nothing when they are destroyed."""
     for forget in forgetters:
-        forget(<uintptr_t>token.runtime)
-    cpp.forget_current_of(cpp.this_thread(), token.runtime[0])
+        forget(<uintptr_t>driver.runtime)
+    cpp.forget_current_of(cpp.this_thread(), driver.runtime[0])
     release_left()  # blocks hold their contexts
-    cpp.close_driver(token.runtime[0])
+    cpp.close_driver(driver.runtime[0])
     report_failures()
+    return 0
+
+
+@contextmanager
+def _use_driver(path, machine):
+    cpp.set_aside_active()
+    try:
+        with machine as started:
+            driver = open_driver(path)
+            try:
+                yield started
+            finally:
+                close_driver(driver)
+    finally:
+        cpp.resume()
 
 
 cdef class Feature:
@@ -110,6 +123,17 @@ cdef class System:
         cdef int number
         features = [make_feature(runtime.driver(), number) for number in range(<int>cpp.feature_count)]
         return {feature.name: feature for feature in features}
+
+    def use_driver(self, path, machine=None):
+        """Use another driver library within a ``with`` block: ``with system.use_driver("/opt/driver/libcuda.so.1"):``.
+
+        path: the library. machine: a context manager that prepares the library; it is entered before the library
+        opens and left after it closes, and the block receives its value.
+        The present driver is set aside until the end: uses of its objects raise meanwhile, and dropped objects are
+        destroyed afterwards. Objects of the other driver raise after the block.
+        Raises DriverNotFound if the library cannot be opened.
+        """
+        return _use_driver(path, nullcontext() if machine is None else machine)
 
     def memory(self):
         """The device memory of green contexts, by device: held by live ones, lost to destroyed ones."""

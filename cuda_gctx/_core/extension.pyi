@@ -1,14 +1,29 @@
+import os
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import Field
 from enum import Enum
 from threading import RLock
-from typing import Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol, TypedDict, TypeVar, final, type_check_only
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    final,
+    overload,
+    type_check_only,
+)
 
 from typing_extensions import Never, NotRequired, Self
 
 from cuda_gctx.partitions import Layout, MemoryUse, Partitions, PartitionSize, Request
 from cuda_gctx.partitions.verification import VerifyReport
+
+_Machine = TypeVar("_Machine")
 
 class CUDAError(RuntimeError):
     """A call of the CUDA driver failed."""
@@ -86,14 +101,6 @@ def refuse_keyword(function: str, keyword: str, names: list[str]) -> NoReturn: .
 def as_bool(name: str, value: object) -> bool: ...
 def spelling(requests: tuple[Any, ...], named: dict[str, Any]) -> Any: ...
 def environment_variable(name: bytes) -> str | None: ...
-
-class OpenDriver:
-    """A driver that was opened in addition to the one of CUDA_GCTX_DRIVER."""
-
-def set_driver_aside() -> None: ...
-def resume_driver() -> None: ...
-def open_driver(choice: str) -> OpenDriver: ...
-def close_driver(token: OpenDriver) -> None: ...
 def before_driver_closes(forget: Callable[[int], None]) -> None: ...
 
 class Feature:
@@ -119,6 +126,12 @@ class System:
     def driver_version(self) -> tuple[int, int]: ...
     @property
     def driver_path(self) -> str: ...
+    @overload
+    def use_driver(self, path: str | os.PathLike[str], machine: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def use_driver(
+        self, path: str | os.PathLike[str], machine: AbstractContextManager[_Machine]
+    ) -> AbstractContextManager[_Machine]: ...
     def features(self) -> dict[str, Feature]: ...
     def memory(self) -> dict[int, MemoryUse]: ...
 
@@ -489,6 +502,8 @@ class Device:
     def name(self) -> str: ...
     @property
     def uuid(self) -> str: ...
+    @property
+    def is_simulated(self) -> bool: ...
     @property
     def pci_bus_id(self) -> str: ...
     @property

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from operator import index
 from types import MappingProxyType

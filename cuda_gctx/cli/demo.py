@@ -25,7 +25,6 @@ from cuda_gctx.measure.latencies import (
     SharedQueueError,
     measure_latencies,
 )
-from cuda_gctx.measure.machine import is_simulated
 from cuda_gctx.partitions import BACKGROUND, open_layout, with_background
 
 SIMULATED = "*** simulated: a software driver answers. No GPU is used, and no number here is a measurement of one. ***"
@@ -64,7 +63,7 @@ def _device(number: int | None, profile: str | None, version: str | None) -> Ite
                 reason = str(error)
                 closing.enter_context(simulated("h200", None))
         device = device_of(number)
-        if reason is None and is_simulated(device):
+        if reason is None and device.is_simulated:
             reason = f"CUDA_GCTX_DRIVER={asked}" if asked else "it is the driver that programs find here"
         yield device, reason
 
@@ -210,7 +209,7 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
     """
     story = _Story(silent=as_json)
     with _device(number, profile, version) as (device, reason):
-        document: dict[str, Any] = {**on_what(device), "simulated": is_simulated(device), "reason": reason}
+        document: dict[str, Any] = {**on_what(device), "simulated": device.is_simulated, "reason": reason}
         story.device(device, reason)
         layout = _layout(device)
         with open_layout(device, layout) as parts:

@@ -31,8 +31,8 @@ POWER_STATE = {
 
 
 def is_simulated(device: Device) -> bool:
-    """Whether the software driver provides the device. The names of its devices contain this."""
-    return device.name.endswith("(simulated)")
+    """Whether the software driver provides the device."""
+    return device.is_simulated
 
 
 def memory_of(device: Device) -> tuple[int, int]:

@@ -3,8 +3,7 @@
 >>> with cuda_software_driver.session("h200", driver="13.1") as machine:   # doctest: +SKIP
 ...     machine.fail("cuGreenCtxCreate", nth=1)
 
-Importing this loads no driver, and nothing else of the package: only ``session()`` asks the core, to make the machine
-its driver. ``python -m cuda_software_driver`` runs other programs on it.
+Importing the package loads no driver. ``python -m cuda_software_driver`` runs other programs on a simulated machine.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from ._library import Block as Block
     from ._library import library_folder as library_folder
     from ._library import library_path as library_path
-    from ._opening import session as session
     from ._session import Ledger as Ledger
     from ._session import LedgerError as LedgerError
     from ._session import LiveObject as LiveObject
@@ -28,12 +26,12 @@ if TYPE_CHECKING:
     from ._session import cards as cards
     from ._session import driver_versions as driver_versions
     from ._session import make_spec as make_spec
+    from ._session import session as session
 
-# The list above is for type checkers, this one is for the interpreter. Each name is imported at first use: the pytest
-# plugin in here is loaded in every pytest run, and must be cheap.
+# The list above is for type checkers, this list is for the interpreter. Each name is imported at first use: every
+# pytest run loads the plugin of this package, which must be cheap.
 _NAMES_OF_MODULE = {
     "_library": ("Block", "library_folder", "library_path"),
-    "_opening": ("session",),
     "_session": (
         "Ledger",
         "LedgerError",
@@ -44,6 +42,7 @@ _NAMES_OF_MODULE = {
         "cards",
         "driver_versions",
         "make_spec",
+        "session",
     ),
 }
 if not TYPE_CHECKING:

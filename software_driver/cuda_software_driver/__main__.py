@@ -1,7 +1,4 @@
-"""The commands of the software driver, and ``python -m`` of its package, which needs no other package.
-
-``cuda-gctx sim`` calls the same functions.
-"""
+"""The commands of the software driver: ``python -m cuda_software_driver`` and ``cuda-software-driver``."""
 
 from __future__ import annotations
 
@@ -55,9 +52,8 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     # Checked here, where the reason is shown, rather than in the program.
     library().configure(spec)
     environment = dict(os.environ)
-    environment["CUDA_GCTX_SIM"] = spec
-    # The path, not "sim:...": this package then uses the machine that other libraries of the program may have started.
-    environment["CUDA_GCTX_DRIVER"] = library_path()
+    environment["CUDA_SOFTWARE_DRIVER_MACHINE"] = spec
+    environment.pop("CUDA_GCTX_DRIVER", None)  # programs that use cuda_gctx open libcuda.so.1 too
     inherited = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = library_folder() + (os.pathsep + inherited if inherited else "")
     print(f"running on a simulated machine: {spec}", file=sys.stderr)

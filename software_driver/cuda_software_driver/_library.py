@@ -25,11 +25,11 @@ def library_folder() -> str:
 
 def library_path() -> str:
     """The software driver itself."""
-    return os.path.join(library_folder(), "libcuda_gctx_sim.so")
+    return os.path.join(library_folder(), "libcuda_software_driver.so")
 
 
 class Block(ctypes.Structure):
-    """One block of a running kernel, as a registered function sees it (``gctxSimBlock``)."""
+    """One block of a running kernel, as a registered function sees it (``softwareDriverBlock``)."""
 
     _fields_ = [
         ("block", ctypes.c_uint * 3),
@@ -57,7 +57,7 @@ class Block(ctypes.Structure):
 
 
 class KernelCost(ctypes.Structure):
-    """What a block of a kernel costs (``gctxSimKernelCost``)."""
+    """What a block of a kernel costs (``softwareDriverKernelCost``)."""
 
     _fields_ = [
         ("block_ns", ctypes.c_uint64),
@@ -80,21 +80,21 @@ class Library:
     def __init__(self) -> None:
         path = library_path()
         if not os.path.exists(path):
-            raise RuntimeError(f"the software driver is not installed: {path} is missing; build or install the package")
+            raise RuntimeError(f"the software driver is not installed: {path} is missing; install cuda-software-driver")
         # RTLD_LOCAL keeps its symbols from being taken for the real driver's.
         self._lib = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         lib = self._lib
         for name in ("Ledger", "Calls", "Memory", "Faults", "Profiles", "Drivers", "Explain", "Machine"):
-            getattr(lib, f"gctxSim{name}").restype = ctypes.c_char_p
-            getattr(lib, f"gctxSim{name}").argtypes = []
-        lib.gctxSimConfigure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
-        lib.gctxSimFailNth.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int]
-        lib.gctxSimFailEvery.argtypes = [ctypes.c_char_p, ctypes.c_int]
-        lib.gctxSimFailRandomly.argtypes = [ctypes.c_char_p, ctypes.c_double, ctypes.c_ulonglong, ctypes.c_int]
-        lib.gctxSimLimitContexts.argtypes = [ctypes.c_uint]
-        lib.gctxSimLimitContexts.restype = None
-        lib.gctxSimClearFaults.restype = None
-        lib.gctxSimKernel.argtypes = [
+            getattr(lib, f"softwareDriver{name}").restype = ctypes.c_char_p
+            getattr(lib, f"softwareDriver{name}").argtypes = []
+        lib.softwareDriverConfigure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+        lib.softwareDriverFailNth.argtypes = [ctypes.c_char_p, ctypes.c_ulonglong, ctypes.c_int]
+        lib.softwareDriverFailEvery.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        lib.softwareDriverFailRandomly.argtypes = [ctypes.c_char_p, ctypes.c_double, ctypes.c_ulonglong, ctypes.c_int]
+        lib.softwareDriverLimitContexts.argtypes = [ctypes.c_uint]
+        lib.softwareDriverLimitContexts.restype = None
+        lib.softwareDriverClearFaults.restype = None
+        lib.softwareDriverKernel.argtypes = [
             ctypes.c_char_p,
             KernelFunction,
             ctypes.c_void_p,
@@ -103,40 +103,40 @@ class Library:
             ctypes.c_uint,
         ]
         numbers = ctypes.POINTER(ctypes.c_uint)
-        lib.gctxSimKernelAccess.argtypes = [ctypes.c_char_p, numbers, ctypes.c_uint, numbers, ctypes.c_uint]
-        lib.gctxSimView.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
-        lib.gctxSimView.restype = ctypes.c_void_p
-        lib.gctxSimTrace.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        lib.gctxSimTrace.restype = None
-        lib.gctxSimTime.restype = ctypes.c_uint64
-        lib.gctxSimAdvance.argtypes = [ctypes.c_uint64]
-        lib.gctxSimAdvance.restype = None
-        lib.gctxSimErrorCode.argtypes = [ctypes.c_char_p]
+        lib.softwareDriverKernelAccess.argtypes = [ctypes.c_char_p, numbers, ctypes.c_uint, numbers, ctypes.c_uint]
+        lib.softwareDriverView.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        lib.softwareDriverView.restype = ctypes.c_void_p
+        lib.softwareDriverTrace.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        lib.softwareDriverTrace.restype = None
+        lib.softwareDriverTime.restype = ctypes.c_uint64
+        lib.softwareDriverAdvance.argtypes = [ctypes.c_uint64]
+        lib.softwareDriverAdvance.restype = None
+        lib.softwareDriverErrorCode.argtypes = [ctypes.c_char_p]
 
     def answer(self, what: str) -> Any:
-        """Call a function that answers in JSON: ``answer("Ledger")`` calls ``gctxSimLedger``."""
-        text: bytes = getattr(self._lib, f"gctxSim{what}")()
+        """Call a function that answers in JSON: ``answer("Ledger")`` calls ``softwareDriverLedger``."""
+        text: bytes = getattr(self._lib, f"softwareDriver{what}")()
         return json.loads(text)
 
     def configure(self, spec: str) -> None:
         """Start a fresh machine."""
         error = ctypes.create_string_buffer(512)
-        if self._lib.gctxSimConfigure(spec.encode(), error, len(error)) != 0:
+        if self._lib.softwareDriverConfigure(spec.encode(), error, len(error)) != 0:
             raise ValueError(f"cannot simulate {spec!r}: {error.value.decode()}")
 
     def push(self) -> None:
         """Suspend the current machine."""
-        self._lib.gctxSimPush()
+        self._lib.softwareDriverPush()
 
     def pop(self) -> None:
         """Resume the machine that was suspended last."""
-        self._lib.gctxSimPop()
+        self._lib.softwareDriverPop()
 
     def error_code(self, code: str | int) -> int:
         """The number of a CUresult given by name or number."""
         if isinstance(code, int):
             return code
-        number: int = self._lib.gctxSimErrorCode(code.encode())
+        number: int = self._lib.softwareDriverErrorCode(code.encode())
         if number < 0:
             raise ValueError(f"{code!r} is not the name of a CUresult; one is CUDA_ERROR_OUT_OF_MEMORY")
         return number
@@ -145,11 +145,11 @@ class Library:
         """Add a fault rule."""
         name = function.encode()
         if nth is not None:
-            result = self._lib.gctxSimFailNth(name, nth, code) if nth > 0 else -1
+            result = self._lib.softwareDriverFailNth(name, nth, code) if nth > 0 else -1
         elif probability is not None:
-            result = self._lib.gctxSimFailRandomly(name, probability, seed, code)
+            result = self._lib.softwareDriverFailRandomly(name, probability, seed, code)
         else:
-            result = self._lib.gctxSimFailEvery(name, code)
+            result = self._lib.softwareDriverFailEvery(name, code)
         if result != 0:
             raise ValueError(self._why_no_rule(function, code, nth, probability))
 
@@ -173,11 +173,11 @@ class Library:
 
     def limit_contexts(self, count: int) -> None:
         """Fail with out of memory when this many green contexts are alive (0: no limit)."""
-        self._lib.gctxSimLimitContexts(count)
+        self._lib.softwareDriverLimitContexts(count)
 
     def clear_faults(self) -> None:
         """Drop all fault rules."""
-        self._lib.gctxSimClearFaults()
+        self._lib.softwareDriverClearFaults()
 
     def kernel(
         self, name: str, function: Callable[[Block], None] | None, cost: KernelCost, sizes: Sequence[int] | None
@@ -191,7 +191,7 @@ class Library:
         callback = KernelFunction(run) if function is not None else KernelFunction()
         array = None if sizes is None else (ctypes.c_size_t * len(sizes))(*sizes)
         count = 0 if sizes is None else len(sizes)
-        if self._lib.gctxSimKernel(name.encode(), callback, None, ctypes.byref(cost), array, count):
+        if self._lib.softwareDriverKernel(name.encode(), callback, None, ctypes.byref(cost), array, count):
             raise RuntimeError("no machine is simulated")
         return callback
 
@@ -200,11 +200,11 @@ class Library:
         lists: list[Any] = []
         for numbers in (reads, writes):
             lists += [None, 0] if numbers is None else [(ctypes.c_uint * len(numbers))(*numbers), len(numbers)]
-        self._lib.gctxSimKernelAccess(name.encode(), *lists)
+        self._lib.softwareDriverKernelAccess(name.encode(), *lists)
 
     def view(self, address: int, size: int) -> memoryview:
         """The bytes of device memory."""
-        found = self._lib.gctxSimView(address, size)
+        found = self._lib.softwareDriverView(address, size)
         if not found:
             raise ValueError(f"the machine does not have {size} bytes of memory at {address:#x}")
         return memoryview((ctypes.c_char * size).from_address(found)).cast("B")
@@ -216,16 +216,16 @@ class Library:
         the driver would ask for the interpreter while locks are held.
         """
         if record is None:
-            self._lib.gctxSimTrace(None, None)
+            self._lib.softwareDriverTrace(None, None)
             return
         schedule = ctypes.cast(ctypes.pythonapi.Py_AddPendingCall, ctypes.c_void_p)
-        self._lib.gctxSimTrace(schedule, ctypes.cast(record, ctypes.c_void_p))  # type: ignore[arg-type]
+        self._lib.softwareDriverTrace(schedule, ctypes.cast(record, ctypes.c_void_p))  # type: ignore[arg-type]
 
     def time_ns(self) -> int:
         """Virtual nanoseconds since the machine started."""
-        time: int = self._lib.gctxSimTime()
+        time: int = self._lib.softwareDriverTime()
         return time
 
     def advance(self, ns: int) -> None:
         """Advance the virtual clock."""
-        self._lib.gctxSimAdvance(ns)
+        self._lib.softwareDriverAdvance(ns)

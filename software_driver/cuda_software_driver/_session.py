@@ -9,12 +9,12 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from ._library import Block, KernelCost, Library, RecordFunction
+from ._library import Block, KernelCost, Library, RecordFunction, library_path
 
 __all__ = [
     "Ledger",
@@ -26,11 +26,10 @@ __all__ = [
     "cards",
     "check_policy",
     "driver_versions",
-    "hide_frames_of",
     "library",
     "make_spec",
     "report_unknown",
-    "running",
+    "session",
     "unknown_now",
 ]
 
@@ -61,11 +60,6 @@ def _remember(number: int | None) -> int:
 
 
 _record = RecordFunction(_remember)
-
-
-def hide_frames_of(folders: Iterable[str]) -> None:
-    """Leave the frames of a package out where a ledger says who made an object."""
-    _hidden.extend({os.path.abspath(folder) + os.sep for folder in folders} - {*_hidden})
 
 
 def library() -> Library:
@@ -392,24 +386,77 @@ def make_spec(profile: str = "h200", driver: str | None = None, devices: int = 1
 
 
 @contextmanager
-def running(spec: str, unknown: Policy, trace: bool, stop: Callable[[], None]) -> Iterator[Session]:
-    """A session on the present machine, which `stop` takes out of use before the ledger is closed."""
+def session(
+    profile: str = "h200",
+    driver: str | None = None,
+    devices: int = 1,
+    *,
+    check: bool = True,
+    trace: bool = False,
+    unknown: Policy = "warn",
+    **options: int,
+) -> Iterator[Session]:
+    """A fresh simulated machine, for programs that open ``library_path()``. If cuda_gctx is installed, it uses it too.
+
+    profile: the card (see ``python -m cuda_software_driver profiles``). driver: the CUDA version, such as "13.1".
+    devices: the number of cards. options: other keys of the machine's description (``connections``,
+    ``max_contexts``, ``memory``, ``resident``).
+    check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
+    trace: on the main thread, the ledger also reports the line that made each object; for objects of other
+    threads it reports only the thread.
+    unknown: what follows if the program read results of kernels that nobody computed, or times of kernels whose cost is
+    not registered. "warn": an UnknownResultWarning at the end; "error": no time between two events that includes such a
+    kernel (CUDA_ERROR_NOT_SUPPORTED), and a LedgerError at the end, as part of check; "ignore": nothing.
+    """
+    check_policy(unknown)
+    spec = make_spec(profile, driver, devices, **options) + (",unknown=error" if unknown == "error" else "")
+    with _in_use(_machine(spec, unknown, trace)) as current:
+        try:
+            yield current
+        finally:
+            if any(found.kind != "primary context retain" for found in current.ledger().live):
+                # Objects in reference cycles are garbage, not leaks.
+                gc.collect()
+    if check:
+        current.check()
+    if unknown == "warn" and (found := current.ledger().unknown):
+        warnings.warn("\n".join(found), UnknownResultWarning, stacklevel=3)
+
+
+@contextmanager
+def _machine(spec: str, unknown: Policy, trace: bool) -> Iterator[Session]:
+    """A fresh machine of the library; the present machine is suspended meanwhile."""
     global _tracing
-    current = Session(spec, unknown)
-    trace = trace and threading.current_thread() is threading.main_thread()
-    if trace:
-        _tracing += 1
-        library().trace(_record)
+    library().push()
     try:
-        yield current
-    finally:
-        if any(found.kind != "primary context retain" for found in current.ledger().live):
-            # Objects in reference cycles are garbage, not leaks.
-            gc.collect()
-        stop()
-        current._final = current.ledger()
+        # The devices that the caller asked for, whatever CUDA_VISIBLE_DEVICES leaves to programs.
+        library().configure(f"{spec},visible=all")
+        current = Session(spec, unknown)
+        trace = trace and threading.current_thread() is threading.main_thread()
         if trace:
-            library().trace(None)
-            _tracing -= 1
-            if _tracing == 0:
-                _stacks.clear()
+            _tracing += 1
+            library().trace(_record)
+        try:
+            yield current
+        finally:
+            current._final = current.ledger()
+            if trace:
+                library().trace(None)
+                _tracing -= 1
+                if _tracing == 0:
+                    _stacks.clear()
+    finally:
+        library().pop()
+
+
+def _in_use(machine: AbstractContextManager[Session]) -> AbstractContextManager[Session]:
+    """The machine as the driver of cuda_gctx, if that package is installed."""
+    try:
+        import cuda_gctx
+    except ModuleNotFoundError as error:
+        if error.name != "cuda_gctx":
+            raise
+        return machine
+    _hidden.extend({os.path.abspath(folder) + os.sep for folder in cuda_gctx.__path__} - {*_hidden})
+    used: AbstractContextManager[Session] = cuda_gctx.system.use_driver(library_path(), machine)
+    return used

@@ -1,12 +1,13 @@
-"""A pytest plugin: tests that run on a simulated machine and fail when they leak.
+"""A pytest plugin: tests that run on a simulated machine, and fail when they leak or read what nobody computed.
 
-``@pytest.mark.gpu_sim("h200", driver="13.1", devices=2)`` chooses the machine; the fixture ``gpu_sim`` gives its
-Session. A test with the marker gets the machine even when it does not ask for the fixture. ``pytest_results`` reports
-what tests read although no function computes it.
+``@pytest.mark.gpu_sim("h200", driver="13.1", devices=2)`` gives a test a machine of its own; the fixture ``gpu_sim`` is
+its Session, and the marker works without the fixture too. Tests without a machine of their own that run below
+``python -m cuda_software_driver run`` share the machine of the process; there the plugin reports unknown results.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,17 @@ import pytest
 if TYPE_CHECKING:
     from . import Session
 
-
-pytest_plugins = ["cuda_software_driver.pytest_results"]
+_SHARED_MACHINE = f"{__package__}.shared_machine"
 
 _failed = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "gpu_sim_unknown",
+        "what a test gets that reads the result of a kernel without a function on a simulated GPU: warn, error, ignore",
+        default="warn",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+# Last, so that a session reports its own unknown results alone.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = getattr(item, "fixturenames", None)
@@ -37,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.get_closest_marker("gpu_sim") is not None and "gpu_sim" not in names:
             names.insert(0, "gpu_sim")
+        if "CUDA_SOFTWARE_DRIVER_MACHINE" in os.environ:
+            names.insert(0, _SHARED_MACHINE)
 
 
 # The older kind of wrapper: this plugin is loaded by whatever pytest a project has.
@@ -50,9 +62,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.fixture
 def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
-    """A fresh simulated machine as the driver of cuda_gctx; the test fails if it leaks."""
+    """A fresh simulated machine; the test fails if it leaks."""
     __tracebackhide__ = True  # the ledger names the lines that matter
-    # Imported here: the plugin is loaded in every pytest run where the package is installed.
+    # Imported here: every pytest run in the environment loads the plugin.
     from . import session
 
     marker = request.node.get_closest_marker("gpu_sim")
@@ -69,3 +81,14 @@ def gpu_sim(request: pytest.FixtureRequest) -> Iterator[Session]:
     # The traceback of a failed test keeps its objects alive, and its own error is the one to read.
     if check and not request.node.stash.get(_failed, False):
         current.check()
+
+
+@pytest.fixture(name=_SHARED_MACHINE)
+def shared_machine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Reports unknown results that the test reads on the machine of the process."""
+    __tracebackhide__ = True
+    from ._session import report_unknown, unknown_now
+
+    before = unknown_now()
+    yield
+    report_unknown(before, request.config.getini("gpu_sim_unknown"))

@@ -69,7 +69,7 @@ class Rank:
         self.number = backend.Get_rank()
         self.device = Device(self.number % 2)
         self._control = ctypes.CDLL(library_path())
-        self._control.gctxSimLedger.restype = ctypes.c_char_p
+        self._control.softwareDriverLedger.restype = ctypes.c_char_p
 
     def write(self, address: int, value: int) -> None:
         with self.device.context.current():
@@ -86,11 +86,11 @@ class Rank:
     def fail(self, function: str) -> None:
         """The next call of a function fails on one rank."""
         if self.number == 1:
-            assert self._control.gctxSimFailNth(function.encode(), ctypes.c_ulonglong(1), OUT_OF_MEMORY) == 0
+            assert self._control.softwareDriverFailNth(function.encode(), ctypes.c_ulonglong(1), OUT_OF_MEMORY) == 0
 
     def left(self) -> list[str]:
         """What is alive on its machine, but for what the package keeps."""
-        live = Ledger.read(json.loads(self._control.gctxSimLedger())).live
+        live = Ledger.read(json.loads(self._control.softwareDriverLedger())).live
         return [one.kind for one in live if one.kind not in ("primary context retain", "event", "stream")]
 
 

@@ -205,7 +205,7 @@ def test_counts_are_split_as_flashinfer_does(torch: Any, sim: Any, gpu: str, dri
     theirs = flashinfers(
         LAYOUTS,
         LD_LIBRARY_PATH=software_driver.library_folder(),
-        CUDA_GCTX_SIM=f"{gpu}@{driver}",
+        CUDA_SOFTWARE_DRIVER_MACHINE=f"{gpu}@{driver}",
     )
     assert ours(LAYOUTS) == theirs
 

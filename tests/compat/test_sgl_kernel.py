@@ -72,7 +72,7 @@ def theirs(gpu: str, driver: str) -> list[list[int] | None]:
             **os.environ,
             "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
             "LD_LIBRARY_PATH": software_driver.library_folder(),
-            "CUDA_GCTX_SIM": f"{gpu}@{driver}",
+            "CUDA_SOFTWARE_DRIVER_MACHINE": f"{gpu}@{driver}",
         },
         capture_output=True,
         text=True,

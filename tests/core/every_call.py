@@ -241,7 +241,7 @@ def main() -> None:
     front: Any = ctypes.CDLL(sys.argv[1])
     front.front_wait.restype = front.front_stuck.restype = ctypes.c_char_p
     problem = ctypes.create_string_buffer(512)
-    assert ctypes.CDLL(sys.argv[2]).gctxSimConfigure(b"h200@13.4", problem, len(problem)) == 0, problem.value
+    assert ctypes.CDLL(sys.argv[2]).softwareDriverConfigure(b"h200@13.4", problem, len(problem)) == 0, problem.value
     seen: list[str] = []
 
     def let_go_on() -> None:

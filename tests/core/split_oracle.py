@@ -55,7 +55,7 @@ def options_of(groups: Sequence[Group]) -> SMResourceOptions:
 @cache
 def layouts() -> dict[str, tuple[int, ...]]:
     """SMs in each GPC, by profile."""
-    ask = ctypes.CDLL(system.driver_path).gctxSimProfiles
+    ask = ctypes.CDLL(system.driver_path).softwareDriverProfiles
     ask.restype = ctypes.c_char_p
     listed = json.loads(ask())
     return {

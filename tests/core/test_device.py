@@ -51,6 +51,7 @@ def test_the_simulated_card_says_that_it_is_simulated(sim: Callable[..., Any]) -
     for profile in ("h200", "h100", "a100", "l40s", "rtx4090", "b200"):
         sim(profile)
         assert "simulated" in Device(0).name
+        assert Device(0).is_simulated
 
 
 def test_a_device_is_a_value(dev: Device) -> None:

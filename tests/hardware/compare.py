@@ -145,7 +145,11 @@ def simulated(path: Path, names: tuple[str, ...]) -> Any:
         out = Path(folder, path.name)
         subprocess.run(
             [sys.executable, str(FOLDER / "record.py"), "--out", str(out), *(f"--only={name}" for name in names)],
-            env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": f"{card}@{major}.{minor}"},
+            env={
+                **os.environ,
+                "LD_LIBRARY_PATH": sim.library_folder(),
+                "CUDA_SOFTWARE_DRIVER_MACHINE": f"{card}@{major}.{minor}",
+            },
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=300,

@@ -39,7 +39,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/partitions/test_pool.py": {"cuda_gctx._core.extension"},
     "tests/partitions/test_sm_map.py": {"_known"},
     "tests/partitions/test_verify.py": {"cuda_gctx._core.extension"},
-    "tests/sim/test_session.py": {"cuda_gctx._core.extension"},
     "tests/trust/barriers.py": {"cuda_gctx._core.extension"},
     "tests/tune/conftest.py": {"cuda_gctx._core.clock"},
     "tests/tune/test_budget.py": {"cuda_gctx._core.clock"},

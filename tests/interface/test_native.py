@@ -17,6 +17,7 @@ import pytest
 
 import cuda_gctx
 from cuda_gctx import Device
+from cuda_software_driver import library_path
 
 from ..conftest import REPOSITORY
 
@@ -30,6 +31,8 @@ DRIVERS = ["sim:h200@12.4", "sim:h200@13.4"]
 PACKAGE = Path(cuda_gctx.__file__).parent
 FOLDER = Path(cuda_gctx.get_include()).parent  # in an editable install, what was compiled is elsewhere
 LIBRARY = FOLDER / "libcuda_gctx.so"
+# C programs find the software driver next to the package; an editable install keeps the two apart.
+SOFTWARE_DRIVER = {} if Path(library_path()).is_relative_to(FOLDER.parent) else {"CUDA_SOFTWARE_DRIVER": library_path()}
 LINKED = [f"-L{FOLDER}", "-lcuda_gctx", f"-Wl,-rpath,{FOLDER}"]
 
 
@@ -40,7 +43,7 @@ def run(*command: str | Path, **environment: str) -> str:
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, **environment},
+        env={**os.environ, **SOFTWARE_DRIVER, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -73,8 +73,8 @@ gc.collect()
 from cuda_gctx.partitions import store
 store.drop()
 library = ctypes.CDLL(system.driver_path)
-library.gctxSimLedger.restype = ctypes.c_char_p
-ledger = json.loads(library.gctxSimLedger())
+library.softwareDriverLedger.restype = ctypes.c_char_p
+ledger = json.loads(library.softwareDriverLedger())
 assert ledger["misuse"] == [], ledger
 live = [found["kind"] for found in ledger["live"]]
 # What cuda.core has seen stays: the two partitions and their streams, not the background partition.
@@ -98,7 +98,7 @@ def test_streams_pass_in_both_directions_and_live_as_long_as_they_are_used(versi
             **os.environ,
             "LD_LIBRARY_PATH": sim.library_folder(),
             "CUDA_GCTX_DRIVER": sim.library_path(),
-            "CUDA_GCTX_SIM": f"h200@{version}",
+            "CUDA_SOFTWARE_DRIVER_MACHINE": f"h200@{version}",
             "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
         },
         capture_output=True,

@@ -112,7 +112,7 @@ def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
             **os.environ,
             "PYTHONPATH": str(HERE),
             "LD_LIBRARY_PATH": sim.library_folder(),
-            "CUDA_GCTX_SIM": suite["machine"].replace("DRIVER", driver),
+            "CUDA_SOFTWARE_DRIVER_MACHINE": suite["machine"].replace("DRIVER", driver),
             "CUDA_GCTX_OUTCOMES": str(results),
         },
         check=False,  # some tests fail: which ones is in the results

@@ -23,9 +23,9 @@ NO_DEVICE = 100
 def library() -> Iterator[Any]:
     """The software driver, without a machine."""
     library = ctypes.CDLL(sim.library_path())
-    library.gctxSimPush()
+    library.softwareDriverPush()
     yield library
-    library.gctxSimPop()
+    library.softwareDriverPop()
 
 
 def cards(library: Any, names: str | None, monkeypatch: pytest.MonkeyPatch) -> list[int] | int:
@@ -33,7 +33,7 @@ def cards(library: Any, names: str | None, monkeypatch: pytest.MonkeyPatch) -> l
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    assert library.gctxSimConfigure(f"h200,devices={DEVICES}".encode(), None, ctypes.c_size_t(0)) == 0
+    assert library.softwareDriverConfigure(f"h200,devices={DEVICES}".encode(), None, ctypes.c_size_t(0)) == 0
     if code := library.cuInit(0):
         return int(code)
     count, bus = ctypes.c_int(), ctypes.create_string_buffer(32)

@@ -143,7 +143,7 @@ def test_no_function_checks_by_hand_what_its_row_says() -> None:
         "if (stream.capture) {\n    extend(stream);\n  }\n  refuse_if(out == nullptr, CUDA_ERROR_INVALID_VALUE);",
     ],
 )
-@pytest.mark.parametrize("head", ["GCTX_SIM_CALL(cuThing, ", "void body_of_a_row("])
+@pytest.mark.parametrize("head", ["SOFTWARE_DRIVER_CALL(cuThing, ", "void body_of_a_row("])
 def test_a_check_by_hand_is_seen(head: str, body: str) -> None:
     text = f"{head}Call& c, Stream& stream, unsigned flags, int* out) {{\n  {body}\n}}\n"
     assert checks_by_hand(text)[0] == 1

@@ -80,8 +80,8 @@ def ours():
 
 
 library = ctypes.CDLL(cuda_gctx.system.driver_path)
-library.gctxSimLedger.restype = ctypes.c_char_p
-answers = {"theirs": theirs(), "ours": ours(), "ledger": json.loads(library.gctxSimLedger())}
+library.softwareDriverLedger.restype = ctypes.c_char_p
+answers = {"theirs": theirs(), "ours": ours(), "ledger": json.loads(library.softwareDriverLedger())}
 answers["versions"] = [int(driver.cuDriverGetVersion()[1]), list(cuda_gctx.system.driver_version)]
 print(json.dumps(answers))
 """
@@ -113,8 +113,8 @@ codes.append(ask())
 driver.cuDevicePrimaryCtxRetain(0)
 codes.append(ask())
 library = ctypes.CDLL("libcuda.so.1")
-library.gctxSimLedger.restype = ctypes.c_char_p
-misuse = [[one["function"], one["kind"]] for one in json.loads(library.gctxSimLedger())["misuse"]]
+library.softwareDriverLedger.restype = ctypes.c_char_p
+misuse = [[one["function"], one["kind"]] for one in json.loads(library.softwareDriverLedger())["misuse"]]
 print(json.dumps({{"codes": codes, "misuse": misuse}}))
 """
 CLOSES = {
@@ -131,7 +131,7 @@ def answers(version: str, program: str = PROGRAM) -> Any:
             **os.environ,
             "LD_LIBRARY_PATH": sim.library_folder(),
             "CUDA_GCTX_DRIVER": sim.library_path(),
-            "CUDA_GCTX_SIM": f"h200@{version}",
+            "CUDA_SOFTWARE_DRIVER_MACHINE": f"h200@{version}",
         },
         capture_output=True,
         text=True,

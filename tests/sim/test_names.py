@@ -23,7 +23,7 @@ TABLES = ROOT / "software_driver" / "cpp" / "abi" / "make_tables.py"
 
 
 def environment(spec: str = "h200@13.0") -> dict[str, str]:
-    return {**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": spec}
+    return {**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": spec}
 
 
 def run_program(code: str, spec: str = "h200@13.0") -> subprocess.CompletedProcess[str]:
@@ -65,15 +65,16 @@ def test_a_program_is_linked_with_it(tmp_path: Path) -> None:
 def test_a_program_in_c_controls_the_machine(tmp_path: Path) -> None:
     source = tmp_path / "program.c"
     source.write_text("""
-#include <cuda_gctx_sim.h>
+#include <cuda_software_driver.h>
 int main(void) {
   char error[200];
-  return gctxSimConfigure("b200@13.1", error, sizeof error) != 0 || gctxSimErrorCode("CUDA_ERROR_NOT_READY") != 600;
+  if (softwareDriverConfigure("b200@13.1", error, sizeof error) != 0) return 1;
+  return softwareDriverErrorCode("CUDA_ERROR_NOT_READY") != 600;
 }
 """)
     program, folder = tmp_path / "program", Path(sim.library_folder())
     options = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{folder.parent / 'include'}"]
-    subprocess.run(["cc", *options, source, "-o", program, f"-L{folder}", "-lcuda_gctx_sim"], check=True)
+    subprocess.run(["cc", *options, source, "-o", program, f"-L{folder}", "-lcuda_software_driver"], check=True)
     assert subprocess.run([program], env=environment(), timeout=60).returncode == 0
 
 
@@ -100,7 +101,7 @@ import ctypes, json
 driver = ctypes.CDLL("libcuda.so.1")
 driver.cuInit(0)
 print([driver.cuMemMapArrayAsync(None, 0, None) for _ in range(2)])
-ledger = ctypes.CDLL("libcuda_gctx_sim.so").gctxSimLedger
+ledger = ctypes.CDLL("libcuda_software_driver.so").softwareDriverLedger
 ledger.restype = ctypes.c_char_p
 print(ledger().decode())
 """
@@ -187,7 +188,7 @@ def test_the_tables_of_functions_follow_from_the_header() -> None:
 
 def test_no_bytes_of_a_pool_have_no_address() -> None:
     with sim.session("h200"):
-        driver = ctypes.CDLL(str(Path(sim.library_folder()) / "libcuda_gctx_sim.so"))
+        driver = ctypes.CDLL(str(Path(sim.library_folder()) / "libcuda_software_driver.so"))
         context, stream, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(1)
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
         driver.cuCtxPushCurrent_v2(context)

@@ -106,7 +106,7 @@ def test_what_only_newer_drivers_have_is_recorded_of_them(version: str, tmp_path
     newer = ("structured_split", "workqueues", "refusals")
     done = subprocess.run(
         [sys.executable, str(FOLDER / "record.py"), "--out", str(out), *(f"--only={section}" for section in newer)],
-        env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_GCTX_SIM": f"h200@{version}"},
+        env={**os.environ, "LD_LIBRARY_PATH": sim.library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": f"h200@{version}"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -59,7 +59,7 @@ def test_processes_that_end_do_not_take_other_answers_along(tmp_path: Path) -> N
         "in_processes.work([[tuple(case) for case in group] for group in json.load(sys.stdin)])\n"
     )
     todo = [("refused", name) for name in ("a", "dies", "b", "hangs", "c", "leaves something", "d")]
-    environment = {**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_GCTX_SIM": "h200@13.0"}
+    environment = {**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": "h200@13.0"}
     found = list(in_processes.ask_a_worker([todo], [sys.executable, str(program)], environment))
     assert [case for case, _ in found] == todo
     assert [one for _, one in found] == ["", "SIGABRT", "", "SIGALRM", "", "", ""]
@@ -67,7 +67,7 @@ def test_processes_that_end_do_not_take_other_answers_along(tmp_path: Path) -> N
 
 def test_questions_of_one_process_are_answered_as_if_each_had_its_own() -> None:
     """A seeded sample; all of them were compared by hand on one version."""
-    environment = {**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_GCTX_SIM": "h200@13.0"}
+    environment = {**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": "h200@13.0"}
     sample = in_processes.cases()[34::97]
     together = list(in_processes.ask_a_worker([sample], environment=environment))
     alone = list(in_processes.ask_a_worker([[case] for case in sample], environment=environment))
@@ -78,7 +78,7 @@ def test_a_command_asks_the_driver_that_is_there(tmp_path: Path) -> None:
     out = tmp_path / "answers.json"
     done = subprocess.run(
         [sys.executable, in_processes.__file__, "--only", "sentence", "--out", str(out)],
-        env={**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_GCTX_SIM": "h200@13.0"},
+        env={**os.environ, "LD_LIBRARY_PATH": library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": "h200@13.0"},
         capture_output=True,
         text=True,
         timeout=120,

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import ClosedError, Context, CUDAError, Device
-from cuda_gctx._core.extension import close_driver, open_driver
-from cuda_software_driver import LedgerError, session
-from cuda_software_driver._library import library_path
+from cuda_gctx import ClosedError, Context, CUDAError, Device, system
+from cuda_software_driver import LedgerError, library_path, session
 
 from ..common import green, on_another_thread, refusal, split
 from ..raw import Raw, RawError
@@ -357,10 +355,9 @@ def test_a_handle_has_one_object_for_each_opening_of_its_driver() -> None:
     with session("h200", check=False):  # what `other` holds is not released after its driver has been closed
         dev = Device(0)
         handle = dev.context.handle
-        token = open_driver(library_path())
-        other = Device(0).context
-        assert other.handle == handle
-        close_driver(token)
+        with system.use_driver(library_path()):
+            other = Device(0).context
+            assert other.handle == handle
         refusal(ClosedError, other.create_stream)
         Context.from_handle(handle).create_stream().close()
 

@@ -14,7 +14,7 @@ thread_local long fails_at = 0;  // 0: none
 bool is_of_the_package(const void* caller) {
   Dl_info found;
   return dladdr(caller, &found) != 0 && std::strstr(found.dli_fname, "cuda_gctx") != nullptr &&
-         std::strstr(found.dli_fname, "cuda_gctx_sim") == nullptr;
+         std::strstr(found.dli_fname, "cuda_software_driver") == nullptr;
 }
 
 bool fails(const void* caller) { return count >= 0 && is_of_the_package(caller) && ++count == fails_at; }

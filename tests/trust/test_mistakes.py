@@ -53,7 +53,7 @@ MISTAKES: dict[str, tuple[Callable[[Partitions, Session], object], type[Exceptio
     "a card that nobody knows": (
         lambda parts, _: session("h300").__enter__(),
         ValueError,
-        "^sim:h300,.*: no card 'h300' is modelled: known are h200,",
+        "^cannot simulate 'h300,.*: no card 'h300' is modelled: known are h200,",
     ),
 }
 

@@ -22,8 +22,8 @@ Function lookup(void* library, const char* symbol) {
 }
 
 constexpr const char* advice =
-    "install the NVIDIA driver, set CUDA_GCTX_DRIVER to the path of a driver library, or set CUDA_GCTX_DRIVER=sim to "
-    "use the software driver";
+    "install the NVIDIA driver, set CUDA_GCTX_DRIVER to the path of a driver library, or, without a GPU, install the "
+    "software driver (pip install ./software_driver in a clone of cuda_gctx) and set CUDA_GCTX_DRIVER=sim";
 
 [[noreturn]] void fail_not_found(std::string what) { throw Error(ErrorKind::not_found, std::move(what)); }
 
@@ -36,34 +36,43 @@ bool resembles_sim(std::string_view choice) {
 
 Driver::Driver(std::string_view choice) {
   const DriverChoice located = locate_driver(choice);
+  if (located.library.empty()) {
+    fail_not_found("CUDA_GCTX_DRIVER=" + std::string(choice) +
+                   " is the software driver, which is not installed: run pip install ./software_driver in a clone of "
+                   "cuda_gctx, or set CUDA_SOFTWARE_DRIVER to the path of libcuda_software_driver.so");
+  }
   library_ = dlopen(located.library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library_ == nullptr) {
     const char* reason = dlerror();
     const std::string failed = " (" + std::string(reason != nullptr ? reason : located.library) + "): ";
+    if (located.is_software_driver) {
+      fail_not_found("the software driver could not be opened" + failed +
+                     "correct CUDA_SOFTWARE_DRIVER, or unset it and run pip install ./software_driver in a clone of "
+                     "cuda_gctx");
+    }
     if (!choice.empty()) {
       if (resembles_sim(choice)) {
         fail_not_found("CUDA_GCTX_DRIVER=" + std::string(choice) +
                        " is not a driver: did you mean sim, or with a card and a version sim:h200@13.0?");
       }
-      fail_not_found(
-          "the CUDA driver that CUDA_GCTX_DRIVER names could not be opened" + failed +
-          "correct CUDA_GCTX_DRIVER, unset it and install the NVIDIA driver, or set CUDA_GCTX_DRIVER=sim to use the "
-          "software driver");
+      fail_not_found("the CUDA driver that CUDA_GCTX_DRIVER names could not be opened" + failed +
+                     "correct CUDA_GCTX_DRIVER, or unset it and " + advice);
     }
     fail_not_found("no CUDA driver could be opened" + failed + advice);
   }
   path_ = located.library;
-  if (located.is_configurable) {
+  const auto configure = lookup<Configure>(library_, "softwareDriverConfigure");
+  is_simulated_ = configure != nullptr;
+  if (located.is_software_driver) {
     std::array<char, 512> problem{};
-    const auto configure = lookup<Configure>(library_, "gctxSimConfigure");
     if (configure == nullptr) {
-      fail_not_found(path_ + " takes no description of a machine");
+      fail_not_found(path_ + " is not the software driver: correct CUDA_SOFTWARE_DRIVER");
     }
     if (configure(located.machine.c_str(), problem.data(), problem.size()) != 0) {
-      // The message names the variable only if the machine comes from it: a session passes a machine itself.
+      // The message names the variable only if the machine comes from it: gctx_open() takes a machine too.
       const char* variable = std::getenv("CUDA_GCTX_DRIVER");
-      const bool is_named = variable != nullptr && choice == variable;
-      fail_value((is_named ? "CUDA_GCTX_DRIVER=" : "") + std::string(choice) + ": " + problem.data());
+      const bool is_variable = variable != nullptr && choice == variable;
+      fail_value((is_variable ? "CUDA_GCTX_DRIVER=" : "") + std::string(choice) + ": " + problem.data());
     }
   }
   fill_table();
@@ -173,7 +182,7 @@ void Driver::fail(CUresult result, const char* call) const { throw error(result,
 Error Driver::error(CUresult result, const char* call) const {
   Error error(ErrorKind::driver, describe(result, call));
   if (result == CUDA_ERROR_NO_DEVICE) {
-    error.message += std::string("; without a GPU, set CUDA_GCTX_DRIVER=sim to use the software driver");
+    error.message += std::string("; without a GPU, install the software driver and set CUDA_GCTX_DRIVER=sim");
   }
   error.code = result;
   error.code_name = error_name(result);

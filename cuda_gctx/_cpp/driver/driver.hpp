@@ -48,6 +48,7 @@ class Driver : public DriverTable {
 
   int version() const noexcept { return version_; }
   const std::string& path() const noexcept { return path_; }
+  bool is_simulated() const noexcept { return is_simulated_; }
 
   FeatureState feature(Feature feature) const;
   bool has(Feature feature) const noexcept { return has_[static_cast<std::size_t>(feature)]; }
@@ -83,6 +84,7 @@ class Driver : public DriverTable {
   void* library_ = nullptr;
   std::string path_;
   int version_ = 0;
+  bool is_simulated_ = false;              // the library has the software driver's control interface
   std::array<bool, feature_count> has_{};  // cached, because a split reads it several times
 };
 

@@ -119,7 +119,7 @@ void no_allocation_is_needed_to_undo(const char* name, const std::function<void(
   for (bool is_over = false; !is_over; ++number) {
     Runtime& runtime = test::open_machine();
     void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
-    const auto ledger = reinterpret_cast<const char* (*)()>(dlsym(library, "gctxSimLedger"));
+    const auto ledger = reinterpret_cast<const char* (*)()>(dlsym(library, "softwareDriverLedger"));
     {
       World world{runtime, {}, nullptr, nullptr};
       if (std::string_view(name) != "primary") {
@@ -182,7 +182,8 @@ void a_pinned_context_is_closed_without_memory() {
 void a_destruction_that_fails_needs_no_memory() {
   Runtime& runtime = test::open_machine();
   void* const library = dlopen(runtime.driver().path().c_str(), RTLD_NOW | RTLD_NOLOAD);
-  const auto fail = reinterpret_cast<int (*)(const char*, unsigned long long, int)>(dlsym(library, "gctxSimFailNth"));
+  const auto fail =
+      reinterpret_cast<int (*)(const char*, unsigned long long, int)>(dlsym(library, "softwareDriverFailNth"));
   {
     const auto split = split_resource(runtime, runtime.device_sm(0), groups_of({16}), false);
     ContextHandle context = green_context(runtime, split.group(0));

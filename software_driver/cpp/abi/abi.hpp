@@ -16,7 +16,7 @@ __attribute__((visibility("default"))) CUresult CUDAAPI cuProfilerStop(void);
 
 // Exports a function that is `target`. The loader asks which address the name stands for before anything is
 // initialised, a sanitizer's own state included.
-#define GCTX_SIM_EXPORT(symbol, type, ...)                                                                         \
+#define SOFTWARE_DRIVER_EXPORT(symbol, type, ...)                                                                  \
   extern "C" {                                                                                                     \
   __attribute__((no_sanitize("address", "thread", "undefined"), used)) static decltype(&type) resolve_##symbol() { \
     return __VA_ARGS__;                                                                                            \

@@ -5,26 +5,26 @@
 namespace {
 
 enum class Absent : std::size_t {
-#define GCTX_SIM_ABSENT(symbol, base, since) symbol,
+#define SOFTWARE_DRIVER_ABSENT(symbol, base, since) symbol,
 #include "abi/absent.def"
-#undef GCTX_SIM_ABSENT
+#undef SOFTWARE_DRIVER_ABSENT
 };
 
 }  // namespace
 
-#define GCTX_SIM_ABSENT(symbol, base, since)                       \
-  extern "C" __attribute__((visibility("default"))) int symbol() { \
-    return gctx::sim::answer_absent(std::size_t(Absent::symbol));  \
+#define SOFTWARE_DRIVER_ABSENT(symbol, base, since)                     \
+  extern "C" __attribute__((visibility("default"))) int symbol() {      \
+    return software_driver::answer_absent(std::size_t(Absent::symbol)); \
   }
 #include "abi/absent.def"
-#undef GCTX_SIM_ABSENT
+#undef SOFTWARE_DRIVER_ABSENT
 
-namespace gctx::sim {
+namespace software_driver {
 
 void* const absent_addresses[] = {
-#define GCTX_SIM_ABSENT(symbol, base, since) reinterpret_cast<void*>(&::symbol),
+#define SOFTWARE_DRIVER_ABSENT(symbol, base, since) reinterpret_cast<void*>(&::symbol),
 #include "abi/absent.def"
-#undef GCTX_SIM_ABSENT
+#undef SOFTWARE_DRIVER_ABSENT
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -15,7 +15,7 @@
 #include "abi/abi.hpp"
 #include "abi/functions.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // What one argument has to be; anything else is CUDA_ERROR_INVALID_VALUE. `index` counts the arguments from 0.
 struct Rule {
@@ -118,11 +118,11 @@ struct Contract {
 };
 
 inline constexpr Contract contracts[] = {
-#define GCTX_SIM_FUNCTION(symbol, base, since, ...) \
-  Contract {}                                       \
+#define SOFTWARE_DRIVER_FUNCTION(symbol, base, since, ...) \
+  Contract {}                                              \
   __VA_ARGS__,
 #include "abi/functions.def"
-#undef GCTX_SIM_FUNCTION
+#undef SOFTWARE_DRIVER_FUNCTION
 };
 
 constexpr const Contract& contract(Fn function) { return contracts[static_cast<std::size_t>(function)]; }
@@ -201,4 +201,4 @@ constexpr bool fits(Fn function, const Arguments& arguments, int version) {
   });
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -8,25 +8,25 @@
 
 #include "abi/abi.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr FunctionInfo function_table[] = {
-#define GCTX_SIM_FUNCTION(symbol, base, since, ...) {#symbol, #base, since},
+#define SOFTWARE_DRIVER_FUNCTION(symbol, base, since, ...) {#symbol, #base, since},
 #include "abi/functions.def"
-#undef GCTX_SIM_FUNCTION
+#undef SOFTWARE_DRIVER_FUNCTION
 };
 
 void* const addresses[] = {
-#define GCTX_SIM_FUNCTION(symbol, base, since, ...) reinterpret_cast<void*>(&::symbol),
+#define SOFTWARE_DRIVER_FUNCTION(symbol, base, since, ...) reinterpret_cast<void*>(&::symbol),
 #include "abi/functions.def"
-#undef GCTX_SIM_FUNCTION
+#undef SOFTWARE_DRIVER_FUNCTION
 };
 
 constexpr FunctionInfo absent[] = {
-#define GCTX_SIM_ABSENT(symbol, base, since) {#symbol, #base, since},
+#define SOFTWARE_DRIVER_ABSENT(symbol, base, since) {#symbol, #base, since},
 #include "abi/absent.def"
-#undef GCTX_SIM_ABSENT
+#undef SOFTWARE_DRIVER_ABSENT
 };
 
 struct Exported {
@@ -58,9 +58,9 @@ NameMap make_map(const char* FunctionInfo::* name) {
 }
 
 constexpr ErrorText errors[] = {
-#define GCTX_SIM_ERROR(code, text) {code, #code, text},
+#define SOFTWARE_DRIVER_ERROR(code, text) {code, #code, text},
 #include "abi/errors.def"
-#undef GCTX_SIM_ERROR
+#undef SOFTWARE_DRIVER_ERROR
 };
 
 }  // namespace
@@ -110,4 +110,4 @@ int error_code(std::string_view name) {
   return found == std::end(errors) ? -1 : found->code;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,12 +5,12 @@
 #include <cstddef>
 #include <string_view>
 
-namespace gctx::sim {
+namespace software_driver {
 
 enum class Fn {
-#define GCTX_SIM_FUNCTION(symbol, base, since, ...) symbol,
+#define SOFTWARE_DRIVER_FUNCTION(symbol, base, since, ...) symbol,
 #include "abi/functions.def"
-#undef GCTX_SIM_FUNCTION
+#undef SOFTWARE_DRIVER_FUNCTION
   count
 };
 
@@ -26,11 +26,11 @@ const FunctionInfo& info(Fn function);
 bool is_function_name(std::string_view name);
 
 // Functions that are exported and not modelled.
-#define GCTX_SIM_ABSENT(symbol, base, since) +1
+#define SOFTWARE_DRIVER_ABSENT(symbol, base, since) +1
 inline constexpr std::size_t absent_count = 0
 #include "abi/absent.def"
     ;
-#undef GCTX_SIM_ABSENT
+#undef SOFTWARE_DRIVER_ABSENT
 extern void* const absent_addresses[];
 const FunctionInfo& absent_info(std::size_t index);
 // What each of them does: it counts itself, names itself once, and answers CUDA_ERROR_NOT_SUPPORTED.
@@ -62,4 +62,4 @@ const ErrorText* find_error(int code);
 // The number of a CUresult of this name, or -1.
 int error_code(std::string_view name);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

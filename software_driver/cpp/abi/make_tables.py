@@ -86,11 +86,11 @@ def errors(include: Path) -> list[str]:
     for name, number in re.findall(r"^ +(CUDA_(?:SUCCESS|ERROR_\w+)) *= (\d+)", (include / "cuda.h").read_text(), re.M):
         text = runtime.cudaGetErrorString(int(number))
         words = name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()  # of those that the runtime does not have
-        lines.append(f'GCTX_SIM_ERROR({name}, "{words if text == unknown else text.decode()}")')
+        lines.append(f'SOFTWARE_DRIVER_ERROR({name}, "{words if text == unknown else text.decode()}")')
     return lines
 
 
-ROW = re.compile(r"^GCTX_SIM_FUNCTION\((\w+), (\w+), (\d+)(?:, (.*))?\)$", re.MULTILINE)
+ROW = re.compile(r"^SOFTWARE_DRIVER_FUNCTION\((\w+), (\w+), (\d+)(?:, (.*))?\)$", re.MULTILINE)
 # Types of functions that a program gives; every other type without a star is a handle or a number.
 CALLBACKS = {"CUhostFn", "CUstreamCallback", "CUoccupancyB2DSize"}
 
@@ -178,7 +178,7 @@ def files() -> dict[Path, str]:
             [
                 f"// The functions of the driver that are not modelled, in the columns of functions.def. {made}",
                 *(
-                    f"GCTX_SIM_ABSENT({symbol}, {base}, {version})"
+                    f"SOFTWARE_DRIVER_ABSENT({symbol}, {base}, {version})"
                     for symbol, (base, version) in sorted(absent.items())
                 ),
                 "",
@@ -188,7 +188,7 @@ def files() -> dict[Path, str]:
             [
                 f"// Modelled functions with a variant whose default stream is the calling thread's own. {made}",
                 *(
-                    f"GCTX_SIM_PER_THREAD({symbol}, {symbol}{suffixes[symbol]})"
+                    f"SOFTWARE_DRIVER_PER_THREAD({symbol}, {symbol}{suffixes[symbol]})"
                     for symbol in known
                     if symbol in suffixes
                 ),

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace gctx::sim {
+namespace software_driver {
 
 struct NvmlCard;
 using NvmlDevice = NvmlCard*;  // opaque
@@ -55,13 +55,14 @@ enum class Nvml : int {
   version_mismatch = 25
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
 extern "C" {
-#define GCTX_SIM_NVML(symbol, parameters) __attribute__((visibility("default"))) gctx::sim::Nvml symbol parameters;
-namespace gctx::sim {
+#define SOFTWARE_DRIVER_NVML(symbol, parameters) \
+  __attribute__((visibility("default"))) software_driver::Nvml symbol parameters;
+namespace software_driver {
 #include "abi/nvml.def"
 __attribute__((visibility("default"))) const char* nvmlErrorString(Nvml code);
-}  // namespace gctx::sim
-#undef GCTX_SIM_NVML
+}  // namespace software_driver
+#undef SOFTWARE_DRIVER_NVML
 }

@@ -3,7 +3,7 @@
 #include "abi/abi.hpp"
 #include "abi/functions.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 thread_local bool own_default_stream = false;
@@ -27,15 +27,16 @@ struct PerThread<function> {
 bool default_stream_is_the_threads() noexcept { return own_default_stream; }
 
 const PerThreadFunction per_thread_functions[] = {
-#define GCTX_SIM_PER_THREAD(symbol, variant) {Fn::symbol, reinterpret_cast<void*>(&PerThread<&::symbol>::call)},
+#define SOFTWARE_DRIVER_PER_THREAD(symbol, variant) {Fn::symbol, reinterpret_cast<void*>(&PerThread<&::symbol>::call)},
 #include "abi/per_thread.def"
-#undef GCTX_SIM_PER_THREAD
+#undef SOFTWARE_DRIVER_PER_THREAD
     {Fn::count, nullptr},
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
 // The exported names, for programs that were linked with them.
-#define GCTX_SIM_PER_THREAD(symbol, variant) GCTX_SIM_EXPORT(variant, ::symbol, &gctx::sim::PerThread<&::symbol>::call)
+#define SOFTWARE_DRIVER_PER_THREAD(symbol, variant) \
+  SOFTWARE_DRIVER_EXPORT(variant, ::symbol, &software_driver::PerThread<&::symbol>::call)
 #include "abi/per_thread.def"
-#undef GCTX_SIM_PER_THREAD
+#undef SOFTWARE_DRIVER_PER_THREAD

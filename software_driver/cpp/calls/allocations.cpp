@@ -6,7 +6,7 @@
 
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t size) {
   auto found = machine.allocations.upper_bound(address);
@@ -72,7 +72,7 @@ std::shared_ptr<void> promise_pages(Machine& machine, const Bytes& bytes) {
     if (!said.test_and_set()) {
       std::fprintf(
           stderr,
-          "cuda_gctx software driver (simulated): CUDA_ERROR_OUT_OF_MEMORY: the contents of device memory would "
+          "software driver (simulated): CUDA_ERROR_OUT_OF_MEMORY: the contents of device memory would "
           "take more than %llu bytes of this machine's memory; resident=BYTES in its description allows more\n",
           static_cast<unsigned long long>(machine.resident_limit));
     }
@@ -183,4 +183,4 @@ void release(Machine& machine, const Array& array) {
   machine.arrays.remove(array);
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,7 +5,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // The one that holds all of the range.
 Allocation* find_allocation(Machine& machine, std::uint64_t address, std::size_t size);
@@ -46,4 +46,4 @@ bool is_plain(const Allocation& allocation);
 // Whether some device has access; all have to memory that is not mapped.
 bool is_reachable(const Allocation& allocation, bool writes);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -6,7 +6,7 @@
 #include "calls/allocations.hpp"
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // 0 for formats that are not modelled: those of several planes, and compressed ones.
@@ -92,28 +92,28 @@ void check_resource(Call& c, const CUDA_RESOURCE_DESC& resource) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuArray3DCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
+SOFTWARE_DRIVER_CALL(cuArray3DCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted) {
   give(out, create_array(c, *wanted));
 }
 
-GCTX_SIM_CALL(cuArrayCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
+SOFTWARE_DRIVER_CALL(cuArrayCreate_v2, Call& c, CUarray* out, const CUDA_ARRAY_DESCRIPTOR* wanted) {
   give(out, create_array(c, {wanted->Width, wanted->Height, 0, wanted->Format, wanted->NumChannels, 0}));
 }
 
-GCTX_SIM_GET(cuArray3DGetDescriptor_v2, &Array::descriptor)
-GCTX_SIM_GET(cuArrayGetDescriptor_v2, flat_descriptor)
+SOFTWARE_DRIVER_GET(cuArray3DGetDescriptor_v2, &Array::descriptor)
+SOFTWARE_DRIVER_GET(cuArrayGetDescriptor_v2, flat_descriptor)
 
-GCTX_SIM_CALL(cuArrayDestroy, Call& c, const Array& array) {
+SOFTWARE_DRIVER_CALL(cuArrayDestroy, Call& c, const Array& array) {
   refuse_if(array.hidden, CUDA_ERROR_INVALID_VALUE);  // a level of a mipmapped array
   release(c.machine, array);
 }
 
-GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
-              unsigned levels) {
+SOFTWARE_DRIVER_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA_ARRAY3D_DESCRIPTOR* wanted,
+                     unsigned levels) {
   refuse_if(!is_valid(*wanted), CUDA_ERROR_INVALID_VALUE);
   const bool layered = (wanted->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
   const std::size_t longest = std::max({wanted->Width, wanted->Height, layered ? 1 : wanted->Depth});
@@ -140,19 +140,19 @@ GCTX_SIM_CALL(cuMipmappedArrayCreate, Call& c, CUmipmappedArray* out, const CUDA
   give(out, c.machine.mipmapped_arrays.add(std::move(made)));
 }
 
-GCTX_SIM_CALL(cuMipmappedArrayGetLevel, Call&, CUarray* out, const MipmappedArray& array, unsigned level) {
+SOFTWARE_DRIVER_CALL(cuMipmappedArrayGetLevel, Call&, CUarray* out, const MipmappedArray& array, unsigned level) {
   return level < array.levels.size() ? give(out, *array.levels[level]) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
-GCTX_SIM_CALL(cuMipmappedArrayDestroy, Call& c, const MipmappedArray& array) {
+SOFTWARE_DRIVER_CALL(cuMipmappedArrayDestroy, Call& c, const MipmappedArray& array) {
   for (const Array* level : array.levels) {
     release(c.machine, *level);
   }
   c.machine.mipmapped_arrays.remove(array);
 }
 
-GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
-              const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
+SOFTWARE_DRIVER_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
+                     const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
   constexpr unsigned known = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
                              CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
   refuse_if((texture->flags & ~known) != 0, CUDA_ERROR_INVALID_VALUE);
@@ -169,19 +169,19 @@ GCTX_SIM_CALL(cuTexObjectCreate, Call& c, CUtexObject* out, const CUDA_RESOURCE_
 }
 
 // Recorded: whether a capture is under way is looked at before the handle.
-GCTX_SIM_CALL(cuTexObjectDestroy, Call& c, CUtexObject texture) {
+SOFTWARE_DRIVER_CALL(cuTexObjectDestroy, Call& c, CUtexObject texture) {
   c.machine.textures.remove(find<Texture>(c, texture));
 }
 
-GCTX_SIM_CALL(cuTexObjectGetResourceViewDesc, Call&, CUDA_RESOURCE_VIEW_DESC* out, const Texture& texture) {
+SOFTWARE_DRIVER_CALL(cuTexObjectGetResourceViewDesc, Call&, CUDA_RESOURCE_VIEW_DESC* out, const Texture& texture) {
   return texture.view ? give(out, *texture.view) : refuse(CUDA_ERROR_INVALID_VALUE);
 }
 
-GCTX_SIM_GET(cuTexObjectGetResourceDesc, &Texture::resource)
-GCTX_SIM_GET(cuTexObjectGetTextureDesc, &Texture::texture)
-GCTX_SIM_GET(cuSurfObjectGetResourceDesc, &Surface::resource)
+SOFTWARE_DRIVER_GET(cuTexObjectGetResourceDesc, &Texture::resource)
+SOFTWARE_DRIVER_GET(cuTexObjectGetTextureDesc, &Texture::texture)
+SOFTWARE_DRIVER_GET(cuSurfObjectGetResourceDesc, &Surface::resource)
 
-GCTX_SIM_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
+SOFTWARE_DRIVER_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURCE_DESC* resource) {
   refuse_if(resource->resType != CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE);
   check_resource(c, *resource);
   const Array* array = c.machine.arrays.find(resource->res.array.hArray);
@@ -191,6 +191,6 @@ GCTX_SIM_CALL(cuSurfObjectCreate, Call& c, CUsurfObject* out, const CUDA_RESOURC
   give(out, made);
 }
 
-GCTX_SIM_CALL(cuSurfObjectDestroy, Call& c, CUsurfObject surface) {
+SOFTWARE_DRIVER_CALL(cuSurfObjectDestroy, Call& c, CUsurfObject surface) {
   c.machine.surfaces.remove(find<Surface>(c, surface));
 }

@@ -3,7 +3,7 @@
 
 #include "calls/graph_nodes.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 void tell_capture(Call&, const Stream& stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
@@ -59,22 +59,22 @@ void begin_capture(Call& c, Stream& stream, CUstreamCaptureMode mode, Graph* giv
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuStreamBeginCapture_v2, Call& c, Stream& stream, CUstreamCaptureMode mode) {
+SOFTWARE_DRIVER_CALL(cuStreamBeginCapture_v2, Call& c, Stream& stream, CUstreamCaptureMode mode) {
   return begin_capture(c, stream, mode, nullptr, {});
 }
 
-GCTX_SIM_CALL(cuStreamBeginCaptureToGraph, Call& c, Stream& stream, Graph& graph, const CUgraphNode* nodes,
-              const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
+SOFTWARE_DRIVER_CALL(cuStreamBeginCaptureToGraph, Call& c, Stream& stream, Graph& graph, const CUgraphNode* nodes,
+                     const CUgraphEdgeData* data, std::size_t count, CUstreamCaptureMode mode) {
   refuse_if(graph.capture != nullptr || stream.capture != nullptr, CUDA_ERROR_ILLEGAL_STATE);
   return begin_capture(c, stream, mode, &graph, read_edges(c, graph, nodes, data, count));
 }
 
-GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies_v2, Call& c, Stream& stream, CUgraphNode* nodes,
-              const CUgraphEdgeData* data, std::size_t count, unsigned flags) {
+SOFTWARE_DRIVER_CALL(cuStreamUpdateCaptureDependencies_v2, Call& c, Stream& stream, CUgraphNode* nodes,
+                     const CUgraphEdgeData* data, std::size_t count, unsigned flags) {
   refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);
   const std::vector<Edge> edges = read_edges(c, stream.capture->graph(), nodes, data, count);
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
@@ -86,9 +86,9 @@ GCTX_SIM_CALL(cuStreamUpdateCaptureDependencies_v2, Call& c, Stream& stream, CUg
   extend(stream.capture_tail, edges);
 }
 
-GCTX_SIM_SAME(cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_v2, 2)
+SOFTWARE_DRIVER_SAME(cuStreamUpdateCaptureDependencies, cuStreamUpdateCaptureDependencies_v2, 2)
 
-GCTX_SIM_QUERY(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
+SOFTWARE_DRIVER_QUERY(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
   refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);
   const std::shared_ptr<Capture> capture = stream.capture;
   refuse_if(&capture->origin() != &stream, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
@@ -103,11 +103,11 @@ GCTX_SIM_QUERY(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out) {
   return result;
 }
 
-GCTX_SIM_ROW(cuStreamIsCapturing, tell_capture)
-GCTX_SIM_ROW(cuStreamGetCaptureInfo_v2, tell_capture, 5)
-GCTX_SIM_ROW(cuStreamGetCaptureInfo_v3, tell_capture)
+SOFTWARE_DRIVER_ROW(cuStreamIsCapturing, tell_capture)
+SOFTWARE_DRIVER_ROW(cuStreamGetCaptureInfo_v2, tell_capture, 5)
+SOFTWARE_DRIVER_ROW(cuStreamGetCaptureInfo_v3, tell_capture)
 
-GCTX_SIM_CALL(cuThreadExchangeStreamCaptureMode, Call& c, CUstreamCaptureMode* mode) {
+SOFTWARE_DRIVER_CALL(cuThreadExchangeStreamCaptureMode, Call& c, CUstreamCaptureMode* mode) {
   refuse_if(*mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
   std::swap(*mode, c.thread.capture_mode);
 }

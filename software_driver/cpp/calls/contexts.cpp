@@ -7,7 +7,7 @@
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // A destroyed context can be pushed and set (recorded); only one that never was cannot.
@@ -130,13 +130,13 @@ void detach_children(Call& c, Context& context) {
   c.machine.clock.forget(context.id);
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
 // Execution affinity and graphics-shared contexts are not modelled.
-GCTX_SIM_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams* params, unsigned flags,
-              const Device& device) {
+SOFTWARE_DRIVER_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams* params, unsigned flags,
+                     const Device& device) {
   const bool empty = params == nullptr || (params->numExecAffinityParams == 0 && params->cigParams == nullptr);
   refuse_if(!empty, CUDA_ERROR_NOT_SUPPORTED);
   Context& context = c.machine.contexts.add(make_context(c, ContextKind::created, whole_device(c, device), flags));
@@ -144,14 +144,14 @@ GCTX_SIM_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams* params
   give(out, context);
 }
 
-GCTX_SIM_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam*, int count, unsigned flags,
-              const Device& device) {
+SOFTWARE_DRIVER_CALL(cuCtxCreate_v3, Call& c, CUcontext* out, CUexecAffinityParam*, int count, unsigned flags,
+                     const Device& device) {
   refuse_if(count != 0, CUDA_ERROR_NOT_SUPPORTED);
   return body_of_cuCtxCreate_v4(c, out, nullptr, flags, device);
 }
-GCTX_SIM_SAME(cuCtxCreate_v2, cuCtxCreate_v4, 1)
+SOFTWARE_DRIVER_SAME(cuCtxCreate_v2, cuCtxCreate_v4, 1)
 
-GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
+SOFTWARE_DRIVER_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
   Context* context = c.machine.contexts.find(handle);
   if (context == nullptr) {
     const bool stale = c.machine.contexts.is_stale(handle);
@@ -177,18 +177,18 @@ GCTX_SIM_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
   c.machine.contexts.remove(*context);
 }
 
-GCTX_SIM_CALL(cuCtxPushCurrent_v2, Call& c, CUcontext handle) {
+SOFTWARE_DRIVER_CALL(cuCtxPushCurrent_v2, Call& c, CUcontext handle) {
   refuse_if(handle == nullptr, CUDA_ERROR_INVALID_CONTEXT);
   c.thread.stack.push_back(entry_for(c, handle));
 }
 
-GCTX_SIM_CALL(cuCtxPopCurrent_v2, Call& c, CUcontext* out) {
+SOFTWARE_DRIVER_CALL(cuCtxPopCurrent_v2, Call& c, CUcontext* out) {
   refuse_if(c.thread.stack.empty(), CUDA_ERROR_INVALID_CONTEXT);
   give(out, reinterpret_cast<CUcontext>(c.thread.stack.back().handle));
   c.thread.stack.pop_back();
 }
 
-GCTX_SIM_CALL(cuCtxSetCurrent, Call& c, CUcontext handle) {
+SOFTWARE_DRIVER_CALL(cuCtxSetCurrent, Call& c, CUcontext handle) {
   std::vector<CurrentContext>& stack = c.thread.stack;
   const CurrentContext entry = handle == nullptr ? CurrentContext{} : entry_for(c, handle);
   stack.resize(std::max<std::size_t>(stack.size(), 1) - 1);
@@ -197,32 +197,32 @@ GCTX_SIM_CALL(cuCtxSetCurrent, Call& c, CUcontext handle) {
   }
 }
 
-GCTX_SIM_CALL(cuCtxGetCurrent, Call& c, CUcontext* out) {
+SOFTWARE_DRIVER_CALL(cuCtxGetCurrent, Call& c, CUcontext* out) {
   const std::uint64_t handle = c.thread.stack.empty() ? 0 : c.thread.stack.back().handle;
   give(out, reinterpret_cast<CUcontext>(handle));
 }
 
-GCTX_SIM_CALL(cuCtxGetDevice, Call& c, CUdevice* out) { give(out, current_entry(c).device); }
-GCTX_SIM_GET(cuCtxGetDevice_v2, &Context::device, const Context)
-GCTX_SIM_CALL(cuCtxGetFlags, Call& c, unsigned* flags) { give(flags, current_entry(c).flags | CU_CTX_MAP_HOST); }
-GCTX_SIM_CALL(cuCtxSetFlags, Call& c, unsigned flags) { c.current->flags = flags; }
-GCTX_SIM_CALL(cuCtxGetCacheConfig, Call& c, CUfunc_cache* config) { give(config, c.current->cache); }
-GCTX_SIM_CALL(cuCtxSetCacheConfig, Call& c, CUfunc_cache config) { c.current->cache = config; }
-GCTX_SIM_CALL(cuCtxResetPersistingL2Cache, Call&) {}
+SOFTWARE_DRIVER_CALL(cuCtxGetDevice, Call& c, CUdevice* out) { give(out, current_entry(c).device); }
+SOFTWARE_DRIVER_GET(cuCtxGetDevice_v2, &Context::device, const Context)
+SOFTWARE_DRIVER_CALL(cuCtxGetFlags, Call& c, unsigned* flags) { give(flags, current_entry(c).flags | CU_CTX_MAP_HOST); }
+SOFTWARE_DRIVER_CALL(cuCtxSetFlags, Call& c, unsigned flags) { c.current->flags = flags; }
+SOFTWARE_DRIVER_CALL(cuCtxGetCacheConfig, Call& c, CUfunc_cache* config) { give(config, c.current->cache); }
+SOFTWARE_DRIVER_CALL(cuCtxSetCacheConfig, Call& c, CUfunc_cache config) { c.current->cache = config; }
+SOFTWARE_DRIVER_CALL(cuCtxResetPersistingL2Cache, Call&) {}
 
-GCTX_SIM_CALL(cuCtxGetId, Call& c, CUcontext handle, unsigned long long* id) {
+SOFTWARE_DRIVER_CALL(cuCtxGetId, Call& c, CUcontext handle, unsigned long long* id) {
   // The one question that a dead context may be asked (seen on an H100, driver 13.0, after a reset and a destroy).
   refuse_if(c.machine.contexts.is_stale(handle), CUDA_ERROR_CONTEXT_IS_DESTROYED);
   *id = find_context(c, handle, true).id;
 }
 
-GCTX_SIM_CALL(cuCtxSynchronize, Call& c) { return wait_for(c, outstanding_of(c.machine, *c.current)); }
+SOFTWARE_DRIVER_CALL(cuCtxSynchronize, Call& c) { return wait_for(c, outstanding_of(c.machine, *c.current)); }
 
-GCTX_SIM_CALL(cuCtxSynchronize_v2, Call& c, Context& context) {
+SOFTWARE_DRIVER_CALL(cuCtxSynchronize_v2, Call& c, Context& context) {
   return wait_for(c, outstanding_of(c.machine, context));
 }
 
-GCTX_SIM_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
+SOFTWARE_DRIVER_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
   need(value_of(default_limits, limit), CUDA_ERROR_UNSUPPORTED_LIMIT);
   // Recorded: more local memory than a thread can have is refused, and more of the L2 cache than may persist: here
   // none.
@@ -232,12 +232,12 @@ GCTX_SIM_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {
   c.current->limits[limit] = limit == CU_LIMIT_MAX_L2_FETCH_GRANULARITY ? std::min<std::size_t>(value, 128) : value;
 }
 
-GCTX_SIM_CALL(cuCtxGetLimit, Call& c, std::size_t* value, CUlimit limit) {
+SOFTWARE_DRIVER_CALL(cuCtxGetLimit, Call& c, std::size_t* value, CUlimit limit) {
   const std::size_t& standard = need(value_of(default_limits, limit), CUDA_ERROR_UNSUPPORTED_LIMIT);
   give(value, c.current->limits.emplace(limit, standard).first->second);
 }
 
-GCTX_SIM_CALL(cuCtxGetApiVersion, Call& c, CUcontext handle, unsigned* version) {
+SOFTWARE_DRIVER_CALL(cuCtxGetApiVersion, Call& c, CUcontext handle, unsigned* version) {
   // Recorded: of a destroyed context this call alone says that it is none.
   if (c.machine.contexts.is_stale(handle)) {
     c.note(Misuse::use_after_destroy, handle, "the context is destroyed");
@@ -246,16 +246,16 @@ GCTX_SIM_CALL(cuCtxGetApiVersion, Call& c, CUcontext handle, unsigned* version) 
   *version = find_context(c, handle, true).api_version;
 }
 
-GCTX_SIM_CALL(cuCtxGetStreamPriorityRange, Call&, int* least, int* greatest) {
+SOFTWARE_DRIVER_CALL(cuCtxGetStreamPriorityRange, Call&, int* least, int* greatest) {
   give(least, 0);
   give(greatest, -5);
 }
 
-GCTX_SIM_CALL(cuCtxEnablePeerAccess, Call& c, const Context& peer, unsigned) {
+SOFTWARE_DRIVER_CALL(cuCtxEnablePeerAccess, Call& c, const Context& peer, unsigned) {
   refuse_if(peer.device == c.current->device, CUDA_ERROR_INVALID_DEVICE);
   refuse_if(!c.current->peers.insert(peer.device).second, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 }
 
-GCTX_SIM_CALL(cuCtxDisablePeerAccess, Call& c, const Context& peer) {
+SOFTWARE_DRIVER_CALL(cuCtxDisablePeerAccess, Call& c, const Context& peer) {
   refuse_if(c.current->peers.erase(peer.device) == 0, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
 }

@@ -3,7 +3,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 Holding whole_device(const Call& call, const Device& device);
 // With its default stream.
@@ -14,4 +14,4 @@ void destroy_owned(Machine& machine, std::uint64_t owner, bool remembered);
 // Takes a context's streams and events away from it, and notes those that should have gone first.
 void detach_children(Call& call, Context& context);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "abi/cuda_gctx_sim.h"
+#include "abi/cuda_software_driver.h"
 #include "calls/allocations.hpp"
 #include "chip/chip.hpp"
 #include "machine/json.hpp"
@@ -15,7 +15,7 @@
 
 namespace {
 
-using namespace gctx::sim;
+using namespace software_driver;
 
 const char* keep(std::string text) {
   thread_local std::string kept;
@@ -55,9 +55,9 @@ const char* word(Known known) { return known_words[static_cast<std::size_t>(know
 
 // What is listed with the model of a chip is done by it.
 constexpr Behaviour other_behaviours[] = {
-#define GCTX_SIM_BEHAVIOUR(subject, drivers, known, source, text) {subject, drivers, text, Known::known, source},
+#define SOFTWARE_DRIVER_BEHAVIOUR(subject, drivers, known, source, text) {subject, drivers, text, Known::known, source},
 #include "calls/behaviours.def"
-#undef GCTX_SIM_BEHAVIOUR
+#undef SOFTWARE_DRIVER_BEHAVIOUR
 };
 
 int add_rule(const char* function, int code, FaultRule rule) {
@@ -76,7 +76,7 @@ int add_rule(const char* function, int code, FaultRule rule) {
 
 extern "C" {
 
-int gctxSimConfigure(const char* spec, char* error, size_t error_size) {
+int softwareDriverConfigure(const char* spec, char* error, size_t error_size) {
   try {
     Present& here = present();
     std::shared_ptr<Machine> old;  // dropped after the lock
@@ -98,20 +98,20 @@ int gctxSimConfigure(const char* spec, char* error, size_t error_size) {
   }
 }
 
-int gctxSimReset(void) {
+int softwareDriverReset(void) {
   const auto spec =
       with_machine(std::optional<std::string>(), [](Machine& machine) { return std::optional(machine.spec.text); });
-  return spec ? gctxSimConfigure(spec->c_str(), nullptr, 0) : -1;
+  return spec ? softwareDriverConfigure(spec->c_str(), nullptr, 0) : -1;
 }
 
-int gctxSimPush(void) {
+int softwareDriverPush(void) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
   here.aside.push_back(std::move(here.machine));
   return 0;
 }
 
-int gctxSimPop(void) {
+int softwareDriverPop(void) {
   Present& here = present();
   const std::scoped_lock lock(here.mutex);
   if (here.aside.empty()) {
@@ -122,15 +122,15 @@ int gctxSimPop(void) {
   return 0;
 }
 
-const char* gctxSimLedger(void) { return text_of(ledger_json); }
-const char* gctxSimCalls(void) { return text_of(calls_json); }
-const char* gctxSimMemory(void) { return text_of(memory_json); }
-const char* gctxSimMachine(void) { return text_of(machine_json); }
-const char* gctxSimFaults(void) {
+const char* softwareDriverLedger(void) { return text_of(ledger_json); }
+const char* softwareDriverCalls(void) { return text_of(calls_json); }
+const char* softwareDriverMemory(void) { return text_of(memory_json); }
+const char* softwareDriverMachine(void) { return text_of(machine_json); }
+const char* softwareDriverFaults(void) {
   return text_of([](const Machine& machine) { return faults_json(machine.faults); });
 }
 
-const char* gctxSimProfiles(void) {
+const char* softwareDriverProfiles(void) {
   JsonWriter json;
   json.array(profiles(), [&](const Profile& profile) {
     json.begin_object().members("key", profile.key, "name", profile.name, "compute_capability",
@@ -144,12 +144,12 @@ const char* gctxSimProfiles(void) {
   return keep(json.text());
 }
 
-const char* gctxSimDrivers(void) {
+const char* softwareDriverDrivers(void) {
   JsonWriter json;
   return keep(json.array(driver_versions, [&](int version) { json.value(version_text(version)); }).text());
 }
 
-const char* gctxSimExplain(void) {
+const char* softwareDriverExplain(void) {
   JsonWriter json;
   const auto write = [&](const Behaviour& one) {
     json.object("subject", one.subject, "drivers", one.drivers, "behaviour", one.text, "known", word(one.known),
@@ -161,13 +161,13 @@ const char* gctxSimExplain(void) {
   return keep(json.end_array().text());
 }
 
-int gctxSimFailNth(const char* function, unsigned long long nth, int code) {
+int softwareDriverFailNth(const char* function, unsigned long long nth, int code) {
   return nth == 0 ? -1 : add_rule(function, code, {.when = FaultRule::When::nth, .remaining = nth});
 }
 
-int gctxSimFailEvery(const char* function, int code) { return add_rule(function, code, {}); }
+int softwareDriverFailEvery(const char* function, int code) { return add_rule(function, code, {}); }
 
-int gctxSimFailRandomly(const char* function, double probability, unsigned long long seed, int code) {
+int softwareDriverFailRandomly(const char* function, double probability, unsigned long long seed, int code) {
   if (!(probability >= 0 && probability <= 1)) {
     return -1;
   }
@@ -175,19 +175,19 @@ int gctxSimFailRandomly(const char* function, double probability, unsigned long 
                   {.when = FaultRule::When::by_chance, .probability = probability, .random = std::mt19937_64(seed)});
 }
 
-void gctxSimLimitContexts(unsigned count) {
+void softwareDriverLimitContexts(unsigned count) {
   with_machine(0U, [&](Machine& machine) { return machine.faults.context_limit = count; });
 }
 
-void gctxSimClearFaults(void) {
+void softwareDriverClearFaults(void) {
   with_machine(0U, [](Machine& machine) {
     machine.faults.rules.clear();
     return machine.faults.context_limit = machine.spec.max_contexts;
   });
 }
 
-int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, const gctxSimKernelCost* cost,
-                  const size_t* argument_sizes, unsigned argument_count) {
+int softwareDriverKernel(const char* name, softwareDriverKernelFunction function, void* user,
+                         const softwareDriverKernelCost* cost, const size_t* argument_sizes, unsigned argument_count) {
   if (name == nullptr || cost == nullptr || !(cost->throughput <= 1)) {
     return -1;
   }
@@ -202,8 +202,8 @@ int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user, 
   });
 }
 
-int gctxSimKernelAccess(const char* name, const unsigned* reads, unsigned read_count, const unsigned* writes,
-                        unsigned write_count) {
+int softwareDriverKernelAccess(const char* name, const unsigned* reads, unsigned read_count, const unsigned* writes,
+                               unsigned write_count) {
   const auto list = [](const unsigned* numbers, unsigned count) {
     using List = std::set<std::size_t>;
     return numbers == nullptr ? std::nullopt : std::make_optional<List>(numbers, numbers + count);
@@ -219,22 +219,22 @@ int gctxSimKernelAccess(const char* name, const unsigned* reads, unsigned read_c
   });
 }
 
-void* gctxSimView(uint64_t address, size_t size) {
+void* softwareDriverView(uint64_t address, size_t size) {
   return with_machine(static_cast<void*>(nullptr), [&](Machine& machine) -> void* {
     const Bytes bytes = size > 0 ? bytes_at(machine, address, size) : Bytes{};
     return bytes.is_empty() ? nullptr : bytes.host();
   });
 }
 
-void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record) {
+void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord record) {
   with_machine(Tracer{}, [&](Machine& machine) { return machine.tracer = {schedule, record, this_thread()}; });
 }
 
-uint64_t gctxSimTime(void) {
+uint64_t softwareDriverTime(void) {
   return with_machine(uint64_t{0}, [](Machine& machine) { return machine.clock.now(); });
 }
 
-void gctxSimAdvance(uint64_t ns) {
+void softwareDriverAdvance(uint64_t ns) {
   Present& here = present();
   std::unique_lock lock(here.mutex);
   // Kept: host functions run unlocked, and the machine may be replaced meanwhile.
@@ -247,6 +247,6 @@ void gctxSimAdvance(uint64_t ns) {
   lock.unlock();
 }
 
-int gctxSimErrorCode(const char* name) { return name == nullptr ? -1 : error_code(name); }
+int softwareDriverErrorCode(const char* name) { return name == nullptr ? -1 : error_code(name); }
 
 }  // extern "C"

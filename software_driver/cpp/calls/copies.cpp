@@ -6,7 +6,7 @@
 #include "calls/allocations.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Assumed: the rate of the link to the host, in bytes per nanosecond, and the time that a copy takes to begin.
@@ -413,41 +413,41 @@ void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, GraphNode& node)
   };
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_ROW(cuMemcpy, copy_linear<anywhere, anywhere>)
-GCTX_SIM_ROW(cuMemcpyAsync, copy_linear<anywhere, anywhere>)
-GCTX_SIM_ROW(cuMemcpyHtoD_v2, copy_linear<on_device, on_host>)
-GCTX_SIM_ROW(cuMemcpyHtoDAsync_v2, copy_linear<on_device, on_host>)
-GCTX_SIM_ROW(cuMemcpyDtoH_v2, copy_linear<on_host, on_device>)
-GCTX_SIM_ROW(cuMemcpyDtoHAsync_v2, copy_linear<on_host, on_device>)
-GCTX_SIM_ROW(cuMemcpyDtoD_v2, copy_linear<on_device, on_device>)
-GCTX_SIM_ROW(cuMemcpyDtoDAsync_v2, copy_linear<on_device, on_device>)
-GCTX_SIM_ROW(cuMemcpyPeer, copy_peer)
-GCTX_SIM_ROW(cuMemcpyPeerAsync, copy_peer_on)
-GCTX_SIM_ROW(cuMemcpyHtoA_v2, copy_to_array<on_host>)
-GCTX_SIM_ROW(cuMemcpyHtoAAsync_v2, copy_to_array<on_host>)
-GCTX_SIM_ROW(cuMemcpyDtoA_v2, copy_to_array<on_device>)
-GCTX_SIM_ROW(cuMemcpyAtoH_v2, copy_from_array<on_host>)
-GCTX_SIM_ROW(cuMemcpyAtoHAsync_v2, copy_from_array<on_host>)
-GCTX_SIM_ROW(cuMemcpyAtoD_v2, copy_from_array<on_device>)
-GCTX_SIM_ROW(cuMemcpyAtoA_v2, copy_arrays)
-GCTX_SIM_ROW(cuMemcpy2D_v2, copy_flat)
-GCTX_SIM_ROW(cuMemcpy2DUnaligned_v2, copy_flat)
-GCTX_SIM_ROW(cuMemcpy2DAsync_v2, copy_flat)
-GCTX_SIM_ROW(cuMemcpy3D_v2, copy_box)
-GCTX_SIM_ROW(cuMemcpy3DAsync_v2, copy_box)
-GCTX_SIM_ROW(cuMemsetD8_v2, fill_row<unsigned char>)
-GCTX_SIM_ROW(cuMemsetD8Async, fill_row<unsigned char>)
-GCTX_SIM_ROW(cuMemsetD2D8_v2, fill_rows<unsigned char>)
-GCTX_SIM_ROW(cuMemsetD2D8Async, fill_rows<unsigned char>)
-GCTX_SIM_ROW(cuMemsetD16_v2, fill_row<unsigned short>)
-GCTX_SIM_ROW(cuMemsetD16Async, fill_row<unsigned short>)
-GCTX_SIM_ROW(cuMemsetD2D16_v2, fill_rows<unsigned short>)
-GCTX_SIM_ROW(cuMemsetD2D16Async, fill_rows<unsigned short>)
-GCTX_SIM_ROW(cuMemsetD32_v2, fill_row<unsigned>)
-GCTX_SIM_ROW(cuMemsetD32Async, fill_row<unsigned>)
-GCTX_SIM_ROW(cuMemsetD2D32_v2, fill_rows<unsigned>)
-GCTX_SIM_ROW(cuMemsetD2D32Async, fill_rows<unsigned>)
+SOFTWARE_DRIVER_ROW(cuMemcpy, copy_linear<anywhere, anywhere>)
+SOFTWARE_DRIVER_ROW(cuMemcpyAsync, copy_linear<anywhere, anywhere>)
+SOFTWARE_DRIVER_ROW(cuMemcpyHtoD_v2, copy_linear<on_device, on_host>)
+SOFTWARE_DRIVER_ROW(cuMemcpyHtoDAsync_v2, copy_linear<on_device, on_host>)
+SOFTWARE_DRIVER_ROW(cuMemcpyDtoH_v2, copy_linear<on_host, on_device>)
+SOFTWARE_DRIVER_ROW(cuMemcpyDtoHAsync_v2, copy_linear<on_host, on_device>)
+SOFTWARE_DRIVER_ROW(cuMemcpyDtoD_v2, copy_linear<on_device, on_device>)
+SOFTWARE_DRIVER_ROW(cuMemcpyDtoDAsync_v2, copy_linear<on_device, on_device>)
+SOFTWARE_DRIVER_ROW(cuMemcpyPeer, copy_peer)
+SOFTWARE_DRIVER_ROW(cuMemcpyPeerAsync, copy_peer_on)
+SOFTWARE_DRIVER_ROW(cuMemcpyHtoA_v2, copy_to_array<on_host>)
+SOFTWARE_DRIVER_ROW(cuMemcpyHtoAAsync_v2, copy_to_array<on_host>)
+SOFTWARE_DRIVER_ROW(cuMemcpyDtoA_v2, copy_to_array<on_device>)
+SOFTWARE_DRIVER_ROW(cuMemcpyAtoH_v2, copy_from_array<on_host>)
+SOFTWARE_DRIVER_ROW(cuMemcpyAtoHAsync_v2, copy_from_array<on_host>)
+SOFTWARE_DRIVER_ROW(cuMemcpyAtoD_v2, copy_from_array<on_device>)
+SOFTWARE_DRIVER_ROW(cuMemcpyAtoA_v2, copy_arrays)
+SOFTWARE_DRIVER_ROW(cuMemcpy2D_v2, copy_flat)
+SOFTWARE_DRIVER_ROW(cuMemcpy2DUnaligned_v2, copy_flat)
+SOFTWARE_DRIVER_ROW(cuMemcpy2DAsync_v2, copy_flat)
+SOFTWARE_DRIVER_ROW(cuMemcpy3D_v2, copy_box)
+SOFTWARE_DRIVER_ROW(cuMemcpy3DAsync_v2, copy_box)
+SOFTWARE_DRIVER_ROW(cuMemsetD8_v2, fill_row<unsigned char>)
+SOFTWARE_DRIVER_ROW(cuMemsetD8Async, fill_row<unsigned char>)
+SOFTWARE_DRIVER_ROW(cuMemsetD2D8_v2, fill_rows<unsigned char>)
+SOFTWARE_DRIVER_ROW(cuMemsetD2D8Async, fill_rows<unsigned char>)
+SOFTWARE_DRIVER_ROW(cuMemsetD16_v2, fill_row<unsigned short>)
+SOFTWARE_DRIVER_ROW(cuMemsetD16Async, fill_row<unsigned short>)
+SOFTWARE_DRIVER_ROW(cuMemsetD2D16_v2, fill_rows<unsigned short>)
+SOFTWARE_DRIVER_ROW(cuMemsetD2D16Async, fill_rows<unsigned short>)
+SOFTWARE_DRIVER_ROW(cuMemsetD32_v2, fill_row<unsigned>)
+SOFTWARE_DRIVER_ROW(cuMemsetD32Async, fill_row<unsigned>)
+SOFTWARE_DRIVER_ROW(cuMemsetD2D32_v2, fill_rows<unsigned>)
+SOFTWARE_DRIVER_ROW(cuMemsetD2D32Async, fill_rows<unsigned>)

@@ -3,11 +3,11 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // A copy in up to three dimensions, as all the calls that copy describe it.
 void plan_copy(Call& call, const CUDA_MEMCPY3D& copy, GraphNode& node);
 // A fill of rows of elements.
 void plan_fill(Call& call, const CUDA_MEMSET_NODE_PARAMS_v2& fill, GraphNode& node);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -6,7 +6,7 @@
 #include "calls/entry.hpp"
 #include "machine/cards.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The newest attribute that each driver version knows: from the headers of 13.0, 13.1 and 13.4, the older ones assumed.
@@ -25,51 +25,51 @@ int attribute(const Device& device, CUdevice_attribute which) {
   const Profile& card = device.chip->profile();
   const bool has_hbm = card.cc_minor == 0 && card.cc_major <= 10;
   switch (which) {
-#define GCTX_SIM_ATTRIBUTE(name, value) \
-  case CU_DEVICE_ATTRIBUTE_##name:      \
+#define SOFTWARE_DRIVER_ATTRIBUTE(name, value) \
+  case CU_DEVICE_ATTRIBUTE_##name:             \
     return static_cast<int>(value);
 #include "abi/attributes.def"
-#undef GCTX_SIM_ATTRIBUTE
+#undef SOFTWARE_DRIVER_ATTRIBUTE
     default:
       return 0;
   }
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_GET(cuDeviceGet, &Device::ordinal)
-GCTX_SIM_GET(cuDeviceTotalMem_v2, &Device::memory)
-GCTX_SIM_GET(cuDeviceGetUuid, uuid_of)
-GCTX_SIM_GET(cuDeviceGetUuid_v2, uuid_of)
-GCTX_SIM_CALL(cuDeviceGetCount, Call& c, int* count) { give(count, static_cast<int>(c.machine.devices.size())); }
+SOFTWARE_DRIVER_GET(cuDeviceGet, &Device::ordinal)
+SOFTWARE_DRIVER_GET(cuDeviceTotalMem_v2, &Device::memory)
+SOFTWARE_DRIVER_GET(cuDeviceGetUuid, uuid_of)
+SOFTWARE_DRIVER_GET(cuDeviceGetUuid_v2, uuid_of)
+SOFTWARE_DRIVER_CALL(cuDeviceGetCount, Call& c, int* count) { give(count, static_cast<int>(c.machine.devices.size())); }
 
-GCTX_SIM_CALL(cuDeviceGetName, Call&, char* name, int length, const Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetName, Call&, char* name, int length, const Device& device) {
   std::snprintf(name, static_cast<std::size_t>(length), "%s", device.chip->profile().name.c_str());
 }
 
 // Only Windows has them.
-GCTX_SIM_CALL(cuDeviceGetLuid, Call&) { refuse(CUDA_ERROR_NOT_SUPPORTED); }
+SOFTWARE_DRIVER_CALL(cuDeviceGetLuid, Call&) { refuse(CUDA_ERROR_NOT_SUPPORTED); }
 
-GCTX_SIM_CALL(cuDeviceGetAttribute, Call& c, int* value, CUdevice_attribute which, const Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetAttribute, Call& c, int* value, CUdevice_attribute which, const Device& device) {
   refuse_if(which < 1 || which > newest_attribute(c.version()), CUDA_ERROR_INVALID_VALUE);
   give(value, attribute(device, which));
 }
 
-GCTX_SIM_CALL(cuDeviceComputeCapability, Call&, int* major, int* minor, const Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceComputeCapability, Call&, int* major, int* minor, const Device& device) {
   *major = device.chip->profile().cc_major;
   *minor = device.chip->profile().cc_minor;
 }
 
-GCTX_SIM_CALL(cuDeviceGetPCIBusId, Call&, char* text, int length, const Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetPCIBusId, Call&, char* text, int length, const Device& device) {
   const std::string id = pci_bus_id(device.card);
   refuse_if(length <= static_cast<int>(id.size()), CUDA_ERROR_INVALID_VALUE);
   std::memcpy(text, id.c_str(), id.size() + 1);
 }
 
-GCTX_SIM_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
   for (const Device& device : c.machine.devices) {
     if (pci_bus_id(device.card) == text) {
       return give(out, device.ordinal);
@@ -78,14 +78,16 @@ GCTX_SIM_CALL(cuDeviceGetByPCIBusId, Call& c, CUdevice* out, const char* text) {
   refuse(CUDA_ERROR_INVALID_DEVICE);
 }
 
-GCTX_SIM_CALL(cuDeviceGetExecAffinitySupport, Call&, int* value, CUexecAffinityType, const Device&) { *value = 0; }
+SOFTWARE_DRIVER_CALL(cuDeviceGetExecAffinitySupport, Call&, int* value, CUexecAffinityType, const Device&) {
+  *value = 0;
+}
 
-GCTX_SIM_CALL(cuDeviceCanAccessPeer, Call&, int* value, const Device& device, const Device& peer) {
+SOFTWARE_DRIVER_CALL(cuDeviceCanAccessPeer, Call&, int* value, const Device& device, const Device& peer) {
   give(value, device.ordinal == peer.ordinal ? 0 : 1);
 }
 
-GCTX_SIM_CALL(cuDeviceGetP2PAttribute, Call&, int* value, CUdevice_P2PAttribute which, const Device& device,
-              const Device& peer) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetP2PAttribute, Call&, int* value, CUdevice_P2PAttribute which, const Device& device,
+                     const Device& peer) {
   refuse_if(device.ordinal == peer.ordinal, CUDA_ERROR_INVALID_DEVICE);
   const bool offered =
       which == CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED || which == CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;

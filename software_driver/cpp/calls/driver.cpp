@@ -4,7 +4,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 void get_address(Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
@@ -40,35 +40,35 @@ int answer_absent(std::size_t index) {
   }
   if (!named.test(index)) {
     named.set(index);
-    std::fprintf(stderr, "cuda_gctx software driver (simulated): %s is not modelled: CUDA_ERROR_NOT_SUPPORTED\n",
+    std::fprintf(stderr, "software driver (simulated): %s is not modelled: CUDA_ERROR_NOT_SUPPORTED\n",
                  absent_info(index).symbol);
   }
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
 // Tables that NVIDIA's own libraries use among themselves. NVRTC asks, and goes on without.
-GCTX_SIM_CALL(cuGetExportTable, Call&, const void** table, const CUuuid*) {
+SOFTWARE_DRIVER_CALL(cuGetExportTable, Call&, const void** table, const CUuuid*) {
   *table = nullptr;
   refuse(CUDA_ERROR_NOT_FOUND);
 }
 
 // They switch a profiling tool on and off, and there is none.
-GCTX_SIM_CALL(cuProfilerStart, Call&) {}
+SOFTWARE_DRIVER_CALL(cuProfilerStart, Call&) {}
 
-GCTX_SIM_SAME(cuProfilerStop, cuProfilerStart)
+SOFTWARE_DRIVER_SAME(cuProfilerStop, cuProfilerStart)
 
-GCTX_SIM_CALL(cuInit, Call& c, unsigned) {
+SOFTWARE_DRIVER_CALL(cuInit, Call& c, unsigned) {
   refuse_if(c.machine.devices.empty(), CUDA_ERROR_NO_DEVICE);
   c.machine.initialized = true;
 }
 
-GCTX_SIM_CALL(cuDriverGetVersion, Call& c, int* version) { give(version, c.version()); }
+SOFTWARE_DRIVER_CALL(cuDriverGetVersion, Call& c, int* version) { give(version, c.version()); }
 
-GCTX_SIM_ROW(cuGetProcAddress, get_address)
-GCTX_SIM_ROW(cuGetProcAddress_v2, get_address)
-GCTX_SIM_ROW(cuGetErrorName, tell_error<&ErrorText::name>)
-GCTX_SIM_ROW(cuGetErrorString, tell_error<&ErrorText::text>)
+SOFTWARE_DRIVER_ROW(cuGetProcAddress, get_address)
+SOFTWARE_DRIVER_ROW(cuGetProcAddress_v2, get_address)
+SOFTWARE_DRIVER_ROW(cuGetErrorName, tell_error<&ErrorText::name>)
+SOFTWARE_DRIVER_ROW(cuGetErrorString, tell_error<&ErrorText::text>)

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <new>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Refuses the call where it is not to be carried out.
@@ -269,4 +269,4 @@ std::shared_ptr<KernelCode> find_code(Call& c, CUfunction handle) {
   refuse(CUDA_ERROR_INVALID_HANDLE);
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

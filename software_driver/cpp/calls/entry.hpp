@@ -16,7 +16,7 @@
 #include "machine/graphs.hpp"
 #include "machine/present.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 struct Call {
   Machine& machine;
@@ -109,34 +109,34 @@ Object& find_in(Call& call, const HandleTable<Object>& table, Handle handle, CUr
 // What a handle names, of each kind of object: the frame looks it up for a body that takes the object.
 template <class Object, class Handle>
 Object& find(Call& c, Handle handle);
-#define GCTX_SIM_FIND(object, handle_type, expression)                     \
+#define SOFTWARE_DRIVER_FIND(object, handle_type, expression)              \
   template <>                                                              \
   inline object& find<object, handle_type>(Call & c, handle_type handle) { \
     return expression;                                                     \
   }
-GCTX_SIM_FIND(Device, CUdevice, find_device(c, handle))
-GCTX_SIM_FIND(Context, CUcontext, find_context(c, handle, contract(c.function).takes_current))
-GCTX_SIM_FIND(Context, CUgreenCtx, find_green(c, handle))
-GCTX_SIM_FIND(Stream, CUstream, find_stream(c, handle))
-GCTX_SIM_FIND(Event, CUevent, find_event(c, handle))
-GCTX_SIM_FIND(MemoryHandle, CUmemGenericAllocationHandle, find_memory(c, handle))
-GCTX_SIM_FIND(KernelCode, CUfunction, *find_code(c, handle))
-GCTX_SIM_FIND(KernelCode, CUkernel, *find_code(c, reinterpret_cast<CUfunction>(handle)))
-#define GCTX_SIM_TABLE(object, handle_type, table, code, gone) \
-  GCTX_SIM_FIND(object, handle_type, find_in(c, c.machine.table, handle, CUDA_ERROR_INVALID_##code, gone))
-GCTX_SIM_TABLE(Graph, CUgraph, graphs, VALUE, "the graph is destroyed")
-GCTX_SIM_TABLE(GraphNode, CUgraphNode, graph_nodes, VALUE, "the node is destroyed")
-GCTX_SIM_TABLE(GraphExec, CUgraphExec, graph_execs, VALUE, "the executable graph is destroyed")
-GCTX_SIM_TABLE(UserObject, CUuserObject, user_objects, VALUE, "the last reference to the user object is gone")
-GCTX_SIM_TABLE(Pool, CUmemoryPool, pools, VALUE, "the memory pool is destroyed")
-GCTX_SIM_TABLE(Texture, CUtexObject, textures, VALUE, "the texture is destroyed")
-GCTX_SIM_TABLE(Surface, CUsurfObject, surfaces, VALUE, "the surface is destroyed")
-GCTX_SIM_TABLE(Module, CUmodule, modules, HANDLE, "the module is unloaded")
-GCTX_SIM_TABLE(Library, CUlibrary, libraries, HANDLE, "the library is unloaded")
-GCTX_SIM_TABLE(Kernel, CUkernel, kernels, HANDLE, "the library of the kernel is unloaded")
-GCTX_SIM_TABLE(Function, CUfunction, functions, HANDLE, "the module of the function is unloaded")
-GCTX_SIM_TABLE(Array, CUarray, arrays, HANDLE, "the array is destroyed")
-GCTX_SIM_TABLE(MipmappedArray, CUmipmappedArray, mipmapped_arrays, HANDLE, "the mipmapped array is destroyed")
+SOFTWARE_DRIVER_FIND(Device, CUdevice, find_device(c, handle))
+SOFTWARE_DRIVER_FIND(Context, CUcontext, find_context(c, handle, contract(c.function).takes_current))
+SOFTWARE_DRIVER_FIND(Context, CUgreenCtx, find_green(c, handle))
+SOFTWARE_DRIVER_FIND(Stream, CUstream, find_stream(c, handle))
+SOFTWARE_DRIVER_FIND(Event, CUevent, find_event(c, handle))
+SOFTWARE_DRIVER_FIND(MemoryHandle, CUmemGenericAllocationHandle, find_memory(c, handle))
+SOFTWARE_DRIVER_FIND(KernelCode, CUfunction, *find_code(c, handle))
+SOFTWARE_DRIVER_FIND(KernelCode, CUkernel, *find_code(c, reinterpret_cast<CUfunction>(handle)))
+#define SOFTWARE_DRIVER_TABLE(object, handle_type, table, code, gone) \
+  SOFTWARE_DRIVER_FIND(object, handle_type, find_in(c, c.machine.table, handle, CUDA_ERROR_INVALID_##code, gone))
+SOFTWARE_DRIVER_TABLE(Graph, CUgraph, graphs, VALUE, "the graph is destroyed")
+SOFTWARE_DRIVER_TABLE(GraphNode, CUgraphNode, graph_nodes, VALUE, "the node is destroyed")
+SOFTWARE_DRIVER_TABLE(GraphExec, CUgraphExec, graph_execs, VALUE, "the executable graph is destroyed")
+SOFTWARE_DRIVER_TABLE(UserObject, CUuserObject, user_objects, VALUE, "the last reference to the user object is gone")
+SOFTWARE_DRIVER_TABLE(Pool, CUmemoryPool, pools, VALUE, "the memory pool is destroyed")
+SOFTWARE_DRIVER_TABLE(Texture, CUtexObject, textures, VALUE, "the texture is destroyed")
+SOFTWARE_DRIVER_TABLE(Surface, CUsurfObject, surfaces, VALUE, "the surface is destroyed")
+SOFTWARE_DRIVER_TABLE(Module, CUmodule, modules, HANDLE, "the module is unloaded")
+SOFTWARE_DRIVER_TABLE(Library, CUlibrary, libraries, HANDLE, "the library is unloaded")
+SOFTWARE_DRIVER_TABLE(Kernel, CUkernel, kernels, HANDLE, "the library of the kernel is unloaded")
+SOFTWARE_DRIVER_TABLE(Function, CUfunction, functions, HANDLE, "the module of the function is unloaded")
+SOFTWARE_DRIVER_TABLE(Array, CUarray, arrays, HANDLE, "the array is destroyed")
+SOFTWARE_DRIVER_TABLE(MipmappedArray, CUmipmappedArray, mipmapped_arrays, HANDLE, "the mipmapped array is destroyed")
 
 // What the body of a function takes for an argument, as a number: the argument itself, or the address of the object
 // that a handle names.
@@ -275,22 +275,24 @@ struct Says<CUresult(Out*, Handle), what, Object> {
   }
 };
 
-// Defines a function of the driver: GCTX_SIM_CALL(cuStreamGetId, Call&, Stream& stream, unsigned long long* id) { ... }
-// The header says what callers pass, and the contract what of it arrives. A body that comes to its end has succeeded.
-// GCTX_SIM_QUERY: one that answers a code, as those do that are asked again and again.
+// Defines a function of the driver: SOFTWARE_DRIVER_CALL(cuStreamGetId, Call&, Stream& stream, unsigned long long* id)
+// { ... } The header says what callers pass, and the contract what of it arrives. A body that comes to its end has
+// succeeded. SOFTWARE_DRIVER_QUERY: one that answers a code, as those do that are asked again and again.
 //
-// Rows, for functions that need no body of their own. GCTX_SIM_ROW: the body is a function of the file, and the places
-// of those of its parameters follow for which the driver's function has no argument. GCTX_SIM_SAME: likewise, of the
-// body of another. GCTX_SIM_GET: what it says of an object.
-#define GCTX_SIM_CALL(symbol, ...) GCTX_SIM_BODY(void, symbol, __VA_ARGS__)
-#define GCTX_SIM_QUERY(symbol, ...) GCTX_SIM_BODY(CUresult, symbol, __VA_ARGS__)
-#define GCTX_SIM_BODY(answer, symbol, ...)     \
-  static answer body_of_##symbol(__VA_ARGS__); \
-  GCTX_SIM_ROW(symbol, body_of_##symbol)       \
+// Rows, for functions that need no body of their own. SOFTWARE_DRIVER_ROW: the body is a function of the file, and the
+// places of those of its parameters follow for which the driver's function has no argument. SOFTWARE_DRIVER_SAME:
+// likewise, of the body of another. SOFTWARE_DRIVER_GET: what it says of an object.
+#define SOFTWARE_DRIVER_CALL(symbol, ...) SOFTWARE_DRIVER_BODY(void, symbol, __VA_ARGS__)
+#define SOFTWARE_DRIVER_QUERY(symbol, ...) SOFTWARE_DRIVER_BODY(CUresult, symbol, __VA_ARGS__)
+#define SOFTWARE_DRIVER_BODY(answer, symbol, ...) \
+  static answer body_of_##symbol(__VA_ARGS__);    \
+  SOFTWARE_DRIVER_ROW(symbol, body_of_##symbol)   \
   static answer body_of_##symbol(__VA_ARGS__)
-#define GCTX_SIM_SAME(symbol, ...) GCTX_SIM_ROW(symbol, body_of_##__VA_ARGS__)
-#define GCTX_SIM_GET(symbol, ...) GCTX_SIM_ROW(symbol, (&gctx::sim::Says<decltype(::symbol), __VA_ARGS__>::body))
-#define GCTX_SIM_ROW(symbol, ...) \
-  GCTX_SIM_EXPORT(symbol, ::symbol, &gctx::sim::Entry<gctx::sim::Fn::symbol, decltype(::symbol), __VA_ARGS__>::call)
+#define SOFTWARE_DRIVER_SAME(symbol, ...) SOFTWARE_DRIVER_ROW(symbol, body_of_##__VA_ARGS__)
+#define SOFTWARE_DRIVER_GET(symbol, ...) \
+  SOFTWARE_DRIVER_ROW(symbol, (&software_driver::Says<decltype(::symbol), __VA_ARGS__>::body))
+#define SOFTWARE_DRIVER_ROW(symbol, ...)   \
+  SOFTWARE_DRIVER_EXPORT(symbol, ::symbol, \
+                         &software_driver::Entry<software_driver::Fn::symbol, decltype(::symbol), __VA_ARGS__>::call)
 
-}  // namespace gctx::sim
+}  // namespace software_driver

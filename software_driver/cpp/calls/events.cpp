@@ -5,7 +5,7 @@
 
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 void forget_record(Event& event) {
@@ -163,11 +163,11 @@ WorkPtr awaited(Call& c, const Event& event) {
   return work;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuEventCreate, Call& c, CUevent* out, unsigned flags) {
+SOFTWARE_DRIVER_CALL(cuEventCreate, Call& c, CUevent* out, unsigned flags) {
   Event& event = add_event(c, flags);
   if ((flags & CU_EVENT_INTERPROCESS) != 0) {
     event.shared = std::make_shared<SharedRecord>(std::make_shared<File>(page_bytes));
@@ -175,14 +175,14 @@ GCTX_SIM_CALL(cuEventCreate, Call& c, CUevent* out, unsigned flags) {
   give(out, event);
 }
 
-GCTX_SIM_CALL(cuEventDestroy_v2, Call& c, Event& event) {
+SOFTWARE_DRIVER_CALL(cuEventDestroy_v2, Call& c, Event& event) {
   if (event.context != nullptr) {
     event.context->events.erase(&event);
   }
   c.machine.events.remove(event);
 }
 
-GCTX_SIM_QUERY(cuEventQuery, Call& c, Event& event) {
+SOFTWARE_DRIVER_QUERY(cuEventQuery, Call& c, Event& event) {
   const WorkPtr work = event.record;
   const auto shared = event.shared;
   const auto is_done = [&] { return shared ? shared->is_done(shared->counts->recorded) : !work || work->done; };
@@ -194,14 +194,14 @@ GCTX_SIM_QUERY(cuEventQuery, Call& c, Event& event) {
   return is_done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-GCTX_SIM_CALL(cuEventSynchronize, Call& c, Event& event) { return wait_for(c, awaited(c, event)); }
+SOFTWARE_DRIVER_CALL(cuEventSynchronize, Call& c, Event& event) { return wait_for(c, awaited(c, event)); }
 
-GCTX_SIM_ROW(cuEventRecord, record_event)
-GCTX_SIM_ROW(cuEventRecordWithFlags, record_event)
-GCTX_SIM_ROW(cuEventElapsedTime, tell_elapsed)
-GCTX_SIM_ROW(cuEventElapsedTime_v2, tell_elapsed)
-GCTX_SIM_ROW(cuStreamWaitEvent, wait_for_event)
-GCTX_SIM_ROW(cuCtxRecordEvent, record_context)
-GCTX_SIM_ROW(cuGreenCtxRecordEvent, record_context)
-GCTX_SIM_ROW(cuCtxWaitEvent, wait_context)
-GCTX_SIM_ROW(cuGreenCtxWaitEvent, wait_context)
+SOFTWARE_DRIVER_ROW(cuEventRecord, record_event)
+SOFTWARE_DRIVER_ROW(cuEventRecordWithFlags, record_event)
+SOFTWARE_DRIVER_ROW(cuEventElapsedTime, tell_elapsed)
+SOFTWARE_DRIVER_ROW(cuEventElapsedTime_v2, tell_elapsed)
+SOFTWARE_DRIVER_ROW(cuStreamWaitEvent, wait_for_event)
+SOFTWARE_DRIVER_ROW(cuCtxRecordEvent, record_context)
+SOFTWARE_DRIVER_ROW(cuGreenCtxRecordEvent, record_context)
+SOFTWARE_DRIVER_ROW(cuCtxWaitEvent, wait_context)
+SOFTWARE_DRIVER_ROW(cuGreenCtxWaitEvent, wait_context)

@@ -3,7 +3,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // In the current context.
 Event& add_event(Call& call, unsigned flags);
@@ -14,4 +14,4 @@ bool is_silent(const Event& event);
 // The work that whoever waits for the event waits for; null if there is none.
 WorkPtr awaited(Call& call, const Event& event);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

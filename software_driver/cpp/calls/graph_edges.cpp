@@ -5,7 +5,7 @@
 
 #include "calls/graph_nodes.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 struct FullEdge {
@@ -110,37 +110,37 @@ void draw(const Graph& graph, std::string& out) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuGraphGetNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
+SOFTWARE_DRIVER_CALL(cuGraphGetNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
   return list_nodes(graph, [](const GraphNode&) { return true; }, nodes, count);
 }
-GCTX_SIM_CALL(cuGraphGetRootNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
+SOFTWARE_DRIVER_CALL(cuGraphGetRootNodes, Call&, const Graph& graph, CUgraphNode* nodes, std::size_t* count) {
   return list_nodes(graph, [](const GraphNode& node) { return node.after.empty(); }, nodes, count);
 }
-GCTX_SIM_CALL(cuGraphGetEdges_v2, Call&, const Graph& graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
-              std::size_t* count) {
+SOFTWARE_DRIVER_CALL(cuGraphGetEdges_v2, Call&, const Graph& graph, CUgraphNode* from, CUgraphNode* to,
+                     CUgraphEdgeData* data, std::size_t* count) {
   refuse_if((from == nullptr) != (to == nullptr), CUDA_ERROR_INVALID_VALUE);
   return list(edges_of(graph), from, to, data, count);
 }
-GCTX_SIM_CALL(cuGraphNodeGetDependencies_v2, Call&, const GraphNode& node, CUgraphNode* nodes, CUgraphEdgeData* data,
-              std::size_t* count) {
+SOFTWARE_DRIVER_CALL(cuGraphNodeGetDependencies_v2, Call&, const GraphNode& node, CUgraphNode* nodes,
+                     CUgraphEdgeData* data, std::size_t* count) {
   std::vector<FullEdge> edges;
   for (const Edge& edge : node.after) {
     edges.push_back({edge.from, &node, edge.data});
   }
   return list(edges, nodes, nullptr, data, count);
 }
-GCTX_SIM_CALL(cuGraphNodeGetDependentNodes_v2, Call&, const GraphNode& node, CUgraphNode* nodes, CUgraphEdgeData* data,
-              std::size_t* count) {
+SOFTWARE_DRIVER_CALL(cuGraphNodeGetDependentNodes_v2, Call&, const GraphNode& node, CUgraphNode* nodes,
+                     CUgraphEdgeData* data, std::size_t* count) {
   std::vector<FullEdge> edges = edges_of(*node.graph);
   std::erase_if(edges, [&](const FullEdge& edge) { return edge.from != &node; });
   return list(edges, nullptr, nodes, data, count);
 }
-GCTX_SIM_CALL(cuGraphAddDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
-              const CUgraphEdgeData* data, std::size_t count) {
+SOFTWARE_DRIVER_CALL(cuGraphAddDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
+                     const CUgraphEdgeData* data, std::size_t count) {
   const std::vector<Named> edges = read_named(c, graph, from, to, data, count);
   for (auto edge = edges.begin(); edge != edges.end(); ++edge) {
     refuse_if(is_there(*edge) || std::find(edges.begin(), edge, *edge) != edge, CUDA_ERROR_INVALID_VALUE);
@@ -149,8 +149,8 @@ GCTX_SIM_CALL(cuGraphAddDependencies_v2, Call& c, Graph& graph, const CUgraphNod
     target->after.push_back(edge);
   }
 }
-GCTX_SIM_CALL(cuGraphRemoveDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from, const CUgraphNode* to,
-              const CUgraphEdgeData* data, std::size_t count) {
+SOFTWARE_DRIVER_CALL(cuGraphRemoveDependencies_v2, Call& c, Graph& graph, const CUgraphNode* from,
+                     const CUgraphNode* to, const CUgraphEdgeData* data, std::size_t count) {
   refuse_if(count > 0 && graph.has_memory, CUDA_ERROR_INVALID_VALUE);
   const std::vector<Named> edges = read_named(c, graph, from, to, data, count);
   refuse_if(!std::ranges::all_of(edges, is_there), CUDA_ERROR_INVALID_VALUE);
@@ -158,19 +158,20 @@ GCTX_SIM_CALL(cuGraphRemoveDependencies_v2, Call& c, Graph& graph, const CUgraph
     std::erase(target->after, edge);
   }
 }
-GCTX_SIM_SAME(cuGraphGetEdges, cuGraphGetEdges_v2, 3)
-GCTX_SIM_SAME(cuGraphNodeGetDependencies, cuGraphNodeGetDependencies_v2, 2)
-GCTX_SIM_SAME(cuGraphNodeGetDependentNodes, cuGraphNodeGetDependentNodes_v2, 2)
-GCTX_SIM_SAME(cuGraphAddDependencies, cuGraphAddDependencies_v2, 3)
-GCTX_SIM_SAME(cuGraphRemoveDependencies, cuGraphRemoveDependencies_v2, 3)
+SOFTWARE_DRIVER_SAME(cuGraphGetEdges, cuGraphGetEdges_v2, 3)
+SOFTWARE_DRIVER_SAME(cuGraphNodeGetDependencies, cuGraphNodeGetDependencies_v2, 2)
+SOFTWARE_DRIVER_SAME(cuGraphNodeGetDependentNodes, cuGraphNodeGetDependentNodes_v2, 2)
+SOFTWARE_DRIVER_SAME(cuGraphAddDependencies, cuGraphAddDependencies_v2, 3)
+SOFTWARE_DRIVER_SAME(cuGraphRemoveDependencies, cuGraphRemoveDependencies_v2, 3)
 
-GCTX_SIM_GET(cuGraphNodeGetType, &GraphNode::type, const GraphNode)
-GCTX_SIM_GET(cuGraphNodeGetContainingGraph, [](const GraphNode& node) { return as_handle<CUgraph>(*node.graph); })
-GCTX_SIM_GET(cuGraphNodeGetLocalId, &GraphNode::number)
-GCTX_SIM_GET(cuGraphNodeGetToolsId, &GraphNode::id, const GraphNode)
-GCTX_SIM_GET(cuGraphGetId, &Graph::id, const Graph)
+SOFTWARE_DRIVER_GET(cuGraphNodeGetType, &GraphNode::type, const GraphNode)
+SOFTWARE_DRIVER_GET(cuGraphNodeGetContainingGraph,
+                    [](const GraphNode& node) { return as_handle<CUgraph>(*node.graph); })
+SOFTWARE_DRIVER_GET(cuGraphNodeGetLocalId, &GraphNode::number)
+SOFTWARE_DRIVER_GET(cuGraphNodeGetToolsId, &GraphNode::id, const GraphNode)
+SOFTWARE_DRIVER_GET(cuGraphGetId, &Graph::id, const Graph)
 
-GCTX_SIM_CALL(cuGraphDestroyNode, Call& c, GraphNode& node) {
+SOFTWARE_DRIVER_CALL(cuGraphDestroyNode, Call& c, GraphNode& node) {
   refuse_if(node.graph->has_memory, CUDA_ERROR_INVALID_VALUE);
   const bool captured_into =
       node.graph->capture != nullptr ||
@@ -179,20 +180,20 @@ GCTX_SIM_CALL(cuGraphDestroyNode, Call& c, GraphNode& node) {
   remove_node(c.machine, node);
 }
 
-GCTX_SIM_CALL(cuGraphClone, Call& c, CUgraph* out, const Graph& graph) {
+SOFTWARE_DRIVER_CALL(cuGraphClone, Call& c, CUgraph* out, const Graph& graph) {
   refuse_if(is_being_captured(graph), CUDA_ERROR_INVALID_VALUE);
   refuse_if(has_memory_nodes(graph) || has_conditions(graph), CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(!has_room_for_copy(c, graph), CUDA_ERROR_OUT_OF_MEMORY);
   give(out, clone(c.machine, graph));
 }
 
-GCTX_SIM_CALL(cuGraphNodeFindInClone, Call&, CUgraphNode* out, const GraphNode& node, const Graph& graph) {
+SOFTWARE_DRIVER_CALL(cuGraphNodeFindInClone, Call&, CUgraphNode* out, const GraphNode& node, const Graph& graph) {
   const auto found = std::ranges::find(graph.nodes, node.id, &GraphNode::copied_from);
   refuse_if(found == graph.nodes.end(), CUDA_ERROR_INVALID_VALUE);
   give(out, **found);
 }
 
-GCTX_SIM_CALL(cuGraphDebugDotPrint, Call&, const Graph& graph, const char* path, unsigned) {
+SOFTWARE_DRIVER_CALL(cuGraphDebugDotPrint, Call&, const Graph& graph, const char* path, unsigned) {
   std::string text = "digraph dot {\n";
   draw(graph, text);
   text += "}\n";

@@ -8,7 +8,7 @@
 #include "calls/allocations.hpp"
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr std::pair<CUgraphMem_attribute, std::uint64_t GraphMemory::*> graph_memory_attributes[] = {
@@ -71,23 +71,23 @@ void free_at_launch(Call& c, CUdeviceptr address) {
   free_graph_memory(c.machine, found->second);
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuDeviceGraphMemTrim, Call&, Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceGraphMemTrim, Call&, Device& device) {
   GraphMemory& memory = device.graph_memory;
   memory.used -= std::exchange(memory.freed, 0);
   memory.reserved = memory.used;
 }
 
-GCTX_SIM_CALL(cuDeviceGetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* out) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* out) {
   const auto member = need(value_of(graph_memory_attributes, which), CUDA_ERROR_INVALID_VALUE);
   std::memcpy(out, &(device.graph_memory.*member), sizeof(std::uint64_t));
 }
 
 // Only the highest values can be set, to zero: they begin anew.
-GCTX_SIM_CALL(cuDeviceSetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* in) {
+SOFTWARE_DRIVER_CALL(cuDeviceSetGraphMemAttribute, Call&, Device& device, CUgraphMem_attribute which, void* in) {
   const bool used = which == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH;
   std::uint64_t wanted = 0;
   refuse_if(!used && which != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH, CUDA_ERROR_INVALID_VALUE);

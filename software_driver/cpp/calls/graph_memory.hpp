@@ -3,7 +3,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // Makes the memory of an allocation node, which has its address from then on.
 void make_graph_memory(Call& call, Step& node);
@@ -11,4 +11,4 @@ void make_graph_memory(Call& call, Step& node);
 void allocate_at_launch(Call& call, const GraphExec& exec, CUdeviceptr address);
 void free_at_launch(Call& call, CUdeviceptr address);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -9,7 +9,7 @@
 #include "calls/launch.hpp"
 #include "calls/modules.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Where a node runs: in the context that is named, or in the current one.
@@ -232,7 +232,7 @@ struct Kind {
   static void add(Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies, std::size_t count,
                   Given given, CUcontext context) {
     CUgraphNodeParams all = parameters(given, context);
-    sim::add(c, out, graph, dependencies, nullptr, count, &all);
+    software_driver::add(c, out, graph, dependencies, nullptr, count, &all);
   }
   static void get(Call& c, GraphNode& node, Value* out) {
     refuse_if(node.type != type, CUDA_ERROR_INVALID_VALUE);
@@ -245,7 +245,7 @@ struct Kind {
   }
   static void set_in_exec(Call& c, GraphExec& exec, const GraphNode& node, Given given, CUcontext context) {
     const CUgraphNodeParams all = parameters(given, context);
-    sim::set_in_exec(c, exec, node, &all);
+    software_driver::set_in_exec(c, exec, node, &all);
   }
 };
 constexpr std::size_t copy_context = offsetof(CUgraphNodeParams, memcpy.copyCtx);
@@ -349,64 +349,66 @@ ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {
   return found;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_ROW(cuGraphAddNode, add, 3)
-GCTX_SIM_ROW(cuGraphAddNode_v2, add)
-GCTX_SIM_ROW(cuGraphAddNode_v3, add)
-GCTX_SIM_ROW(cuGraphNodeSetParams, set_in_graph)
-GCTX_SIM_ROW(cuGraphNodeSetParams_v2, set_in_graph)
-GCTX_SIM_ROW(cuGraphExecNodeSetParams, set_in_exec)
-GCTX_SIM_CALL(cuGraphNodeGetParams, Call& c, GraphNode& node, CUgraphNodeParams* out) { *out = described(c, node); }
+SOFTWARE_DRIVER_ROW(cuGraphAddNode, add, 3)
+SOFTWARE_DRIVER_ROW(cuGraphAddNode_v2, add)
+SOFTWARE_DRIVER_ROW(cuGraphAddNode_v3, add)
+SOFTWARE_DRIVER_ROW(cuGraphNodeSetParams, set_in_graph)
+SOFTWARE_DRIVER_ROW(cuGraphNodeSetParams_v2, set_in_graph)
+SOFTWARE_DRIVER_ROW(cuGraphExecNodeSetParams, set_in_exec)
+SOFTWARE_DRIVER_CALL(cuGraphNodeGetParams, Call& c, GraphNode& node, CUgraphNodeParams* out) {
+  *out = described(c, node);
+}
 
-GCTX_SIM_ROW(cuGraphAddKernelNode_v2, OfKernel::add)
-GCTX_SIM_ROW(cuGraphKernelNodeGetParams_v2, OfKernel::get)
-GCTX_SIM_ROW(cuGraphKernelNodeSetParams_v2, OfKernel::set)
-GCTX_SIM_ROW(cuGraphExecKernelNodeSetParams_v2, OfKernel::set_in_exec)
-GCTX_SIM_ROW(cuGraphAddMemcpyNode, OfCopy::add)
-GCTX_SIM_ROW(cuGraphMemcpyNodeGetParams, OfCopy::get)
-GCTX_SIM_ROW(cuGraphMemcpyNodeSetParams, OfCopy::set)
-GCTX_SIM_ROW(cuGraphExecMemcpyNodeSetParams, OfCopy::set_in_exec)
-GCTX_SIM_ROW(cuGraphAddMemsetNode, OfFill::add)
-GCTX_SIM_ROW(cuGraphMemsetNodeGetParams, OfFill::get)
-GCTX_SIM_ROW(cuGraphMemsetNodeSetParams, OfFill::set)
-GCTX_SIM_ROW(cuGraphExecMemsetNodeSetParams, OfFill::set_in_exec)
-GCTX_SIM_ROW(cuGraphAddHostNode, OfHost::add)
-GCTX_SIM_ROW(cuGraphHostNodeGetParams, OfHost::get)
-GCTX_SIM_ROW(cuGraphHostNodeSetParams, OfHost::set)
-GCTX_SIM_ROW(cuGraphExecHostNodeSetParams, OfHost::set_in_exec)
-GCTX_SIM_ROW(cuGraphAddChildGraphNode, OfChild::add)
-GCTX_SIM_ROW(cuGraphChildGraphNodeGetGraph, OfChild::get)
-GCTX_SIM_ROW(cuGraphAddEventRecordNode, OfRecord::add)
-GCTX_SIM_ROW(cuGraphEventRecordNodeGetEvent, OfRecord::get)
-GCTX_SIM_ROW(cuGraphEventRecordNodeSetEvent, OfRecord::set)
-GCTX_SIM_ROW(cuGraphExecEventRecordNodeSetEvent, OfRecord::set_in_exec)
-GCTX_SIM_ROW(cuGraphAddEventWaitNode, OfWait::add)
-GCTX_SIM_ROW(cuGraphEventWaitNodeGetEvent, OfWait::get)
-GCTX_SIM_ROW(cuGraphEventWaitNodeSetEvent, OfWait::set)
-GCTX_SIM_ROW(cuGraphExecEventWaitNodeSetEvent, OfWait::set_in_exec)
-GCTX_SIM_ROW(cuGraphMemAllocNodeGetParams, OfMemory::get)
-GCTX_SIM_ROW(cuGraphAddMemFreeNode, OfFree::add)
-GCTX_SIM_ROW(cuGraphMemFreeNodeGetParams, OfFree::get)
+SOFTWARE_DRIVER_ROW(cuGraphAddKernelNode_v2, OfKernel::add)
+SOFTWARE_DRIVER_ROW(cuGraphKernelNodeGetParams_v2, OfKernel::get)
+SOFTWARE_DRIVER_ROW(cuGraphKernelNodeSetParams_v2, OfKernel::set)
+SOFTWARE_DRIVER_ROW(cuGraphExecKernelNodeSetParams_v2, OfKernel::set_in_exec)
+SOFTWARE_DRIVER_ROW(cuGraphAddMemcpyNode, OfCopy::add)
+SOFTWARE_DRIVER_ROW(cuGraphMemcpyNodeGetParams, OfCopy::get)
+SOFTWARE_DRIVER_ROW(cuGraphMemcpyNodeSetParams, OfCopy::set)
+SOFTWARE_DRIVER_ROW(cuGraphExecMemcpyNodeSetParams, OfCopy::set_in_exec)
+SOFTWARE_DRIVER_ROW(cuGraphAddMemsetNode, OfFill::add)
+SOFTWARE_DRIVER_ROW(cuGraphMemsetNodeGetParams, OfFill::get)
+SOFTWARE_DRIVER_ROW(cuGraphMemsetNodeSetParams, OfFill::set)
+SOFTWARE_DRIVER_ROW(cuGraphExecMemsetNodeSetParams, OfFill::set_in_exec)
+SOFTWARE_DRIVER_ROW(cuGraphAddHostNode, OfHost::add)
+SOFTWARE_DRIVER_ROW(cuGraphHostNodeGetParams, OfHost::get)
+SOFTWARE_DRIVER_ROW(cuGraphHostNodeSetParams, OfHost::set)
+SOFTWARE_DRIVER_ROW(cuGraphExecHostNodeSetParams, OfHost::set_in_exec)
+SOFTWARE_DRIVER_ROW(cuGraphAddChildGraphNode, OfChild::add)
+SOFTWARE_DRIVER_ROW(cuGraphChildGraphNodeGetGraph, OfChild::get)
+SOFTWARE_DRIVER_ROW(cuGraphAddEventRecordNode, OfRecord::add)
+SOFTWARE_DRIVER_ROW(cuGraphEventRecordNodeGetEvent, OfRecord::get)
+SOFTWARE_DRIVER_ROW(cuGraphEventRecordNodeSetEvent, OfRecord::set)
+SOFTWARE_DRIVER_ROW(cuGraphExecEventRecordNodeSetEvent, OfRecord::set_in_exec)
+SOFTWARE_DRIVER_ROW(cuGraphAddEventWaitNode, OfWait::add)
+SOFTWARE_DRIVER_ROW(cuGraphEventWaitNodeGetEvent, OfWait::get)
+SOFTWARE_DRIVER_ROW(cuGraphEventWaitNodeSetEvent, OfWait::set)
+SOFTWARE_DRIVER_ROW(cuGraphExecEventWaitNodeSetEvent, OfWait::set_in_exec)
+SOFTWARE_DRIVER_ROW(cuGraphMemAllocNodeGetParams, OfMemory::get)
+SOFTWARE_DRIVER_ROW(cuGraphAddMemFreeNode, OfFree::add)
+SOFTWARE_DRIVER_ROW(cuGraphMemFreeNodeGetParams, OfFree::get)
 
-GCTX_SIM_CALL(cuGraphAddMemAllocNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
+SOFTWARE_DRIVER_CALL(cuGraphAddMemAllocNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+                     std::size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* memory) {
   CUgraphNodeParams parameters = OfMemory::parameters(memory, nullptr);
   memory->dptr = 0;
   add(c, out, graph, dependencies, nullptr, count, &parameters);
   memory->dptr = parameters.alloc.dptr;
 }
-GCTX_SIM_CALL(cuGraphAddEmptyNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
-              std::size_t count) {
+SOFTWARE_DRIVER_CALL(cuGraphAddEmptyNode, Call& c, CUgraphNode* out, Graph& graph, const CUgraphNode* dependencies,
+                     std::size_t count) {
   CUgraphNodeParams parameters{};
   parameters.type = CU_GRAPH_NODE_TYPE_EMPTY;
   add(c, out, graph, dependencies, nullptr, count, &parameters);
 }
 
-GCTX_SIM_CALL(cuGraphKernelNodeGetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
-              CUkernelNodeAttrValue* out) {
+SOFTWARE_DRIVER_CALL(cuGraphKernelNodeGetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
+                     CUkernelNodeAttrValue* out) {
   refuse_if(node.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
   CUlaunchAttributeValue value{};
   read_attribute(node.launch, which, value);

@@ -3,7 +3,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // What a node of a graph is to do. Completes what the parameters return: the address of an allocation, the bodies of a
 // condition.
@@ -20,4 +20,4 @@ bool has_room_for_copy(Call& call, const Graph& graph);
 // The place of a node of the graph that an executable one was made of.
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

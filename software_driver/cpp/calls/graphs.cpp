@@ -7,7 +7,7 @@
 #include "calls/launch.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 bool has_allowed_nodes(const Graph& graph, bool in_condition) {
@@ -298,20 +298,20 @@ ExecNode& find_switchable(GraphExec& exec, const GraphNode& node) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuGraphCreate, Call& c, CUgraph* out) { give(out, add_graph(c.machine)); }
+SOFTWARE_DRIVER_CALL(cuGraphCreate, Call& c, CUgraph* out) { give(out, add_graph(c.machine)); }
 
-GCTX_SIM_CALL(cuGraphDestroy, Call& c, Graph& graph) {
+SOFTWARE_DRIVER_CALL(cuGraphDestroy, Call& c, Graph& graph) {
   refuse_if(is_being_captured(graph), CUDA_ERROR_ILLEGAL_STATE);
   refuse_if(graph.owner != nullptr, CUDA_ERROR_INVALID_VALUE);
   drop(c.machine, graph);
 }
 
-GCTX_SIM_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle* out, Graph& graph, const Context&,
-              unsigned initial, unsigned flags) {
+SOFTWARE_DRIVER_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle* out, Graph& graph,
+                     const Context&, unsigned initial, unsigned flags) {
   Condition& condition = c.add(c.machine.conditions);
   condition.graph = &graph;
   condition.initial = initial;
@@ -320,8 +320,8 @@ GCTX_SIM_CALL(cuGraphConditionalHandleCreate, Call& c, CUgraphConditionalHandle*
   give(out, condition);
 }
 
-GCTX_SIM_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Graph& graph,
-              CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+SOFTWARE_DRIVER_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Graph& graph,
+                     CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
   params->hErrNode_out = nullptr;
   params->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
   refuse_if(!allows(Fn::cuGraphInstantiateWithFlags, 2, params->flags), CUDA_ERROR_INVALID_VALUE);
@@ -329,19 +329,19 @@ GCTX_SIM_CALL(cuGraphInstantiateWithParams, Call& c, CUgraphExec* out, const Gra
   params->result_out = CUDA_GRAPH_INSTANTIATE_SUCCESS;
 }
 
-GCTX_SIM_CALL(cuGraphNodeSetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned enabled) {
+SOFTWARE_DRIVER_CALL(cuGraphNodeSetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned enabled) {
   find_switchable(exec, node).enabled = enabled != 0;
 }
 
-GCTX_SIM_CALL(cuGraphNodeGetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned* enabled) {
+SOFTWARE_DRIVER_CALL(cuGraphNodeGetEnabled, Call&, GraphExec& exec, const GraphNode& node, unsigned* enabled) {
   give(enabled, find_switchable(exec, node).enabled ? 1U : 0U);
 }
 
-GCTX_SIM_CALL(cuGraphExecDestroy, Call& c, GraphExec& exec) { drop(c.machine, exec); }
-GCTX_SIM_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) {}
-GCTX_SIM_ROW(cuGraphLaunch, replay)
-GCTX_SIM_ROW(cuGraphInstantiateWithFlags, instantiate)
-GCTX_SIM_ROW(cuGraphExecUpdate_v2, update_exec)
-GCTX_SIM_ROW(cuGraphExecChildGraphNodeSetParams, update_child)
-GCTX_SIM_GET(cuGraphExecGetFlags, &GraphExec::flags)
-GCTX_SIM_GET(cuGraphExecGetId, &GraphExec::id, const GraphExec)
+SOFTWARE_DRIVER_CALL(cuGraphExecDestroy, Call& c, GraphExec& exec) { drop(c.machine, exec); }
+SOFTWARE_DRIVER_CALL(cuGraphUpload, Call&, const GraphExec&, const Stream&) {}
+SOFTWARE_DRIVER_ROW(cuGraphLaunch, replay)
+SOFTWARE_DRIVER_ROW(cuGraphInstantiateWithFlags, instantiate)
+SOFTWARE_DRIVER_ROW(cuGraphExecUpdate_v2, update_exec)
+SOFTWARE_DRIVER_ROW(cuGraphExecChildGraphNodeSetParams, update_child)
+SOFTWARE_DRIVER_GET(cuGraphExecGetFlags, &GraphExec::flags)
+SOFTWARE_DRIVER_GET(cuGraphExecGetId, &GraphExec::id, const GraphExec)

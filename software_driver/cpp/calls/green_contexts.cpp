@@ -6,7 +6,7 @@
 #include "calls/queueing.hpp"
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The queues of a new context: another context's, its own, or the device's. How many balanced contexts a device has
@@ -54,11 +54,11 @@ void note_work(Call& c, const Context& context) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc handle, Device& device, unsigned) {
+SOFTWARE_DRIVER_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc handle, Device& device, unsigned) {
   Machine& machine = c.machine;
   // Recorded: no descriptor at all is accepted. That all SMs are meant is assumed.
   Holding part = handle == nullptr
@@ -81,7 +81,7 @@ GCTX_SIM_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDesc hand
   give(out, context);
 }
 
-GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
+SOFTWARE_DRIVER_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
   note_work(c, context);
   note_where_it_is_current(c, context);
   Device& device = c.machine.device(context.device);
@@ -96,9 +96,9 @@ GCTX_SIM_CALL(cuGreenCtxDestroy, Call& c, Context& context) {
   return deactivate_primary_if_unused(c, device);
 }
 
-GCTX_SIM_GET(cuCtxFromGreenCtx, as_handle<CUcontext>, const Context)
+SOFTWARE_DRIVER_GET(cuCtxFromGreenCtx, as_handle<CUcontext>, const Context)
 
-GCTX_SIM_CALL(cuGreenCtxGetId, Call& c, CUgreenCtx handle, unsigned long long* id) {
+SOFTWARE_DRIVER_CALL(cuGreenCtxGetId, Call& c, CUgreenCtx handle, unsigned long long* id) {
   const Context& context = handle == nullptr ? current_context(c) : find_green(c, handle);
   refuse_if(!context.is_green(), CUDA_ERROR_INVALID_CONTEXT);
   *id = context.id;

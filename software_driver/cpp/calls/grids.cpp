@@ -9,7 +9,7 @@
 #include "calls/kernels.hpp"
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Assumed for kernels that nobody registered a cost for. It is a time of no card, and said to be none.
@@ -42,7 +42,7 @@ void fill_probe(Machine& machine, Grid& grid) {
   const auto spin_ns = argument<std::uint64_t>(grid.arguments, 2);
   grid.cost = spinning(spin_ns + 1'000);
   grid.seen = capacity;
-  grid.built_in = [&machine, out, capacity, is_stamp = spin_ns == 0](const gctxSimBlock& block) {
+  grid.built_in = [&machine, out, capacity, is_stamp = spin_ns == 0](const softwareDriverBlock& block) {
     if (block.index >= capacity) {
       return;
     }
@@ -62,7 +62,7 @@ void fill_record(Machine& machine, Grid& grid, bool by_block) {
   grid.cost = spinning(cycles_to_ns(machine.chip->profile(), argument<std::uint64_t>(grid.arguments, 1)) + 1'000);
   const Allocation* memory = find_allocation(machine, out, 1);
   grid.seen = by_block && memory != nullptr ? memory->size / sizeof(std::uint32_t) : 0;
-  grid.built_in = [&machine, out, by_block](const gctxSimBlock& block) {
+  grid.built_in = [&machine, out, by_block](const softwareDriverBlock& block) {
     const std::uint64_t place = by_block ? block.index : block.smid;
     const std::uint32_t word = by_block ? block.smid : 1;
     store(machine, out + place * sizeof word, word);
@@ -159,7 +159,7 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
     grid->parts = machine.chip->cluster_parts(context.sms, plan.cluster, context.traits.bond);
   }
   if (const RegisteredKernel* registered = find_registered(machine, plan)) {
-    const gctxSimKernelCost& cost = registered->cost;
+    const softwareDriverKernelCost& cost = registered->cost;
     const double throughput = cost.throughput < 0 ? throughput_of(threads) : cost.throughput;
     // What threads load themselves, and what is copied asynchronously into shared memory.
     const double in_flight = loads_of_thread * grid->needs.threads + static_cast<double>(grid->needs.shared_bytes);
@@ -217,4 +217,4 @@ std::function<void()> marks_of(Machine& machine, const Context& context, const L
   };
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

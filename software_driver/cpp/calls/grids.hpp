@@ -3,11 +3,11 @@
 
 #include "machine/machine.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // A grid of a planned launch on the SMs of a context.
 std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const LaunchPlan& plan);
 // What is to be done when it is over: the memory that its arguments reach is marked, unless its result is known.
 std::function<void()> marks_of(Machine& machine, const Context& context, const LaunchPlan& plan);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,7 +5,7 @@
 
 #include "calls/modules.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // What the image says, or a registration; the registers of a kernel that is never compiled are not known: 32. Assumed.
@@ -85,30 +85,31 @@ std::size_t parameter_count(const KernelCode& code) {
 const char* name_of(const KernelCode& code) { return code.name.c_str(); }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuFuncGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code) {
+SOFTWARE_DRIVER_CALL(cuFuncGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code) {
   give(value, kernel_attribute(c.machine, code, which));
 }
-GCTX_SIM_CALL(cuKernelGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code,
-              const Device&) {
+SOFTWARE_DRIVER_CALL(cuKernelGetAttribute, Call& c, int* value, CUfunction_attribute which, const KernelCode& code,
+                     const Device&) {
   give(value, own_attribute(c.machine, code, which));
 }
-GCTX_SIM_CALL(cuFuncSetAttribute, Call&, KernelCode& code, CUfunction_attribute which, int value) {
+SOFTWARE_DRIVER_CALL(cuFuncSetAttribute, Call&, KernelCode& code, CUfunction_attribute which, int value) {
   return set_attribute(code.of_function, which, value);
 }
-GCTX_SIM_CALL(cuKernelSetAttribute, Call&, CUfunction_attribute which, int value, KernelCode& code, const Device&) {
+SOFTWARE_DRIVER_CALL(cuKernelSetAttribute, Call&, CUfunction_attribute which, int value, KernelCode& code,
+                     const Device&) {
   return set_attribute(code.attributes, which, value);
 }
-GCTX_SIM_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) {}
-GCTX_SIM_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) {}
-GCTX_SIM_CALL(cuFuncLoad, Call&, const KernelCode&) {}
-GCTX_SIM_GET(cuFuncIsLoaded, [](const KernelCode&) { return CU_FUNCTION_LOADING_STATE_LOADED; })
-GCTX_SIM_GET(cuFuncGetName, name_of)
-GCTX_SIM_GET(cuKernelGetName, name_of)
-GCTX_SIM_ROW(cuFuncGetParamInfo, parameter)
-GCTX_SIM_ROW(cuKernelGetParamInfo, parameter)
-GCTX_SIM_GET(cuFuncGetParamCount, parameter_count)
-GCTX_SIM_GET(cuKernelGetParamCount, parameter_count)
+SOFTWARE_DRIVER_CALL(cuFuncSetCacheConfig, Call&, const KernelCode&, CUfunc_cache) {}
+SOFTWARE_DRIVER_CALL(cuKernelSetCacheConfig, Call&, const KernelCode&, CUfunc_cache, const Device&) {}
+SOFTWARE_DRIVER_CALL(cuFuncLoad, Call&, const KernelCode&) {}
+SOFTWARE_DRIVER_GET(cuFuncIsLoaded, [](const KernelCode&) { return CU_FUNCTION_LOADING_STATE_LOADED; })
+SOFTWARE_DRIVER_GET(cuFuncGetName, name_of)
+SOFTWARE_DRIVER_GET(cuKernelGetName, name_of)
+SOFTWARE_DRIVER_ROW(cuFuncGetParamInfo, parameter)
+SOFTWARE_DRIVER_ROW(cuKernelGetParamInfo, parameter)
+SOFTWARE_DRIVER_GET(cuFuncGetParamCount, parameter_count)
+SOFTWARE_DRIVER_GET(cuKernelGetParamCount, parameter_count)

@@ -3,7 +3,7 @@
 
 #include "machine/machine.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // The system keeps so much shared memory of each block for itself (recorded: RESERVED_SHARED_MEMORY_PER_BLOCK).
 inline constexpr std::size_t reserved_shared_bytes = 1024;
@@ -12,4 +12,4 @@ int kernel_attribute(const Machine& machine, const KernelCode& code, CUfunction_
 // What a block of it takes of an SM.
 BlockNeeds needs_of(const Machine& machine, const KernelCode& code, unsigned threads, std::size_t dynamic_shared_bytes);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -9,7 +9,7 @@
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr unsigned max_block_threads = 1024;
@@ -219,9 +219,9 @@ void check_room(const Machine& machine, const Context& context, const LaunchPlan
             CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE);
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
 template <bool cooperative>
 static void launch_grid(Call& c, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -235,22 +235,22 @@ static void launch_grid(Call& c, CUfunction function, unsigned grid_x, unsigned 
   return launch(c, function, stream, std::move(plan), arguments, extra);
 }
 
-GCTX_SIM_ROW(cuLaunchKernel, launch_grid<false>)
-GCTX_SIM_ROW(cuLaunchCooperativeKernel, launch_grid<true>)
+SOFTWARE_DRIVER_ROW(cuLaunchKernel, launch_grid<false>)
+SOFTWARE_DRIVER_ROW(cuLaunchCooperativeKernel, launch_grid<true>)
 
-GCTX_SIM_CALL(cuLaunchKernelEx, Call& c, const CUlaunchConfig* config, CUfunction function, void** arguments,
-              void** extra) {
+SOFTWARE_DRIVER_CALL(cuLaunchKernelEx, Call& c, const CUlaunchConfig* config, CUfunction function, void** arguments,
+                     void** extra) {
   LaunchPlan plan = read_config(config);
   launch(c, function, find_stream(c, config->hStream), std::move(plan), arguments, extra);
 }
 
-GCTX_SIM_ROW(cuOccupancyMaxActiveBlocksPerMultiprocessor, occupancy)
-GCTX_SIM_ROW(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, occupancy)
-GCTX_SIM_ROW(cuOccupancyMaxPotentialBlockSize, potential_block_size)
-GCTX_SIM_ROW(cuOccupancyMaxPotentialBlockSizeWithFlags, potential_block_size)
+SOFTWARE_DRIVER_ROW(cuOccupancyMaxActiveBlocksPerMultiprocessor, occupancy)
+SOFTWARE_DRIVER_ROW(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, occupancy)
+SOFTWARE_DRIVER_ROW(cuOccupancyMaxPotentialBlockSize, potential_block_size)
+SOFTWARE_DRIVER_ROW(cuOccupancyMaxPotentialBlockSizeWithFlags, potential_block_size)
 
-GCTX_SIM_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out, const KernelCode& code, int blocks,
-              int threads) {
+SOFTWARE_DRIVER_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out, const KernelCode& code,
+                     int blocks, int threads) {
   const auto allowed =
       static_cast<std::size_t>(kernel_attribute(c.machine, code, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
   const std::size_t share = c.machine.chip->profile().shared_bytes_per_sm / static_cast<std::size_t>(blocks);
@@ -258,8 +258,8 @@ GCTX_SIM_CALL(cuOccupancyAvailableDynamicSMemPerBlock, Call& c, std::size_t* out
   give(out, std::min(allowed, share > fixed ? share - fixed : std::size_t{0}));
 }
 
-GCTX_SIM_CALL(cuOccupancyMaxPotentialClusterSize, Call& c, int* out, const KernelCode& code,
-              const CUlaunchConfig* config) {
+SOFTWARE_DRIVER_CALL(cuOccupancyMaxPotentialClusterSize, Call& c, int* out, const KernelCode& code,
+                     const CUlaunchConfig* config) {
   read_clusters(config);
   const Context& context = occupancy_context(c, config);
   const unsigned size = c.machine.chip->max_cluster_size(context.sms, context.traits.bond);
@@ -268,7 +268,8 @@ GCTX_SIM_CALL(cuOccupancyMaxPotentialClusterSize, Call& c, int* out, const Kerne
   give(out, static_cast<int>(large ? size : std::min(size, portable_cluster)));
 }
 
-GCTX_SIM_CALL(cuOccupancyMaxActiveClusters, Call& c, int* out, const KernelCode& code, const CUlaunchConfig* config) {
+SOFTWARE_DRIVER_CALL(cuOccupancyMaxActiveClusters, Call& c, int* out, const KernelCode& code,
+                     const CUlaunchConfig* config) {
   const LaunchPlan plan = read_clusters(config);
   const Context& context = occupancy_context(c, config);
   const unsigned per_sm =

@@ -3,7 +3,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // Completes a plan that has its shape: the code, what the hardware allows, and the arguments.
 void plan_launch(Call& call, const Context& context, CUfunction function, LaunchPlan& plan, void** arguments,
@@ -13,4 +13,4 @@ bool changes_nothing(CUlaunchAttributeID which);
 // Whether the SMs of a context have room for its clusters, and for all of a cooperative grid.
 void check_room(const Machine& machine, const Context& context, const LaunchPlan& plan);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -6,7 +6,7 @@
 #include "calls/allocations.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Managed memory of which this is a range.
@@ -123,44 +123,45 @@ void range_attribute(Call& c, void* out, std::size_t size, CUmem_range_attribute
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuMemAllocManaged, Call& c, CUdeviceptr* out, std::size_t size) {
+SOFTWARE_DRIVER_CALL(cuMemAllocManaged, Call& c, CUdeviceptr* out, std::size_t size) {
   give(out, allocate(c, {.device = c.current->device, .managed = true}, size));
 }
 
-GCTX_SIM_CALL(cuMemPrefetchAsync, Call& c, CUdeviceptr address, std::size_t size, CUdevice device, Stream& stream) {
+SOFTWARE_DRIVER_CALL(cuMemPrefetchAsync, Call& c, CUdeviceptr address, std::size_t size, CUdevice device,
+                     Stream& stream) {
   return prefetch(c, stream, address, size, as_location(device));
 }
 
-GCTX_SIM_CALL(cuMemPrefetchAsync_v2, Call& c, CUdeviceptr address, std::size_t size, CUmemLocation location, unsigned,
-              Stream& stream) {
+SOFTWARE_DRIVER_CALL(cuMemPrefetchAsync_v2, Call& c, CUdeviceptr address, std::size_t size, CUmemLocation location,
+                     unsigned, Stream& stream) {
   return prefetch(c, stream, address, size, location);
 }
 
 // What a program reads afterwards is not defined: the bytes stay.
-GCTX_SIM_CALL(cuMemDiscardBatchAsync, Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
-              unsigned long long, const Stream&) {
+SOFTWARE_DRIVER_CALL(cuMemDiscardBatchAsync, Call& c, CUdeviceptr* addresses, std::size_t* sizes, std::size_t count,
+                     unsigned long long, const Stream&) {
   return find_all(c, addresses, sizes, count);
 }
 
-GCTX_SIM_ROW(cuMemAdvise, advise<CUdevice>)
-GCTX_SIM_ROW(cuMemAdvise_v2, advise<CUmemLocation>)
-GCTX_SIM_ROW(cuMemPrefetchBatchAsync, prefetch_all)
-GCTX_SIM_ROW(cuMemDiscardAndPrefetchBatchAsync, prefetch_all)
-GCTX_SIM_ROW(cuMemRangeGetAttribute, range_attribute)
+SOFTWARE_DRIVER_ROW(cuMemAdvise, advise<CUdevice>)
+SOFTWARE_DRIVER_ROW(cuMemAdvise_v2, advise<CUmemLocation>)
+SOFTWARE_DRIVER_ROW(cuMemPrefetchBatchAsync, prefetch_all)
+SOFTWARE_DRIVER_ROW(cuMemDiscardAndPrefetchBatchAsync, prefetch_all)
+SOFTWARE_DRIVER_ROW(cuMemRangeGetAttribute, range_attribute)
 
-GCTX_SIM_CALL(cuMemRangeGetAttributes, Call& c, void** out, std::size_t* sizes, CUmem_range_attribute* which,
-              std::size_t number, CUdeviceptr address, std::size_t count) {
+SOFTWARE_DRIVER_CALL(cuMemRangeGetAttributes, Call& c, void** out, std::size_t* sizes, CUmem_range_attribute* which,
+                     std::size_t number, CUdeviceptr address, std::size_t count) {
   for (std::size_t i = 0; i < number; ++i) {
     refuse_if(out[i] == nullptr, CUDA_ERROR_INVALID_VALUE);
     range_attribute(c, out[i], sizes[i], which[i], address, count);
   }
 }
 
-GCTX_SIM_CALL(cuStreamAttachMemAsync, Call& c, Stream& stream, CUdeviceptr address, std::size_t size, unsigned) {
+SOFTWARE_DRIVER_CALL(cuStreamAttachMemAsync, Call& c, Stream& stream, CUdeviceptr address, std::size_t size, unsigned) {
   const Allocation& memory = find_managed(c, address, size == 0 ? 1 : size);
   const bool whole = address == memory.handle && (size == 0 || size == memory.size);
   refuse_if(!whole, CUDA_ERROR_INVALID_VALUE);

@@ -6,7 +6,7 @@
 #include "calls/queueing.hpp"
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // What can be freed so; anything else is noted.
@@ -99,22 +99,22 @@ constexpr std::pair<CUpointer_attribute, Ask> pointer_attributes[] = {
 };
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuMemGetInfo_v2, Call& c, std::size_t* free, std::size_t* total) {
+SOFTWARE_DRIVER_CALL(cuMemGetInfo_v2, Call& c, std::size_t* free, std::size_t* total) {
   const Device& device = c.device();
   give(free, device.memory - used_memory(device));
   give(total, device.memory);
 }
 
-GCTX_SIM_CALL(cuMemAlloc_v2, Call& c, CUdeviceptr* out, std::size_t size) {
+SOFTWARE_DRIVER_CALL(cuMemAlloc_v2, Call& c, CUdeviceptr* out, std::size_t size) {
   give(out, allocate(c, {c.current->device}, size));
 }
 
-GCTX_SIM_CALL(cuMemAllocPitch_v2, Call& c, CUdeviceptr* out, std::size_t* pitch, std::size_t width, std::size_t height,
-              unsigned element_size) {
+SOFTWARE_DRIVER_CALL(cuMemAllocPitch_v2, Call& c, CUdeviceptr* out, std::size_t* pitch, std::size_t width,
+                     std::size_t height, unsigned element_size) {
   const bool element_fits = element_size == 4 || element_size == 8 || element_size == 16;
   refuse_if(width == 0 || height == 0 || !element_fits, CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t alignment = 512;
@@ -122,31 +122,33 @@ GCTX_SIM_CALL(cuMemAllocPitch_v2, Call& c, CUdeviceptr* out, std::size_t* pitch,
   give(out, allocate(c, {c.current->device}, *pitch * height));
 }
 
-GCTX_SIM_CALL(cuMemFree_v2, Call& c, CUdeviceptr address) { return free_address(c, address, CU_MEMORYTYPE_DEVICE); }
+SOFTWARE_DRIVER_CALL(cuMemFree_v2, Call& c, CUdeviceptr address) {
+  return free_address(c, address, CU_MEMORYTYPE_DEVICE);
+}
 
-GCTX_SIM_CALL(cuMemGetAddressRange_v2, Call& c, CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
+SOFTWARE_DRIVER_CALL(cuMemGetAddressRange_v2, Call& c, CUdeviceptr* base, std::size_t* size, CUdeviceptr address) {
   const Allocation& found = need(find_allocation(c.machine, address, 1), CUDA_ERROR_NOT_FOUND);
   give(base, found.handle);
   give(size, found.size);
 }
 
-GCTX_SIM_ROW(cuMemAllocHost_v2, allocate_page_locked)
-GCTX_SIM_ROW(cuMemHostAlloc, allocate_page_locked)
+SOFTWARE_DRIVER_ROW(cuMemAllocHost_v2, allocate_page_locked)
+SOFTWARE_DRIVER_ROW(cuMemHostAlloc, allocate_page_locked)
 
-GCTX_SIM_CALL(cuMemFreeHost, Call& c, void* pointer) {
+SOFTWARE_DRIVER_CALL(cuMemFreeHost, Call& c, void* pointer) {
   return free_address(c, reinterpret_cast<std::uint64_t>(pointer), CU_MEMORYTYPE_HOST);
 }
 
-GCTX_SIM_CALL(cuMemHostGetDevicePointer_v2, Call& c, CUdeviceptr* out, void* pointer) {
+SOFTWARE_DRIVER_CALL(cuMemHostGetDevicePointer_v2, Call& c, CUdeviceptr* out, void* pointer) {
   find_page_locked(c, pointer);
   give(out, reinterpret_cast<CUdeviceptr>(pointer));
 }
 
-GCTX_SIM_CALL(cuMemHostGetFlags, Call& c, unsigned* flags, void* pointer) {
+SOFTWARE_DRIVER_CALL(cuMemHostGetFlags, Call& c, unsigned* flags, void* pointer) {
   give(flags, find_page_locked(c, pointer).flags);
 }
 
-GCTX_SIM_CALL(cuMemHostRegister_v2, Call& c, void* pointer, std::size_t size, unsigned flags) {
+SOFTWARE_DRIVER_CALL(cuMemHostRegister_v2, Call& c, void* pointer, std::size_t size, unsigned flags) {
   Allocation made;
   made.storage.address = reinterpret_cast<std::uint64_t>(pointer);
   made.storage.host = static_cast<char*>(pointer);
@@ -159,14 +161,14 @@ GCTX_SIM_CALL(cuMemHostRegister_v2, Call& c, void* pointer, std::size_t size, un
   add_allocation(c, std::move(made));
 }
 
-GCTX_SIM_CALL(cuMemHostUnregister, Call& c, void* pointer) {
+SOFTWARE_DRIVER_CALL(cuMemHostUnregister, Call& c, void* pointer) {
   const auto found = c.machine.allocations.find(reinterpret_cast<std::uint64_t>(pointer));
   refuse_if(found == c.machine.allocations.end() || !found->second.registered, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
   wait_for_device(c, found->second.device);
   c.machine.allocations.erase(reinterpret_cast<std::uint64_t>(pointer));
 }
 
-GCTX_SIM_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
+SOFTWARE_DRIVER_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
   const Allocation& memory = need(find_allocation(c.machine, pointer, 1), CUDA_ERROR_INVALID_VALUE);
   const Answer answer = need(value_of(pointer_attributes, which), CUDA_ERROR_NOT_SUPPORTED)(c.machine, memory, pointer);
   refuse_if(which == CU_POINTER_ATTRIBUTE_HOST_POINTER && answer.bits == 0, CUDA_ERROR_INVALID_VALUE);
@@ -174,8 +176,8 @@ GCTX_SIM_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute whi
 }
 
 // Unlike the single query, an address that is not the driver's answers zeros and success.
-GCTX_SIM_CALL(cuPointerGetAttributes, Call& c, unsigned count, CUpointer_attribute* which, void** out,
-              CUdeviceptr pointer) {
+SOFTWARE_DRIVER_CALL(cuPointerGetAttributes, Call& c, unsigned count, CUpointer_attribute* which, void** out,
+                     CUdeviceptr pointer) {
   refuse_if(std::find(which, which + count, CUpointer_attribute{}) != which + count, CUDA_ERROR_INVALID_VALUE);
   const Allocation* found = find_allocation(c.machine, pointer, 1);
   for (unsigned i = 0; i < count; ++i) {

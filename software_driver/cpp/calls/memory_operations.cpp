@@ -5,7 +5,7 @@
 #include "calls/allocations.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // A word of memory, looked up at each use: it may be freed meanwhile.
@@ -137,19 +137,19 @@ void carry_out_one(Call& c, Stream& stream, CUdeviceptr address, cuuint64_t valu
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_ROW(cuStreamWaitValue32_v2, carry_out_one<CU_STREAM_MEM_OP_WAIT_VALUE_32>)
-GCTX_SIM_ROW(cuStreamWaitValue64_v2, carry_out_one<CU_STREAM_MEM_OP_WAIT_VALUE_64>)
-GCTX_SIM_ROW(cuStreamWriteValue32_v2, carry_out_one<CU_STREAM_MEM_OP_WRITE_VALUE_32>)
-GCTX_SIM_ROW(cuStreamWriteValue64_v2, carry_out_one<CU_STREAM_MEM_OP_WRITE_VALUE_64>)
-GCTX_SIM_ROW(cuStreamBatchMemOp_v2, carry_out_all)
+SOFTWARE_DRIVER_ROW(cuStreamWaitValue32_v2, carry_out_one<CU_STREAM_MEM_OP_WAIT_VALUE_32>)
+SOFTWARE_DRIVER_ROW(cuStreamWaitValue64_v2, carry_out_one<CU_STREAM_MEM_OP_WAIT_VALUE_64>)
+SOFTWARE_DRIVER_ROW(cuStreamWriteValue32_v2, carry_out_one<CU_STREAM_MEM_OP_WRITE_VALUE_32>)
+SOFTWARE_DRIVER_ROW(cuStreamWriteValue64_v2, carry_out_one<CU_STREAM_MEM_OP_WRITE_VALUE_64>)
+SOFTWARE_DRIVER_ROW(cuStreamBatchMemOp_v2, carry_out_all)
 
 // Recorded: the first versions of these functions are switched off, as their attributes say.
-GCTX_SIM_CALL(cuStreamWaitValue32, Call&, const Stream&) { refuse(CUDA_ERROR_NOT_SUPPORTED); }
-GCTX_SIM_SAME(cuStreamWaitValue64, cuStreamWaitValue32)
-GCTX_SIM_SAME(cuStreamWriteValue32, cuStreamWaitValue32)
-GCTX_SIM_SAME(cuStreamWriteValue64, cuStreamWaitValue32)
-GCTX_SIM_SAME(cuStreamBatchMemOp, cuStreamWaitValue32)
+SOFTWARE_DRIVER_CALL(cuStreamWaitValue32, Call&, const Stream&) { refuse(CUDA_ERROR_NOT_SUPPORTED); }
+SOFTWARE_DRIVER_SAME(cuStreamWaitValue64, cuStreamWaitValue32)
+SOFTWARE_DRIVER_SAME(cuStreamWriteValue32, cuStreamWaitValue32)
+SOFTWARE_DRIVER_SAME(cuStreamWriteValue64, cuStreamWaitValue32)
+SOFTWARE_DRIVER_SAME(cuStreamBatchMemOp, cuStreamWaitValue32)

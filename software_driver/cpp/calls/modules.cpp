@@ -10,7 +10,7 @@
 #include "calls/allocations.hpp"
 #include "machine/images.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 Function& function_of(Call& c, Module& module, const std::shared_ptr<KernelCode>& code) {
@@ -125,24 +125,24 @@ CUfunction function_on(Call& c, const Kernel& kernel, int device) {
   return as_handle<CUfunction>(function_of(c, module_of(c, *kernel.library, device), kernel.code));
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuModuleLoad, Call& c, CUmodule* out, const char* name) {
+SOFTWARE_DRIVER_CALL(cuModuleLoad, Call& c, CUmodule* out, const char* name) {
   return load_module(c, out, read_file(name).data());
 }
-GCTX_SIM_ROW(cuModuleLoadData, load_module)
-GCTX_SIM_ROW(cuModuleLoadDataEx, load_module)
+SOFTWARE_DRIVER_ROW(cuModuleLoadData, load_module)
+SOFTWARE_DRIVER_ROW(cuModuleLoadDataEx, load_module)
 
-GCTX_SIM_CALL(cuModuleUnload, Call& c, Module& module) {
+SOFTWARE_DRIVER_CALL(cuModuleUnload, Call& c, Module& module) {
   refuse_if(module.library != nullptr, CUDA_ERROR_NOT_PERMITTED);
   unload(c.machine, module);
 }
 
-GCTX_SIM_CALL(cuModuleGetLoadingMode, Call&, CUmoduleLoadingMode* mode) { give(mode, CU_MODULE_EAGER_LOADING); }
+SOFTWARE_DRIVER_CALL(cuModuleGetLoadingMode, Call&, CUmoduleLoadingMode* mode) { give(mode, CU_MODULE_EAGER_LOADING); }
 
-GCTX_SIM_CALL(cuModuleGetFunction, Call& c, CUfunction* out, Module& module, const char* name) {
+SOFTWARE_DRIVER_CALL(cuModuleGetFunction, Call& c, CUfunction* out, Module& module, const char* name) {
   for (const auto& code : module.image->kernels) {
     if (code->name == name) {
       return give(out, function_of(c, module, code));
@@ -151,15 +151,15 @@ GCTX_SIM_CALL(cuModuleGetFunction, Call& c, CUfunction* out, Module& module, con
   refuse(CUDA_ERROR_NOT_FOUND);
 }
 
-GCTX_SIM_CALL(cuModuleEnumerateFunctions, Call& c, CUfunction* out, unsigned count, Module& module) {
+SOFTWARE_DRIVER_CALL(cuModuleEnumerateFunctions, Call& c, CUfunction* out, unsigned count, Module& module) {
   for (const auto& code : module.image->kernels) {
     function_of(c, module, code);
   }
   return list(out, count, module.functions);
 }
 
-GCTX_SIM_CALL(cuModuleGetGlobal_v2, Call& c, CUdeviceptr* address, std::size_t* size, Module& module,
-              const char* name) {
+SOFTWARE_DRIVER_CALL(cuModuleGetGlobal_v2, Call& c, CUdeviceptr* address, std::size_t* size, Module& module,
+                     const char* name) {
   // Seen on an H200: unlike a library, a module refuses the names of kernels, and clears the results.
   const auto is_named = [&](const auto& kernel) { return kernel->name == name; };
   give(address, 0);
@@ -168,14 +168,14 @@ GCTX_SIM_CALL(cuModuleGetGlobal_v2, Call& c, CUdeviceptr* address, std::size_t* 
   return find_variable(c, module, name, address, size);
 }
 
-GCTX_SIM_CALL(cuLibraryLoadFromFile, Call& c, CUlibrary* out, const char* name) {
+SOFTWARE_DRIVER_CALL(cuLibraryLoadFromFile, Call& c, CUlibrary* out, const char* name) {
   const auto bytes = read_file(name);
   refuse_if(bytes.front() == '\0', CUDA_ERROR_INVALID_IMAGE);  // recorded of an empty file
   return load_library(c, out, bytes.data());
 }
-GCTX_SIM_ROW(cuLibraryLoadData, load_library)
+SOFTWARE_DRIVER_ROW(cuLibraryLoadData, load_library)
 
-GCTX_SIM_CALL(cuLibraryUnload, Call& c, Library& library) {
+SOFTWARE_DRIVER_CALL(cuLibraryUnload, Call& c, Library& library) {
   for (const auto& [device, module] : library.modules) {
     unload(c.machine, *module);
   }
@@ -185,31 +185,31 @@ GCTX_SIM_CALL(cuLibraryUnload, Call& c, Library& library) {
   c.machine.libraries.remove(library);
 }
 
-GCTX_SIM_CALL(cuLibraryGetKernel, Call&, CUkernel* out, const Library& library, const char* name) {
+SOFTWARE_DRIVER_CALL(cuLibraryGetKernel, Call&, CUkernel* out, const Library& library, const char* name) {
   refuse_if(library.image->code != CUDA_SUCCESS, library.image->code);
   const auto found = library.kernels.find(name);
   refuse_if(found == library.kernels.end(), CUDA_ERROR_NOT_FOUND);
   give(out, *found->second);
 }
 
-GCTX_SIM_CALL(cuLibraryEnumerateKernels, Call&, CUkernel* out, unsigned count, const Library& library) {
+SOFTWARE_DRIVER_CALL(cuLibraryEnumerateKernels, Call&, CUkernel* out, unsigned count, const Library& library) {
   return list(out, count, library.kernels);
 }
 
-GCTX_SIM_CALL(cuLibraryGetGlobal, Call& c, CUdeviceptr* address, std::size_t* size, Library& library,
-              const char* name) {
+SOFTWARE_DRIVER_CALL(cuLibraryGetGlobal, Call& c, CUdeviceptr* address, std::size_t* size, Library& library,
+                     const char* name) {
   return find_variable(c, module_of(c, library, c.current->device), name, address, size);
 }
 
-GCTX_SIM_CALL(cuLibraryGetModule, Call& c, CUmodule* out, Library& library) {
+SOFTWARE_DRIVER_CALL(cuLibraryGetModule, Call& c, CUmodule* out, Library& library) {
   give(out, module_of(c, library, c.current->device));
 }
 
-GCTX_SIM_CALL(cuKernelGetFunction, Call& c, CUfunction* out, const Kernel& kernel) {
+SOFTWARE_DRIVER_CALL(cuKernelGetFunction, Call& c, CUfunction* out, const Kernel& kernel) {
   give(out, function_on(c, kernel, c.current->device));
 }
 
-GCTX_SIM_GET(cuModuleGetFunctionCount, kernel_count)
-GCTX_SIM_GET(cuLibraryGetKernelCount, [](const Library& library) { return library.kernels.size(); })
-GCTX_SIM_GET(cuKernelGetLibrary, [](const Kernel& kernel) { return as_handle<CUlibrary>(*kernel.library); })
-GCTX_SIM_GET(cuFuncGetModule, [](const Function& function) { return as_handle<CUmodule>(*function.module); })
+SOFTWARE_DRIVER_GET(cuModuleGetFunctionCount, kernel_count)
+SOFTWARE_DRIVER_GET(cuLibraryGetKernelCount, [](const Library& library) { return library.kernels.size(); })
+SOFTWARE_DRIVER_GET(cuKernelGetLibrary, [](const Kernel& kernel) { return as_handle<CUlibrary>(*kernel.library); })
+SOFTWARE_DRIVER_GET(cuFuncGetModule, [](const Function& function) { return as_handle<CUmodule>(*function.module); })

@@ -3,11 +3,11 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // The function of a kernel on a device.
 CUfunction function_on(Call& call, const Kernel& kernel, int device);
 void unload(Machine& machine, Module& module);
 void free_variables(Machine& machine, Module& module);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -17,7 +17,7 @@
 #include "machine/costs.hpp"
 #include "machine/present.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 struct NvmlCard {};
 
@@ -147,18 +147,19 @@ constexpr std::pair<Nvml, const char*> nvml_texts[] = {
 };
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-// As GCTX_SIM_CALL and GCTX_SIM_ROW define functions of the driver.
-#define GCTX_SIM_NVML_CALL(symbol, ...)       \
-  static Nvml body_of_##symbol(__VA_ARGS__);  \
-  GCTX_SIM_NVML_ROW(symbol, body_of_##symbol) \
+// As SOFTWARE_DRIVER_CALL and SOFTWARE_DRIVER_ROW define functions of the driver.
+#define SOFTWARE_DRIVER_NVML_CALL(symbol, ...)       \
+  static Nvml body_of_##symbol(__VA_ARGS__);         \
+  SOFTWARE_DRIVER_NVML_ROW(symbol, body_of_##symbol) \
   static Nvml body_of_##symbol(__VA_ARGS__)
-#define GCTX_SIM_NVML_ROW(symbol, ...) GCTX_SIM_EXPORT(symbol, symbol, &Framed<__VA_ARGS__, decltype(symbol)>::call)
+#define SOFTWARE_DRIVER_NVML_ROW(symbol, ...) \
+  SOFTWARE_DRIVER_EXPORT(symbol, symbol, &Framed<__VA_ARGS__, decltype(symbol)>::call)
 
-namespace gctx::sim {
+namespace software_driver {
 
 Nvml nvmlInitWithFlags(unsigned) { return begin_use(); }
 Nvml nvmlInit_v2() { return begin_use(); }
@@ -169,48 +170,48 @@ const char* nvmlErrorString(Nvml code) {
   return found == std::end(nvml_texts) ? "unknown error" : found->second;
 }
 
-GCTX_SIM_NVML_CALL(nvmlShutdown, Machine&) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlShutdown, Machine&) {
   --users;
   return Nvml::success;
 }
 
-GCTX_SIM_NVML_ROW(nvmlSystemGetDriverVersion, give_driver_version)
-GCTX_SIM_NVML_ROW(nvmlSystemGetNVMLVersion, give_driver_version)
-GCTX_SIM_NVML_ROW(nvmlSystemGetDriverBranch, not_modelled<void*, unsigned>)
-GCTX_SIM_NVML_ROW(nvmlSystemGetCudaDriverVersion, give_version)
-GCTX_SIM_NVML_ROW(nvmlSystemGetCudaDriverVersion_v2, give_version)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetCount, give_count)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetCount_v2, give_count)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetHandleByIndex, find_by_index)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetHandleByIndex_v2, find_by_index)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetIndex, give_number)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetMinorNumber, give_number)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetClockInfo, give_clock)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetMaxClockInfo, give_clock)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetUtilizationRates, not_modelled<int, NvmlUtilization*>)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetPowerUsage, not_modelled<int, unsigned*>)
-GCTX_SIM_NVML_ROW(nvmlDeviceGetTemperature, not_modelled<int, int, unsigned*>)
+SOFTWARE_DRIVER_NVML_ROW(nvmlSystemGetDriverVersion, give_driver_version)
+SOFTWARE_DRIVER_NVML_ROW(nvmlSystemGetNVMLVersion, give_driver_version)
+SOFTWARE_DRIVER_NVML_ROW(nvmlSystemGetDriverBranch, not_modelled<void*, unsigned>)
+SOFTWARE_DRIVER_NVML_ROW(nvmlSystemGetCudaDriverVersion, give_version)
+SOFTWARE_DRIVER_NVML_ROW(nvmlSystemGetCudaDriverVersion_v2, give_version)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetCount, give_count)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetCount_v2, give_count)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetHandleByIndex, find_by_index)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetHandleByIndex_v2, find_by_index)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetIndex, give_number)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetMinorNumber, give_number)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetClockInfo, give_clock)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetMaxClockInfo, give_clock)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetUtilizationRates, not_modelled<int, NvmlUtilization*>)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetPowerUsage, not_modelled<int, unsigned*>)
+SOFTWARE_DRIVER_NVML_ROW(nvmlDeviceGetTemperature, not_modelled<int, int, unsigned*>)
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetHandleByUUID, Machine& machine, const char* text, NvmlDevice* device) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetHandleByUUID, Machine& machine, const char* text, NvmlDevice* device) {
   const auto is_it = [&](int card) { return uuid_text(uuid(machine.chip->profile(), card)) == text; };
   return text == nullptr ? Nvml::invalid_argument : find_card(machine, device, is_it);
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetHandleByPciBusId_v2, Machine& machine, const char* text, NvmlDevice* device) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetHandleByPciBusId_v2, Machine& machine, const char* text, NvmlDevice* device) {
   // The domain has four digits or eight.
   const auto is_it = [&](int card) { return pci_bus_id(card) == text || "0000" + pci_bus_id(card) == text; };
   return text == nullptr ? Nvml::invalid_argument : find_card(machine, device, is_it);
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetName, Machine& machine, int, char* text, unsigned length) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetName, Machine& machine, int, char* text, unsigned length) {
   return give_text(text, length, machine.chip->profile().name);
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetUUID, Machine& machine, int card, char* text, unsigned length) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetUUID, Machine& machine, int card, char* text, unsigned length) {
   return give_text(text, length, uuid_text(uuid(machine.chip->profile(), card)));
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetPciInfo_v3, Machine&, int card, NvmlPciInfo* info) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetPciInfo_v3, Machine&, int card, NvmlPciInfo* info) {
   NvmlPciInfo found{};
   const std::string id = pci_bus_id(card);
   std::snprintf(found.legacy_bus_id, sizeof found.legacy_bus_id, "%s", id.c_str());
@@ -219,11 +220,11 @@ GCTX_SIM_NVML_CALL(nvmlDeviceGetPciInfo_v3, Machine&, int card, NvmlPciInfo* inf
   return put(info, found);
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo, Machine& machine, int card, NvmlMemory* memory) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetMemoryInfo, Machine& machine, int card, NvmlMemory* memory) {
   return put(memory, memory_of(machine, card));
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo_v2, Machine& machine, int card, NvmlMemory2* memory) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetMemoryInfo_v2, Machine& machine, int card, NvmlMemory2* memory) {
   constexpr std::uint32_t version = sizeof(NvmlMemory2) | 2U << 24;
   if (memory != nullptr && memory->version != version) {
     return Nvml::version_mismatch;
@@ -232,18 +233,18 @@ GCTX_SIM_NVML_CALL(nvmlDeviceGetMemoryInfo_v2, Machine& machine, int card, NvmlM
   return put(memory, NvmlMemory2{version, found.total, 0, found.free, found.used});
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetCudaComputeCapability, Machine& machine, int, int* major, int* minor) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetCudaComputeCapability, Machine& machine, int, int* major, int* minor) {
   const Profile& profile = machine.chip->profile();
   return minor == nullptr ? Nvml::invalid_argument
                           : std::max(put(minor, profile.cc_minor), put(major, profile.cc_major));
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetMigMode, Machine&, int, unsigned* current, unsigned* pending) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetMigMode, Machine&, int, unsigned* current, unsigned* pending) {
   return std::max(put(current, 0), put(pending, 0));
 }
 
-GCTX_SIM_NVML_CALL(nvmlDeviceGetComputeRunningProcesses_v3, Machine& machine, int card, unsigned* count,
-                   NvmlProcess* processes) {
+SOFTWARE_DRIVER_NVML_CALL(nvmlDeviceGetComputeRunningProcesses_v3, Machine& machine, int card, unsigned* count,
+                          NvmlProcess* processes) {
   if (count == nullptr) {
     return Nvml::invalid_argument;
   }
@@ -257,4 +258,4 @@ GCTX_SIM_NVML_CALL(nvmlDeviceGetComputeRunningProcesses_v3, Machine& machine, in
   return *count == 0 ? Nvml::success : put(processes, self);
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -4,7 +4,7 @@
 #include "calls/graph_nodes.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 namespace {
 
@@ -132,17 +132,17 @@ void set_pool(Call& c, const PoolPlace& place, Pool& pool) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuMemAllocAsync, Call& c, CUdeviceptr* out, std::size_t size, Stream& stream) {
+SOFTWARE_DRIVER_CALL(cuMemAllocAsync, Call& c, CUdeviceptr* out, std::size_t size, Stream& stream) {
   return allocate_from(c, out, size, *pools_of(c, {stream.device}).current, stream);
 }
 
-GCTX_SIM_ROW(cuMemAllocFromPoolAsync, allocate_from)
+SOFTWARE_DRIVER_ROW(cuMemAllocFromPoolAsync, allocate_from)
 
-GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
+SOFTWARE_DRIVER_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
   if (address == 0) {
     return;  // what an allocation of no bytes gave. Assumed
   }
@@ -169,13 +169,13 @@ GCTX_SIM_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& stream) {
   submit(c, stream, node);
 }
 
-GCTX_SIM_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoolProps* props) {
+SOFTWARE_DRIVER_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoolProps* props) {
   // Sharing between processes is not modelled.
   refuse_if(props->handleTypes != CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
   give(out, add_pool(c, read_place(c, &props->location, props->allocType)));
 }
 
-GCTX_SIM_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
+SOFTWARE_DRIVER_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
   Pools& pools = pools_of(c, {pool.device, pool.managed});
   refuse_if(&pool == pools.standard, CUDA_ERROR_INVALID_VALUE);
   if (pools.current == &pool) {
@@ -189,17 +189,17 @@ GCTX_SIM_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
   c.machine.pools.remove(pool);
 }
 
-GCTX_SIM_CALL(cuMemPoolTrimTo, Call&, Pool&, std::size_t) {}
+SOFTWARE_DRIVER_CALL(cuMemPoolTrimTo, Call&, Pool&, std::size_t) {}
 
-GCTX_SIM_CALL(cuMemPoolSetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
+SOFTWARE_DRIVER_CALL(cuMemPoolSetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
   return pool_attribute(pool, which, value, true);
 }
 
-GCTX_SIM_CALL(cuMemPoolGetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
+SOFTWARE_DRIVER_CALL(cuMemPoolGetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
   return pool_attribute(pool, which, value, false);
 }
 
-GCTX_SIM_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* access, std::size_t count) {
+SOFTWARE_DRIVER_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* access, std::size_t count) {
   refuse_if(access == nullptr && count > 0, CUDA_ERROR_INVALID_VALUE);
   auto changed = pool.access;
   for (std::size_t i = 0; i < count; ++i) {
@@ -208,7 +208,7 @@ GCTX_SIM_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* ac
   pool.access = std::move(changed);
 }
 
-GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool, CUmemLocation* location) {
+SOFTWARE_DRIVER_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool, CUmemLocation* location) {
   const PoolPlace place = read_place(c, location);
   if (pool.managed || place.device == pool.device) {
     return give(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -217,26 +217,27 @@ GCTX_SIM_CALL(cuMemPoolGetAccess, Call& c, CUmemAccess_flags* flags, Pool& pool,
   give(flags, found == pool.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : found->second);
 }
 
-GCTX_SIM_CALL(cuDeviceGetDefaultMemPool, Call& c, CUmemoryPool* out, const Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetDefaultMemPool, Call& c, CUmemoryPool* out, const Device& device) {
   give(out, *pools_of(c, {device.ordinal}).standard);
 }
 
-GCTX_SIM_CALL(cuDeviceGetMemPool, Call& c, CUmemoryPool* out, const Device& device) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetMemPool, Call& c, CUmemoryPool* out, const Device& device) {
   give(out, *pools_of(c, {device.ordinal}).current);
 }
 
-GCTX_SIM_CALL(cuDeviceSetMemPool, Call& c, const Device& device, Pool& pool) {
+SOFTWARE_DRIVER_CALL(cuDeviceSetMemPool, Call& c, const Device& device, Pool& pool) {
   return set_pool(c, {device.ordinal}, pool);
 }
 
-GCTX_SIM_CALL(cuMemGetDefaultMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+SOFTWARE_DRIVER_CALL(cuMemGetDefaultMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location,
+                     CUmemAllocationType type) {
   give(out, *pools_of(c, read_place(c, location, type)).standard);
 }
 
-GCTX_SIM_CALL(cuMemGetMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+SOFTWARE_DRIVER_CALL(cuMemGetMemPool, Call& c, CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
   give(out, *pools_of(c, read_place(c, location, type)).current);
 }
 
-GCTX_SIM_CALL(cuMemSetMemPool, Call& c, CUmemLocation* location, CUmemAllocationType type, Pool& pool) {
+SOFTWARE_DRIVER_CALL(cuMemSetMemPool, Call& c, CUmemLocation* location, CUmemAllocationType type, Pool& pool) {
   return set_pool(c, read_place(c, location, type), pool);
 }

@@ -6,7 +6,7 @@
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The primary context goes with what it owns, and with the variables of libraries, which load themselves again where
@@ -72,16 +72,16 @@ void deactivate_primary_if_unused(Call& c, Device& device) {
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuDevicePrimaryCtxRetain, Call& c, CUcontext* out, Device& device) {
+SOFTWARE_DRIVER_CALL(cuDevicePrimaryCtxRetain, Call& c, CUcontext* out, Device& device) {
   give(out, activate_primary(c, device));
   ++device.retains;
 }
 
-GCTX_SIM_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
+SOFTWARE_DRIVER_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
   if (device.retains == 0) {
     c.note(Misuse::double_destroy, std::uint64_t{0}, "the primary context is released more often than retained");
     refuse(CUDA_ERROR_INVALID_CONTEXT);
@@ -94,21 +94,21 @@ GCTX_SIM_CALL(cuDevicePrimaryCtxRelease, Call& c, Device& device) {
   }
   return deactivate_primary_if_unused(c, device);
 }
-GCTX_SIM_SAME(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease)
-GCTX_SIM_ROW(cuDevicePrimaryCtxReset, reset_primary)
-GCTX_SIM_ROW(cuDevicePrimaryCtxReset_v2, reset_primary)
-GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags, Call&, Device& device, unsigned flags) {
+SOFTWARE_DRIVER_SAME(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease)
+SOFTWARE_DRIVER_ROW(cuDevicePrimaryCtxReset, reset_primary)
+SOFTWARE_DRIVER_ROW(cuDevicePrimaryCtxReset_v2, reset_primary)
+SOFTWARE_DRIVER_CALL(cuDevicePrimaryCtxSetFlags, Call&, Device& device, unsigned flags) {
   refuse_if(device.primary != nullptr, CUDA_ERROR_PRIMARY_CONTEXT_ACTIVE);
   device.primary_flags = flags;
 }
-GCTX_SIM_CALL(cuDevicePrimaryCtxSetFlags_v2, Call&, Device& device, unsigned flags) {
+SOFTWARE_DRIVER_CALL(cuDevicePrimaryCtxSetFlags_v2, Call&, Device& device, unsigned flags) {
   device.primary_flags = flags;
   if (device.primary != nullptr) {
     device.primary->flags = flags;
   }
 }
 
-GCTX_SIM_CALL(cuDevicePrimaryCtxGetState, Call&, const Device& device, unsigned* flags, int* active) {
+SOFTWARE_DRIVER_CALL(cuDevicePrimaryCtxGetState, Call&, const Device& device, unsigned* flags, int* active) {
   *flags = device.primary_flags;
   *active = device.primary != nullptr ? 1 : 0;
 }

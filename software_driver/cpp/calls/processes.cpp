@@ -11,7 +11,7 @@
 #include "calls/events.hpp"
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // What is in a handle that another process gets.
@@ -86,11 +86,11 @@ void open_memory(Call& c, CUdeviceptr* out, CUipcMemHandle handle) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuIpcGetMemHandle, Call& c, CUipcMemHandle* out, CUdeviceptr address) {
+SOFTWARE_DRIVER_CALL(cuIpcGetMemHandle, Call& c, CUipcMemHandle* out, CUdeviceptr address) {
   const auto found = c.machine.allocations.find(address);
   refuse_if(found == c.machine.allocations.end() || !is_plain(found->second), CUDA_ERROR_INVALID_VALUE);
   const Allocation& memory = found->second;
@@ -102,10 +102,10 @@ GCTX_SIM_CALL(cuIpcGetMemHandle, Call& c, CUipcMemHandle* out, CUdeviceptr addre
   return give_token(c, out, token, *memory.storage.file);
 }
 
-GCTX_SIM_ROW(cuIpcOpenMemHandle, open_memory)
-GCTX_SIM_ROW(cuIpcOpenMemHandle_v2, open_memory)
+SOFTWARE_DRIVER_ROW(cuIpcOpenMemHandle, open_memory)
+SOFTWARE_DRIVER_ROW(cuIpcOpenMemHandle_v2, open_memory)
 
-GCTX_SIM_CALL(cuIpcCloseMemHandle, Call& c, CUdeviceptr address) {
+SOFTWARE_DRIVER_CALL(cuIpcCloseMemHandle, Call& c, CUdeviceptr address) {
   const auto find_opened = [&]() -> Allocation& {
     const auto found = c.machine.allocations.find(address);
     refuse_if(found == c.machine.allocations.end() || found->second.opened == 0, CUDA_ERROR_INVALID_VALUE);
@@ -119,7 +119,7 @@ GCTX_SIM_CALL(cuIpcCloseMemHandle, Call& c, CUdeviceptr address) {
   }
 }
 
-GCTX_SIM_CALL(cuIpcGetEventHandle, Call& c, CUipcEventHandle* out, Event& event) {
+SOFTWARE_DRIVER_CALL(cuIpcGetEventHandle, Call& c, CUipcEventHandle* out, Event& event) {
   refuse_if(!event.shared, CUDA_ERROR_INVALID_HANDLE);
   Token token;
   token.id = event.id;
@@ -128,7 +128,7 @@ GCTX_SIM_CALL(cuIpcGetEventHandle, Call& c, CUipcEventHandle* out, Event& event)
   return give_token(c, out, token, *event.shared->file);
 }
 
-GCTX_SIM_CALL(cuIpcOpenEventHandle, Call& c, CUevent* out, CUipcEventHandle handle) {
+SOFTWARE_DRIVER_CALL(cuIpcOpenEventHandle, Call& c, CUevent* out, CUipcEventHandle handle) {
   const auto file = open_token(c, handle, true).second;
   Event& event = add_event(c, CU_EVENT_DISABLE_TIMING);
   event.shared = std::make_shared<SharedRecord>(file);

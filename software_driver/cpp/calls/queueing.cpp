@@ -3,7 +3,7 @@
 
 #include "calls/grids.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Waits for the legacy default stream of its context, and that one for it.
@@ -107,4 +107,4 @@ void wait_for_device(Call& c, int device) {
   return wait_for(c, c.machine.clock.outstanding([&](const Work& work) { return work.device == device; }));
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

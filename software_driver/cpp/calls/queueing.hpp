@@ -3,7 +3,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // A query that finds work unfinished takes this much virtual time, so that polling ends.
 inline constexpr std::uint64_t polling_step_ns = 10'000;
@@ -30,4 +30,4 @@ bool hides_from_primary(const Call& call, const Context& context);
 // Waits for everything that was queued on a device.
 void wait_for_device(Call& call, int device);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,7 +5,7 @@
 #include "calls/entry.hpp"
 #include "machine/resource_bytes.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The kinds of resource that the simulated version knows.
@@ -139,11 +139,12 @@ void read_for_descriptor(Call& c, const CUdevResource& resource, Descriptor& mad
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResource* out, CUdevResourceType type) {
+SOFTWARE_DRIVER_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResource* out,
+                     CUdevResourceType type) {
   // An existing workqueue belongs to a context, so a device has none to show.
   refuse_if(!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
@@ -156,16 +157,17 @@ GCTX_SIM_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResour
 }
 
 // Recorded: null does not mean the current context here.
-GCTX_SIM_ROW(cuCtxGetDevResource, tell_context)
-GCTX_SIM_ROW(cuGreenCtxGetDevResource, tell_context)
+SOFTWARE_DRIVER_ROW(cuCtxGetDevResource, tell_context)
+SOFTWARE_DRIVER_ROW(cuGreenCtxGetDevResource, tell_context)
 
-GCTX_SIM_CALL(cuStreamGetDevResource, Call& c, const Stream& stream, CUdevResource* out, CUdevResourceType type) {
+SOFTWARE_DRIVER_CALL(cuStreamGetDevResource, Call& c, const Stream& stream, CUdevResource* out,
+                     CUdevResourceType type) {
   refuse_if(type != CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
   return tell_context(c, *stream.context, out, type);
 }
 
-GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsigned* group_count,
-              const CUdevResource* input, CUdevResource* remainder, unsigned flags, unsigned min_count) {
+SOFTWARE_DRIVER_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsigned* group_count,
+                     const CUdevResource* input, CUdevResource* remainder, unsigned flags, unsigned min_count) {
   const SmMeaning meaning = read_input(c, input);
   const Chip& chip = *c.machine.device(meaning.device).chip;
   const unsigned wanted = groups == nullptr ? static_cast<unsigned>(meaning.sms.count()) : *group_count;
@@ -186,8 +188,9 @@ GCTX_SIM_CALL(cuDevSmResourceSplitByCount, Call& c, CUdevResource* groups, unsig
   write_remainder(c, answer, made, remainder);
 }
 
-GCTX_SIM_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned group_count, const CUdevResource* input,
-              CUdevResource* remainder, unsigned flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
+SOFTWARE_DRIVER_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned group_count,
+                     const CUdevResource* input, CUdevResource* remainder, unsigned flags,
+                     CU_DEV_SM_RESOURCE_GROUP_PARAMS* params) {
   refuse_if(group_count == 0, CUDA_ERROR_INVALID_VALUE);
   const SmMeaning meaning = read_input(c, input);
   const Chip& chip = *c.machine.device(meaning.device).chip;
@@ -214,7 +217,8 @@ GCTX_SIM_CALL(cuDevSmResourceSplit, Call& c, CUdevResource* groups, unsigned gro
   write_remainder(c, answer, made, remainder);
 }
 
-GCTX_SIM_CALL(cuDevResourceGenerateDesc, Call& c, CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
+SOFTWARE_DRIVER_CALL(cuDevResourceGenerateDesc, Call& c, CUdevResourceDesc* out, CUdevResource* resources,
+                     unsigned count) {
   refuse_if(count == 0, CUDA_ERROR_INVALID_VALUE);
   auto made = std::make_unique<Descriptor>();
   for (unsigned i = 0; i < count; ++i) {

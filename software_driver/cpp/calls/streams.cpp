@@ -1,7 +1,7 @@
 // Streams: making, asking, waiting, destroying.
 #include "calls/queueing.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 namespace {
 
@@ -30,23 +30,23 @@ CUgreenCtx green_context_of(const Stream& stream) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_ROW(cuGreenCtxStreamCreate, create_stream_in)
-GCTX_SIM_ROW(cuStreamCreate, create_stream)
-GCTX_SIM_ROW(cuStreamCreateWithPriority, create_stream)
-GCTX_SIM_ROW(cuLaunchHostFunc, launch_host_function)
-GCTX_SIM_ROW(cuLaunchHostFunc_v2, launch_host_function)
-GCTX_SIM_GET(cuStreamGetPriority, &Stream::priority)
-GCTX_SIM_GET(cuStreamGetDevice, &Stream::device)
-GCTX_SIM_GET(cuStreamGetFlags, &Stream::flags)
-GCTX_SIM_GET(cuStreamGetId, &Stream::id, const Stream)
-GCTX_SIM_GET(cuStreamGetCtx, [](const Stream& stream) { return as_handle<CUcontext>(*stream.context); })
-GCTX_SIM_GET(cuStreamGetGreenCtx, green_context_of)
+SOFTWARE_DRIVER_ROW(cuGreenCtxStreamCreate, create_stream_in)
+SOFTWARE_DRIVER_ROW(cuStreamCreate, create_stream)
+SOFTWARE_DRIVER_ROW(cuStreamCreateWithPriority, create_stream)
+SOFTWARE_DRIVER_ROW(cuLaunchHostFunc, launch_host_function)
+SOFTWARE_DRIVER_ROW(cuLaunchHostFunc_v2, launch_host_function)
+SOFTWARE_DRIVER_GET(cuStreamGetPriority, &Stream::priority)
+SOFTWARE_DRIVER_GET(cuStreamGetDevice, &Stream::device)
+SOFTWARE_DRIVER_GET(cuStreamGetFlags, &Stream::flags)
+SOFTWARE_DRIVER_GET(cuStreamGetId, &Stream::id, const Stream)
+SOFTWARE_DRIVER_GET(cuStreamGetCtx, [](const Stream& stream) { return as_handle<CUcontext>(*stream.context); })
+SOFTWARE_DRIVER_GET(cuStreamGetGreenCtx, green_context_of)
 
-GCTX_SIM_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
+SOFTWARE_DRIVER_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
   if (stream.handle == 0) {  // one of those that are always there
     refuse(CUDA_ERROR_INVALID_HANDLE);
   }
@@ -60,12 +60,12 @@ GCTX_SIM_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
 }
 
 // For a stream of a green context: the primary and the green context.
-GCTX_SIM_CALL(cuStreamGetCtx_v2, Call& c, Stream& stream, CUcontext* context, CUgreenCtx* green) {
+SOFTWARE_DRIVER_CALL(cuStreamGetCtx_v2, Call& c, Stream& stream, CUcontext* context, CUgreenCtx* green) {
   give(context, stream.context->is_green() ? *c.machine.device(stream.device).primary : *stream.context);
   give(green, green_context_of(stream));
 }
 
-GCTX_SIM_QUERY(cuStreamQuery, Call& c, Stream& stream) {
+SOFTWARE_DRIVER_QUERY(cuStreamQuery, Call& c, Stream& stream) {
   const WorkPtr last = stream.last;
   if (!last || last->done) {
     return CUDA_SUCCESS;
@@ -75,9 +75,9 @@ GCTX_SIM_QUERY(cuStreamQuery, Call& c, Stream& stream) {
   return last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-GCTX_SIM_CALL(cuStreamSynchronize, Call& c, Stream& stream) { return wait_for(c, stream.last); }
+SOFTWARE_DRIVER_CALL(cuStreamSynchronize, Call& c, Stream& stream) { return wait_for(c, stream.last); }
 
-GCTX_SIM_CALL(cuStreamAddCallback, Call& c, Stream& stream, CUstreamCallback function, void* user, unsigned) {
+SOFTWARE_DRIVER_CALL(cuStreamAddCallback, Call& c, Stream& stream, CUstreamCallback function, void* user, unsigned) {
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_HOST;
   node.host = [function, user, handle = reinterpret_cast<CUstream>(c.arguments[0])] {

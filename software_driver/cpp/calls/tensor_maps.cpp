@@ -4,7 +4,7 @@
 
 #include "calls/entry.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr std::size_t max_rank = 5;
@@ -93,14 +93,14 @@ void encode(Call& c, const Description& wanted) {
 }
 
 }  // namespace
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuTensorMapEncodeTiled, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-              void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const cuuint32_t* box,
-              const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-              CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
+SOFTWARE_DRIVER_CALL(cuTensorMapEncodeTiled, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                     void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const cuuint32_t* box,
+                     const cuuint32_t* element_strides, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                     CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
   refuse_if(rank > max_rank, CUDA_ERROR_INVALID_VALUE);
   for (unsigned i = 0; i < rank; ++i) {
     refuse_if(box[i] == 0 || box[i] > 256, CUDA_ERROR_INVALID_VALUE);
@@ -111,21 +111,21 @@ GCTX_SIM_CALL(cuTensorMapEncodeTiled, Call& c, CUtensorMap* map, CUtensorMapData
                     promotion, fill});
 }
 
-GCTX_SIM_CALL(cuTensorMapEncodeIm2col, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-              void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const int*, const int*,
-              cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
-              CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-              CUtensorMapFloatOOBfill fill) {
+SOFTWARE_DRIVER_CALL(cuTensorMapEncodeIm2col, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                     void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, const int*, const int*,
+                     cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
+                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                     CUtensorMapFloatOOBfill fill) {
   refuse_if(channels == 0 || channels > 256 || pixels == 0 || pixels > 1024, CUDA_ERROR_INVALID_VALUE);
   return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
                     promotion, fill});
 }
 
-GCTX_SIM_CALL(cuTensorMapEncodeIm2colWide, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-              void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, int, int, cuuint32_t channels,
-              cuuint32_t pixels, const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-              CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-              CUtensorMapFloatOOBfill fill) {
+SOFTWARE_DRIVER_CALL(cuTensorMapEncodeIm2colWide, Call& c, CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                     void* address, const cuuint64_t* dimensions, const cuuint64_t* strides, int, int,
+                     cuuint32_t channels, cuuint32_t pixels, const cuuint32_t* element_strides,
+                     CUtensorMapInterleave interleave, CUtensorMapIm2ColWideMode mode, CUtensorMapSwizzle swizzle,
+                     CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill) {
   refuse_if(c.machine.chip->profile().cc_major < 10, CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(
       channels == 0 || channels > 256 || pixels == 0 || pixels > 1024 || mode > CU_TENSOR_MAP_IM2COL_WIDE_MODE_W128,
@@ -134,7 +134,7 @@ GCTX_SIM_CALL(cuTensorMapEncodeIm2colWide, Call& c, CUtensorMap* map, CUtensorMa
                     promotion, fill});
 }
 
-GCTX_SIM_CALL(cuTensorMapReplaceAddress, Call&, CUtensorMap* map, void* address) {
+SOFTWARE_DRIVER_CALL(cuTensorMapReplaceAddress, Call&, CUtensorMap* map, void* address) {
   CUtensorMap changed;
   std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
   const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;

@@ -8,7 +8,7 @@
 #include "calls/queueing.hpp"
 #include "machine/costs.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // What follows the bytes of memory that other processes can import, in its file.
@@ -112,12 +112,12 @@ MemoryHandle& find_memory(Call& c, CUmemGenericAllocationHandle handle) {
   return found;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver
 
-using namespace gctx::sim;
+using namespace software_driver;
 
-GCTX_SIM_CALL(cuMemGetAllocationGranularity, Call& c, std::size_t* out, const CUmemAllocationProp* properties,
-              CUmemAllocationGranularity_flags) {
+SOFTWARE_DRIVER_CALL(cuMemGetAllocationGranularity, Call& c, std::size_t* out, const CUmemAllocationProp* properties,
+                     CUmemAllocationGranularity_flags) {
   // Recorded: what properties of no type would be answers as well.
   if (properties->type != CU_MEM_ALLOCATION_TYPE_INVALID) {
     check(c, properties);
@@ -125,8 +125,8 @@ GCTX_SIM_CALL(cuMemGetAllocationGranularity, Call& c, std::size_t* out, const CU
   give(out, std::size_t{granularity});
 }
 
-GCTX_SIM_CALL(cuMemCreate, Call& c, CUmemGenericAllocationHandle* out, std::size_t size,
-              const CUmemAllocationProp* properties) {
+SOFTWARE_DRIVER_CALL(cuMemCreate, Call& c, CUmemGenericAllocationHandle* out, std::size_t size,
+                     const CUmemAllocationProp* properties) {
   refuse_if(!is_multiple(size), CUDA_ERROR_INVALID_VALUE);
   check(c, properties);
   Device& device = c.machine.device(properties->location.id);
@@ -148,13 +148,13 @@ GCTX_SIM_CALL(cuMemCreate, Call& c, CUmemGenericAllocationHandle* out, std::size
   return add_handle(c, label, std::move(storage), false, out);
 }
 
-GCTX_SIM_CALL(cuMemRelease, Call& c, MemoryHandle& memory) {
+SOFTWARE_DRIVER_CALL(cuMemRelease, Call& c, MemoryHandle& memory) {
   --memory.references;
   drop_if_unused(c.machine, memory);
 }
 
-GCTX_SIM_CALL(cuMemAddressReserve, Call& c, CUdeviceptr* out, std::size_t size, std::size_t alignment, CUdeviceptr hint,
-              unsigned long long) {
+SOFTWARE_DRIVER_CALL(cuMemAddressReserve, Call& c, CUdeviceptr* out, std::size_t size, std::size_t alignment,
+                     CUdeviceptr hint, unsigned long long) {
   refuse_if(size % page_bytes != 0 || hint % page_bytes != 0 || (alignment & (alignment - 1)) != 0,
             CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t most = std::size_t{1} << 46;
@@ -167,7 +167,7 @@ GCTX_SIM_CALL(cuMemAddressReserve, Call& c, CUdeviceptr* out, std::size_t size, 
   give(out, address);
 }
 
-GCTX_SIM_CALL(cuMemAddressFree, Call& c, CUdeviceptr address, std::size_t size) {
+SOFTWARE_DRIVER_CALL(cuMemAddressFree, Call& c, CUdeviceptr address, std::size_t size) {
   const auto found = c.machine.reservations.find(address);
   refuse_if(found == c.machine.reservations.end() || found->second->range.size() != size ||
                 is_mapped(c.machine, address, size),
@@ -175,7 +175,7 @@ GCTX_SIM_CALL(cuMemAddressFree, Call& c, CUdeviceptr address, std::size_t size) 
   c.machine.reservations.erase(found);
 }
 
-GCTX_SIM_CALL(cuMemMap, Call& c, CUdeviceptr address, std::size_t size, std::size_t, MemoryHandle& memory) {
+SOFTWARE_DRIVER_CALL(cuMemMap, Call& c, CUdeviceptr address, std::size_t size, std::size_t, MemoryHandle& memory) {
   const Reservation* range = find_reservation(c.machine, address, size);
   refuse_if(!is_multiple(size) || !is_multiple(address) || range == nullptr || size > memory.size ||
                 is_mapped(c.machine, address, size),
@@ -190,7 +190,7 @@ GCTX_SIM_CALL(cuMemMap, Call& c, CUdeviceptr address, std::size_t size, std::siz
   add_allocation(c, std::move(made));
 }
 
-GCTX_SIM_CALL(cuMemUnmap, Call& c, CUdeviceptr address, std::size_t size) {
+SOFTWARE_DRIVER_CALL(cuMemUnmap, Call& c, CUdeviceptr address, std::size_t size) {
   wait_for_device(c, need_mappings_of(c, address, size).front()->device);
   // Looked up again: another thread may have unmapped them meanwhile.
   for (const Allocation* mapping : mappings_of(c.machine, address, size)) {
@@ -203,8 +203,8 @@ GCTX_SIM_CALL(cuMemUnmap, Call& c, CUdeviceptr address, std::size_t size) {
   }
 }
 
-GCTX_SIM_CALL(cuMemSetAccess, Call& c, CUdeviceptr address, std::size_t size, const CUmemAccessDesc* wanted,
-              std::size_t count) {
+SOFTWARE_DRIVER_CALL(cuMemSetAccess, Call& c, CUdeviceptr address, std::size_t size, const CUmemAccessDesc* wanted,
+                     std::size_t count) {
   const std::vector<Allocation*> mappings = need_mappings_of(c, address, size);
   std::map<int, CUmemAccess_flags> access;
   for (std::size_t i = 0; i < count; ++i) {
@@ -222,14 +222,16 @@ GCTX_SIM_CALL(cuMemSetAccess, Call& c, CUdeviceptr address, std::size_t size, co
   }
 }
 
-GCTX_SIM_CALL(cuMemGetAccess, Call& c, unsigned long long* out, const CUmemLocation* location, CUdeviceptr address) {
+SOFTWARE_DRIVER_CALL(cuMemGetAccess, Call& c, unsigned long long* out, const CUmemLocation* location,
+                     CUdeviceptr address) {
   refuse_if(location->type != CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_INVALID_VALUE);
   const Allocation& mapping = need_mapping_at(c, address);
   const auto access = mapping.access.find(find_device(c, location->id).ordinal);
   give(out, static_cast<unsigned long long>(access == mapping.access.end() ? 0 : access->second));
 }
 
-GCTX_SIM_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& memory, CUmemAllocationHandleType type) {
+SOFTWARE_DRIVER_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& memory,
+                     CUmemAllocationHandleType type) {
   refuse_if(type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || (memory.properties.requestedHandleTypes & type) == 0,
             CUDA_ERROR_INVALID_VALUE);
   const int descriptor = fcntl(memory.storage.file->descriptor(), F_DUPFD_CLOEXEC, 0);
@@ -238,8 +240,8 @@ GCTX_SIM_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHandle& me
   return give(static_cast<int*>(out), descriptor);
 }
 
-GCTX_SIM_CALL(cuMemImportFromShareableHandle, Call& c, CUmemGenericAllocationHandle* out, void* handle,
-              CUmemAllocationHandleType type) {
+SOFTWARE_DRIVER_CALL(cuMemImportFromShareableHandle, Call& c, CUmemGenericAllocationHandle* out, void* handle,
+                     CUmemAllocationHandleType type) {
   refuse_if(type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
   const int own = fcntl(static_cast<int>(reinterpret_cast<std::intptr_t>(handle)), F_DUPFD_CLOEXEC, 0);
   refuse_if(own < 0, CUDA_ERROR_INVALID_VALUE);
@@ -259,10 +261,10 @@ GCTX_SIM_CALL(cuMemImportFromShareableHandle, Call& c, CUmemGenericAllocationHan
   return add_handle(c, label, std::move(storage), true, out);
 }
 
-GCTX_SIM_CALL(cuMemRetainAllocationHandle, Call& c, CUmemGenericAllocationHandle* out, void* address) {
+SOFTWARE_DRIVER_CALL(cuMemRetainAllocationHandle, Call& c, CUmemGenericAllocationHandle* out, void* address) {
   MemoryHandle& memory = *need_mapping_at(c, reinterpret_cast<std::uint64_t>(address)).mapped;
   ++memory.references;
   give(out, memory);
 }
 
-GCTX_SIM_GET(cuMemGetAllocationPropertiesFromHandle, &MemoryHandle::properties)
+SOFTWARE_DRIVER_GET(cuMemGetAllocationPropertiesFromHandle, &MemoryHandle::properties)

@@ -1,15 +1,15 @@
 // The list of what the model of a chip does.
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 std::span<const Behaviour> chip_behaviours() {
   static constexpr Behaviour list[] = {
-#define GCTX_SIM_BEHAVIOUR(subject, drivers, known, source, text) {subject, drivers, text, Known::known, source},
+#define SOFTWARE_DRIVER_BEHAVIOUR(subject, drivers, known, source, text) {subject, drivers, text, Known::known, source},
 #include "chip/behaviours.def"
-#undef GCTX_SIM_BEHAVIOUR
+#undef SOFTWARE_DRIVER_BEHAVIOUR
   };
   return list;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -4,7 +4,7 @@
 
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr unsigned unit_size = 8;
@@ -246,4 +246,4 @@ SplitAnswer Chip::split_by_count(const SmSet& input, unsigned min_count, unsigne
   return answer;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace gctx::sim {
+namespace software_driver {
 
 // SM ids count across the GPCs, a pair at a time, as long as a cluster has pairs; pairs that belong to
 // no large cluster come last (recorded: %smid on the H200).
@@ -108,4 +108,4 @@ SmSet Chip::locality_domain(unsigned id) const {
   return any;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 
 inline constexpr std::size_t max_sms = 512;
 inline constexpr unsigned pair_size = 2;  // two SMs make a TPC, which no split takes apart
@@ -150,4 +150,4 @@ class Chip {
   unsigned domain_sms_ = 0;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -3,7 +3,7 @@
 
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The part of the specified bandwidth that kernels get, and the bytes that one SM moves in a clock cycle: fitted to the
@@ -105,4 +105,4 @@ const Profile* find_profile(std::string_view key) {
   return found == profiles().end() ? nullptr : &*found;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

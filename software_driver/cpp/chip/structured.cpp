@@ -5,7 +5,7 @@
 
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
@@ -187,4 +187,4 @@ SplitAnswer Chip::split_structured(const SmSet& input, std::span<const Params> p
   return answer;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -1,7 +1,7 @@
 // The states of a capture.
 #include "machine/capture.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 void release(Stream& stream) {
@@ -45,4 +45,4 @@ Graph& Capture::end() {
   return graph;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -7,7 +7,7 @@
 
 #include "machine/objects.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // A capture from its begin to its end. Events that were recorded in it may outlive it: they find it over, and what it
 // pointed to is then not there any more.
@@ -45,4 +45,4 @@ class Capture {
   std::set<Stream*> streams_;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <numeric>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The card that an entry names, or -1.
@@ -79,4 +79,4 @@ std::vector<int> visible_cards(const Profile& profile, int count, const std::opt
   return visible;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -10,7 +10,7 @@
 
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 inline constexpr int first_pci_bus = 0x18;
 std::string pci_bus_id(int card);  // "0000:18:00.0"
@@ -20,4 +20,4 @@ std::string uuid_text(const CUuuid& id);  // "GPU-" and the hexadecimal digits i
 // The cards that CUDA_VISIBLE_DEVICES names, in its order; all of them where it is not set.
 std::vector<int> visible_cards(const Profile& profile, int count, const std::optional<std::string>& names);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

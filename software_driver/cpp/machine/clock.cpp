@@ -9,7 +9,7 @@
 
 #include "machine/host_threads.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Another process writes without a word to this one.
@@ -45,10 +45,10 @@ std::uint64_t take_tiles(Grid& grid) {
   return taken;
 }
 
-gctxSimBlock describe(const Work& work, const Resident& resident, std::size_t sm, std::uint64_t end) {
+softwareDriverBlock describe(const Work& work, const Resident& resident, std::size_t sm, std::uint64_t end) {
   const Grid& grid = *work.grid;
   const std::uint64_t index = resident.index;
-  gctxSimBlock block{};
+  softwareDriverBlock block{};
   block.block[0] = static_cast<unsigned>(index % grid.blocks[0]);
   block.block[1] = static_cast<unsigned>(index / grid.blocks[0] % grid.blocks[1]);
   block.block[2] = static_cast<unsigned>(index / grid.blocks[0] / grid.blocks[1]);
@@ -287,7 +287,7 @@ void Clock::end_blocks(std::size_t sm, const Resident& resident) {
   Grid& grid = *work->grid;
   grid.count.end(resident.count);
   if (grid.function != nullptr || grid.built_in) {
-    const gctxSimBlock block = describe(*work, resident, sm, time_);
+    const softwareDriverBlock block = describe(*work, resident, sm, time_);
     if (grid.built_in) {
       grid.built_in(block);
     }
@@ -545,4 +545,4 @@ void Clock::relieve(Lock& lock) {
   pass_until(lock, [&] { return !is_full(); });
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -20,7 +20,7 @@
 #include "machine/sms.hpp"
 #include "machine/work.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 class HostThreads;
 
@@ -96,7 +96,7 @@ class Clock {
   };
   struct BlockCall {
     WorkPtr work;
-    gctxSimBlock block;
+    softwareDriverBlock block;
   };
   struct Unfinished {
     WorkPtr work;
@@ -148,4 +148,4 @@ class Clock {
   std::condition_variable advanced_;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

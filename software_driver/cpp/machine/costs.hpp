@@ -5,7 +5,7 @@
 
 #include "machine/objects.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 inline constexpr std::uint64_t live_context_bytes = std::uint64_t{4} << 20;  // recorded: `measured`
 // Never comes back before the device is reset.
@@ -24,4 +24,4 @@ inline bool has_room(const Device& device, std::uint64_t bytes) {
   return used <= device.memory && bytes <= device.memory - used;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

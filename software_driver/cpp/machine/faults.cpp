@@ -3,7 +3,7 @@
 
 #include "machine/json.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 bool matches(std::string_view rule, Fn function) {
   return rule == "*" || rule == info(function).base || rule == info(function).symbol;
@@ -38,4 +38,4 @@ std::string faults_json(const Faults& faults) {
   return json.end_object().text();
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -11,7 +11,7 @@
 #include "abi/abi.hpp"
 #include "abi/functions.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 struct FaultRule {
   std::string function{};
@@ -34,4 +34,4 @@ struct Faults {
 bool matches(std::string_view rule, Fn function);
 std::string faults_json(const Faults& faults);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 template <class Test>
@@ -53,4 +53,4 @@ void keep(KeptObjects& kept, UserObject& object, unsigned count) {
   object.kept += count;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

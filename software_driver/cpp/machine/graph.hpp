@@ -14,7 +14,7 @@
 #include "machine/handles.hpp"
 #include "machine/work.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 class Capture;
 struct Graph;
@@ -144,4 +144,4 @@ bool has_conditions(const Graph& graph);
 // A graph keeps an object of the program.
 void keep(KeptObjects& kept, UserObject& object, unsigned count);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

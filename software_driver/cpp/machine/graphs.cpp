@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Memory that a graph allocates is there, at one address, as long as the graph or an executable copy of it is.
@@ -212,4 +212,4 @@ void let_all_go(Machine& machine, KeptObjects& kept) {
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -4,7 +4,7 @@
 #include "machine/capture.hpp"
 #include "machine/machine.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 Graph& add_graph(Machine& machine);
 // Takes over the node.
@@ -30,4 +30,4 @@ void leave_capture(Machine& machine, Stream& stream);
 void let_go(Machine& machine, UserObject& object, unsigned& references, unsigned count);
 void let_all_go(Machine& machine, KeptObjects& kept);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

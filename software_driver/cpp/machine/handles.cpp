@@ -1,7 +1,7 @@
 // How handles are given out, and taken back.
 #include "machine/handles.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 void Handles::orphan(const Object& object) { orphans_.insert(slot_of(object.handle)); }
 
@@ -36,4 +36,4 @@ void Handles::remove(const Object& object, bool reserving) {
   --live_;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 
 // Unique in the process, never used again.
 inline std::uint64_t next_id() {
@@ -132,4 +132,4 @@ Handle as_handle(const Object& object) {
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 
 // Shared with the threads, which may outlive the machine.
 struct HostThreads::State {
@@ -148,4 +148,4 @@ bool HostThreads::is_inside_function() noexcept { return functions_entered > 0; 
 HostThreads::InsideFunction::InsideFunction() noexcept { ++functions_entered; }
 HostThreads::InsideFunction::~InsideFunction() { --functions_entered; }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -8,7 +8,7 @@
 
 #include "machine/work.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // Real time for which others wait for a host function, so that what is short takes no virtual time; and between two
 // looks at a program that makes no calls.
@@ -63,4 +63,4 @@ class HostThreads {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr std::uint32_t fatbin_magic = 0xba55ed50;
@@ -578,4 +578,4 @@ CUresult read_image(const void* data, const Compiler& compiler, Image& image) {
   return image.kernels.empty() && image.variables.empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

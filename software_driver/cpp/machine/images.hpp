@@ -3,7 +3,7 @@
 
 #include "machine/objects.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // What compiles PTX: that of a driver version, for a compute capability.
 struct Compiler {
@@ -16,4 +16,4 @@ struct Compiler {
 // instruction, CUDA_ERROR_INVALID_PTX.
 [[nodiscard]] CUresult read_image(const void* data, const Compiler& compiler, Image& image);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace gctx::sim {
+namespace software_driver {
 
 class JsonWriter {
  public:
@@ -105,4 +105,4 @@ class JsonWriter {
   bool fresh_ = true;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

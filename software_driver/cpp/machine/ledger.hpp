@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 
 enum class Misuse { use_after_destroy, double_destroy, wrong_order, wrong_thread, unknown_handle };
 inline constexpr const char* misuse_names[] = {"use after destroy", "double destroy", "wrong order", "wrong thread",
@@ -35,4 +35,4 @@ struct Ledger {
   }
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -11,7 +11,7 @@
 #include "machine/cards.hpp"
 #include "machine/threads.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // A chip never changes and takes longest to make: one of each kind is kept.
@@ -122,4 +122,4 @@ std::unique_ptr<Stream> Machine::make_stream(Context& context, unsigned flags, i
   return stream;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "abi/cuda_gctx_sim.h"
+#include "abi/cuda_software_driver.h"
 #include "abi/functions.hpp"
 #include "chip/chip.hpp"
 #include "machine/clock.hpp"
@@ -24,12 +24,12 @@
 #include "machine/spec.hpp"
 #include "machine/unknown.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 struct RegisteredKernel {
-  gctxSimKernelFunction function = nullptr;
+  softwareDriverKernelFunction function = nullptr;
   void* user = nullptr;
-  gctxSimKernelCost cost{};
+  softwareDriverKernelCost cost{};
   std::vector<std::size_t> argument_sizes{};
   bool arguments_known = false;
   // The arguments through which it reads and writes memory, by number; without a list: every one.
@@ -39,8 +39,8 @@ struct RegisteredKernel {
 
 // Who wants to know where objects are made, and of which thread.
 struct Tracer {
-  gctxSimSchedule schedule = nullptr;
-  gctxSimRecord record = nullptr;
+  softwareDriverSchedule schedule = nullptr;
+  softwareDriverRecord record = nullptr;
   std::uint64_t thread = 0;
 };
 
@@ -108,4 +108,4 @@ struct Machine {
   std::unique_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

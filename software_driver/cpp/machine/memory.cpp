@@ -13,7 +13,7 @@
 #include <cstring>
 #include <new>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr std::uint64_t grain = 512;  // of the addresses of allocations
@@ -39,7 +39,7 @@ constexpr int of_nothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 }  // namespace
 
-File::File(std::uint64_t size) : descriptor_(memfd_create("cuda_gctx_sim", MFD_CLOEXEC)) {
+File::File(std::uint64_t size) : descriptor_(memfd_create("cuda_software_driver", MFD_CLOEXEC)) {
   if (descriptor_ < 0 || ftruncate(descriptor_, as_offset(size)) != 0) {
     if (descriptor_ >= 0) {
       close(descriptor_);
@@ -323,4 +323,4 @@ void fill_bytes(const Bytes& to, std::uint64_t at, std::uint64_t size, std::uint
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 
 inline constexpr std::size_t page_bytes = 4096;
 // Memory of devices is given to virtual addresses in pieces of this.
@@ -141,4 +141,4 @@ void copy_bytes(const Bytes& to, std::uint64_t to_at, const Bytes& from, std::ui
 // Repeats the first `unit` bytes of `value`, which may be 1, 2 or 4.
 void fill_bytes(const Bytes& to, std::uint64_t at, std::uint64_t size, std::uint32_t value, std::size_t unit);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -18,7 +18,7 @@
 #include "machine/memory.hpp"
 #include "machine/work.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // What a set of SMs carries from the split that made it: the alignment that a context reports (0: the device's own),
 // and how the SMs hold together.
@@ -290,4 +290,4 @@ struct ThreadState {
   std::uint64_t serial = 0;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -10,7 +10,7 @@
 #include "machine/graphs.hpp"
 #include "machine/threads.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 unsigned epoch_count = 0;
@@ -119,14 +119,14 @@ bool start(Present& here) {
   if (here.machine) {
     return true;
   }
-  const char* spec = std::getenv("CUDA_GCTX_SIM");
+  const char* spec = std::getenv("CUDA_SOFTWARE_DRIVER_MACHINE");
   try {
     configure(here, spec == nullptr ? "" : spec);
     return true;
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "cuda_gctx software driver (simulated): CUDA_GCTX_SIM: %s\n", error.what());
+    std::fprintf(stderr, "software driver (simulated): CUDA_SOFTWARE_DRIVER_MACHINE: %s\n", error.what());
     return false;
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

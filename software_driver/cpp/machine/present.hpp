@@ -9,7 +9,7 @@
 
 #include "machine/machine.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // The one machine that calls go to, behind the one lock.
 struct Present {
@@ -29,7 +29,8 @@ Answer with_machine(Answer otherwise, Body&& body) {
 }
 // With the lock held: replaces the machine. Throws std::invalid_argument.
 void configure(Present& present, std::string_view spec);
-// With the lock held: there is a machine afterwards, that of CUDA_GCTX_SIM if there was none; or it says why not.
+// With the lock held: there is a machine afterwards, that of CUDA_SOFTWARE_DRIVER_MACHINE if there was none; or it says
+// why not.
 bool start(Present& present);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -7,7 +7,7 @@
 #include "machine/costs.hpp"
 #include "machine/json.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 std::string hex(std::uint64_t value) {
@@ -124,4 +124,4 @@ std::string memory_json(const Machine& machine) {
   return json.end_object().text();
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,9 +5,9 @@
 
 #include "machine/machine.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 std::string ledger_json(const Machine& machine);
 std::string memory_json(const Machine& machine);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

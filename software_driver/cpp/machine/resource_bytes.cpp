@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr std::uint8_t magic = 0x53;
@@ -123,4 +123,4 @@ std::shared_ptr<QueueSet> read_workqueue(const Machine& machine, const CUdevReso
   return found == machine.queue_sets.end() ? nullptr : found->second.lock();
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -6,7 +6,7 @@
 
 #include "machine/machine.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // Splits take what a query returned, and neither groups nor remainders (recorded).
 enum class Origin : std::uint8_t { device = 1, context, group, remainder };
@@ -44,4 +44,4 @@ std::shared_ptr<QueueSet> read_workqueue(const Machine& machine, const CUdevReso
 
 std::uint64_t hash_bytes(const void* data, std::size_t size, std::uint64_t seed);
 
-}  // namespace gctx::sim
+}  // namespace software_driver

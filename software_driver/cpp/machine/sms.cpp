@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // Less than this of a block's time is left over by rounding alone.
@@ -337,4 +337,4 @@ void Sms::cut_short(const SmSet& among, std::uint64_t now, const std::function<b
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

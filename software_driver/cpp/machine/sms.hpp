@@ -10,7 +10,7 @@
 
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 class Sms;
 struct Work;
@@ -139,4 +139,4 @@ class Sms {
   bool stale_ = false;  // some SM is, or the flows are others
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

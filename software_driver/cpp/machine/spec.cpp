@@ -8,7 +8,7 @@
 
 #include "chip/chip.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 constexpr int max_connections = 32;
@@ -88,7 +88,7 @@ Spec Spec::parse(std::string_view text) {
         spec.profile = name;
       }
       if (at != std::string_view::npos) {
-        spec.driver_version = sim::driver_version(item.substr(at + 1));
+        spec.driver_version = software_driver::driver_version(item.substr(at + 1));
       }
     } else {
       const std::string_view key = item.substr(0, equals);
@@ -96,7 +96,7 @@ Spec Spec::parse(std::string_view text) {
       if (key == "devices") {
         spec.devices = static_cast<int>(number_within(value, key, 0, max_devices));
       } else if (key == "driver") {
-        spec.driver_version = sim::driver_version(value);
+        spec.driver_version = software_driver::driver_version(value);
       } else if (key == "connections") {
         spec.connections = static_cast<int>(number_within(value, key, 1, max_connections));
       } else if (key == "max_contexts") {
@@ -124,4 +124,4 @@ Spec Spec::parse(std::string_view text) {
   return spec;
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

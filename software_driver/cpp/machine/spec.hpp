@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace gctx::sim {
+namespace software_driver {
 
 // The driver versions that are modelled, as cuDriverGetVersion says them.
 inline constexpr std::array driver_versions{12030, 12040, 12050, 12060, 12070, 12080, 12090,
@@ -31,4 +31,4 @@ struct Spec {
   static Spec parse(std::string_view text);
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 std::atomic<std::uint64_t> count{0};
@@ -30,4 +30,4 @@ std::uint64_t this_thread() {
 
 void when_threads_end(void (*ended)(std::uint64_t thread)) { on_end = ended; }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <iterator>
 
-namespace gctx::sim {
+namespace software_driver {
 namespace {
 
 // The first entry that may reach into what begins at an address.
@@ -57,7 +57,7 @@ void Unknown::clear(std::uint64_t address, std::uint64_t size) {
 void Unknown::count_result(const std::string& kernel) {
   if (++results_[kernel] == 1) {
     std::fprintf(stderr,
-                 "cuda_gctx software driver (simulated): the program reads memory that kernel %s writes, but kernels "
+                 "software driver (simulated): the program reads memory that kernel %s writes, but kernels "
                  "are not executed: register a function for it, or the arguments that it writes\n",
                  kernel.c_str());
   }
@@ -66,10 +66,10 @@ void Unknown::count_result(const std::string& kernel) {
 void Unknown::count_time(const std::string& kernel) {
   if (++times_[kernel] == 1) {
     std::fprintf(stderr,
-                 "cuda_gctx software driver (simulated): the program reads a time that includes kernel %s, whose cost "
+                 "software driver (simulated): the program reads a time that includes kernel %s, whose cost "
                  "is not registered: it is not a time of any card\n",
                  kernel.c_str());
   }
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace gctx::sim {
+namespace software_driver {
 
 class Unknown {
  public:
@@ -41,4 +41,4 @@ class Unknown {
   Counts times_;
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

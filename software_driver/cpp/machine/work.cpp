@@ -4,11 +4,11 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace gctx::sim {
+namespace software_driver {
 
 void broken_law(const char* what) {
-  std::fprintf(stderr, "cuda_gctx software driver (simulated): a fault of the driver itself: %s\n", what);
+  std::fprintf(stderr, "software driver (simulated): a fault of the driver itself: %s\n", what);
   std::abort();
 }
 
-}  // namespace gctx::sim
+}  // namespace software_driver

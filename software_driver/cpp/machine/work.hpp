@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "abi/cuda_gctx_sim.h"
+#include "abi/cuda_software_driver.h"
 #include "chip/chip.hpp"
 #include "machine/sms.hpp"
 
-namespace gctx::sim {
+namespace software_driver {
 
 // A hardware queue. Its head blocks what stands behind it, also work of other streams.
 struct Connection {
@@ -77,9 +77,9 @@ struct Grid {
   int priority = 0;
   unsigned cluster = 1;      // blocks that must be on SMs of one part at once
   std::vector<SmSet> parts;  // for clusters of more than one block
-  gctxSimKernelFunction function = nullptr;
+  softwareDriverKernelFunction function = nullptr;
   void* user = nullptr;
-  std::function<void(const gctxSimBlock&)> built_in;
+  std::function<void(const softwareDriverBlock&)> built_in;
   std::uint64_t seen = 0;  // blocks, from the first on, that a function has to be called for one by one
   std::vector<std::vector<unsigned char>> arguments;
   std::shared_ptr<const std::string> guessed;  // the name of a kernel whose cost is assumed
@@ -141,4 +141,4 @@ struct Work : Task {
   }
 };
 
-}  // namespace gctx::sim
+}  // namespace software_driver

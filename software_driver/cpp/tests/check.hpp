@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-namespace gctx::test {
+namespace software_driver::test {
 
 inline int failures = 0;
 
@@ -17,9 +17,9 @@ inline int summary(const char* name) {
   return failures == 0 ? 0 : 1;
 }
 
-}  // namespace gctx::test
+}  // namespace software_driver::test
 
-#define CHECK(condition)                                                  \
-  do {                                                                    \
-    if (!(condition)) ::gctx::test::fail(__FILE__, __LINE__, #condition); \
+#define CHECK(condition)                                                             \
+  do {                                                                               \
+    if (!(condition)) ::software_driver::test::fail(__FILE__, __LINE__, #condition); \
   } while (false)

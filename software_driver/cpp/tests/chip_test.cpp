@@ -14,12 +14,12 @@
 
 #include "tests/check.hpp"
 
-using gctx::sim::Bond;
-using gctx::sim::Chip;
-using gctx::sim::find_profile;
-using gctx::sim::SmSet;
-using gctx::sim::SplitAnswer;
-using gctx::test::failures;
+using software_driver::Bond;
+using software_driver::Chip;
+using software_driver::find_profile;
+using software_driver::SmSet;
+using software_driver::SplitAnswer;
+using software_driver::test::failures;
 using Params = CU_DEV_SM_RESOURCE_GROUP_PARAMS;
 
 namespace {
@@ -412,7 +412,7 @@ void test_random_splits_are_partitions() {
   const auto below = [&](unsigned end) { return static_cast<unsigned>(random() % end); };
   const int before = failures;
   for (int round = 0; round < 4000 && failures == before; ++round) {
-    const auto& profiles = gctx::sim::profiles();
+    const auto& profiles = software_driver::profiles();
     const Chip chip(profiles[below(static_cast<unsigned>(profiles.size()))]);
     SmSet input = chip.all();
     for (int step = 0; step < 3; ++step) {
@@ -475,7 +475,7 @@ void test_profiles_are_plausible() {
   }
   CHECK_EQUAL(chip_of("a100").max_cluster_size(chip_of("a100").all()), 1);
   std::set<std::string_view> ids;
-  for (const auto& behaviour : gctx::sim::chip_behaviours()) {
+  for (const auto& behaviour : software_driver::chip_behaviours()) {
     CHECK(ids.insert(behaviour.subject).second);
   }
   CHECK(!ids.empty());
@@ -500,5 +500,5 @@ int main() {
   test_locality_domains();
   test_random_splits_are_partitions();
   test_profiles_are_plausible();
-  return gctx::test::summary("chip_test");
+  return software_driver::test::summary("chip_test");
 }

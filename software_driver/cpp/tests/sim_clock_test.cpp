@@ -15,7 +15,7 @@
 
 namespace {
 
-using gctx::test::symbol;
+using software_driver::test::symbol;
 
 #define OK(name, ...) CHECK(CALL(name, __VA_ARGS__) == CUDA_SUCCESS)
 
@@ -29,8 +29,8 @@ constexpr const char* program = R"(.version 7.0
 .visible .entry work() { ret; }
 )";
 
-std::uint64_t now() { return symbol<decltype(gctxSimTime)>("gctxSimTime")(); }
-void pass(std::uint64_t ns) { symbol<decltype(gctxSimAdvance)>("gctxSimAdvance")(ns); }
+std::uint64_t now() { return symbol<decltype(softwareDriverTime)>("softwareDriverTime")(); }
+void pass(std::uint64_t ns) { symbol<decltype(softwareDriverAdvance)>("softwareDriverAdvance")(ns); }
 
 // A machine with a kernel whose blocks cost what a test says, and with some partitions.
 class Bench {
@@ -42,7 +42,7 @@ class Bench {
     CUdevResource rest{};
     std::array<CUdevResource, 4> groups{};
     auto count = static_cast<unsigned>(groups.size());
-    gctx::test::configure("h200@13.0");
+    software_driver::test::configure("h200@13.0");
     OK(cuInit, 0);
     OK(cuDevicePrimaryCtxRetain, &context, 0);
     OK(cuCtxSetCurrent, context);
@@ -79,12 +79,12 @@ class Bench {
     unsigned cluster = 1;
     unsigned threads = 1024;
     unsigned shared_bytes = 0;
-    gctxSimKernelCost cost{block_ns, 0, -1, 0, 0, 0, 0};
+    softwareDriverKernelCost cost{block_ns, 0, -1, 0, 0, 0, 0};
     unsigned rows = 1;
   };
 
   CUresult launch(CUstream stream, const Launch& wanted) const {
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("work", nullptr, nullptr, &wanted.cost, nullptr, 0);
+    symbol<decltype(softwareDriverKernel)>("softwareDriverKernel")("work", nullptr, nullptr, &wanted.cost, nullptr, 0);
     CUlaunchAttribute attribute{};
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attribute.value.clusterDim = {wanted.cluster, 1, 1};
@@ -234,7 +234,7 @@ std::uint64_t argument(int count_of, char** values, const char* name, std::uint6
 }  // namespace
 
 int main(int count_of, char** values) {
-  if (!gctx::test::open_library()) {
+  if (!software_driver::test::open_library()) {
     return 2;
   }
   const std::uint64_t seed = argument(count_of, values, "--seed", 1);
@@ -243,5 +243,5 @@ int main(int count_of, char** values) {
   clusters_that_are_slowed_down_end();
   a_launch_costs_the_same_however_many_blocks_it_has();
   any_mixture_of_kernels_ends(seed, argument(count_of, values, "--launches", 60));
-  return gctx::test::summary("sim_clock_test");
+  return software_driver::test::summary("sim_clock_test");
 }

@@ -29,8 +29,8 @@ extern "C" __attribute__((weak)) void __sanitizer_print_stack_trace();
 
 namespace {
 
-using gctx::sim::Fn;
-using gctx::test::symbol;
+using software_driver::Fn;
+using software_driver::test::symbol;
 
 constexpr int newest_version = 99990;
 
@@ -92,12 +92,12 @@ void begin_call(const char* name, const std::uint64_t* numbers, std::size_t coun
   own.count = count;
   own.name = name;
 }
-CUresult end_call(const char* name, Fn function, const gctx::sim::Arguments& arguments, CUresult result) {
+CUresult end_call(const char* name, Fn function, const software_driver::Arguments& arguments, CUresult result) {
   own_call().name = nullptr;
   calls.fetch_add(1, std::memory_order_relaxed);
   if (result == CUDA_SUCCESS) {
     successes.fetch_add(1, std::memory_order_relaxed);
-    if (!gctx::sim::fits(function, arguments, newest_version)) {
+    if (!software_driver::fits(function, arguments, newest_version)) {
       broken(name, "with arguments that its contract excludes");
     }
   }
@@ -105,10 +105,11 @@ CUresult end_call(const char* name, Fn function, const gctx::sim::Arguments& arg
 }
 template <class... Given>
 CUresult answer_given(const char* name, Fn function, CUresult (*driver)(Given...), Given... given) {
-  const std::uint64_t numbers[]{gctx::sim::number_of_argument(given)..., 0};
+  const std::uint64_t numbers[]{software_driver::number_of_argument(given)..., 0};
   begin_call(name, numbers, sizeof...(Given));
   const CUresult result = driver(given...);
-  return end_call(name, function, {numbers, gctx::sim::needed_of(function, {gctx::sim::is_needed<Given>...})}, result);
+  return end_call(name, function,
+                  {numbers, software_driver::needed_of(function, {software_driver::is_needed<Given>...})}, result);
 }
 template <class... Given, class... Arguments>
 CUresult answer(const char* name, Fn function, CUresult (*driver)(Given...), Arguments... arguments) {
@@ -1169,10 +1170,10 @@ class Fuzzer {
 
   // What disturbs everybody.
   void rare() {
-    static auto* const fail = symbol<decltype(gctxSimFailRandomly)>("gctxSimFailRandomly");
-    static auto* const clear = symbol<decltype(gctxSimClearFaults)>("gctxSimClearFaults");
-    static auto* const configure = symbol<decltype(gctxSimConfigure)>("gctxSimConfigure");
-    static auto* const ledger = symbol<decltype(gctxSimLedger)>("gctxSimLedger");
+    static auto* const fail = symbol<decltype(softwareDriverFailRandomly)>("softwareDriverFailRandomly");
+    static auto* const clear = symbol<decltype(softwareDriverClearFaults)>("softwareDriverClearFaults");
+    static auto* const configure = symbol<decltype(softwareDriverConfigure)>("softwareDriverConfigure");
+    static auto* const ledger = symbol<decltype(softwareDriverLedger)>("softwareDriverLedger");
     switch (pick(200)) {
       case 0:
         fail("*", 0.02, random_(), CUDA_ERROR_OUT_OF_MEMORY);
@@ -1214,10 +1215,10 @@ int main(int count_of, char** values) {
   const auto threads = static_cast<unsigned>(argument(count_of, values, "--threads", 3));
   const std::uint64_t wanted = argument(count_of, values, "--calls", 0);
   const std::chrono::seconds seconds(argument(count_of, values, "--seconds", wanted == 0 ? 60 : 1'000'000));
-  if (!gctx::test::open_library()) {
+  if (!software_driver::test::open_library()) {
     return 2;
   }
-  gctx::test::configure("h200@13.0,devices=2");
+  software_driver::test::configure("h200@13.0,devices=2");
   if (DRIVER(cuInit, 0) != CUDA_SUCCESS) {
     return 2;
   }

@@ -15,7 +15,7 @@
 
 namespace {
 
-using gctx::test::symbol;
+using software_driver::test::symbol;
 
 #define OK(name, ...) CHECK(CALL(name, __VA_ARGS__) == CUDA_SUCCESS)
 #define REFUSED(code, name, ...) CHECK(CALL(name, __VA_ARGS__) == (code))
@@ -34,7 +34,7 @@ struct Bench {
   CUstream stream = nullptr;
 
   explicit Bench(const char* spec = "h200@13.0") {
-    gctx::test::configure(spec);
+    software_driver::test::configure(spec);
     OK(cuInit, 0);
     OK(cuDevicePrimaryCtxRetain, &context, 0);
     OK(cuCtxSetCurrent, context);
@@ -440,7 +440,7 @@ void textures_need_what_they_are_made_of() {
 }  // namespace
 
 int main() {
-  if (!gctx::test::open_library()) {
+  if (!software_driver::test::open_library()) {
     return 2;
   }
   nodes_run_behind_what_they_wait_for();
@@ -457,5 +457,5 @@ int main() {
   rows_are_copied_within_their_bounds();
   managed_memory_remembers_what_was_said_of_it();
   textures_need_what_they_are_made_of();
-  return gctx::test::summary("sim_graph_test");
+  return software_driver::test::summary("sim_graph_test");
 }

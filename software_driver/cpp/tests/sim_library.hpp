@@ -7,14 +7,14 @@
 #include <stdexcept>
 #include <string>
 
-#include "abi/cuda_gctx_sim.h"
+#include "abi/cuda_software_driver.h"
 
-namespace gctx::test {
+namespace software_driver::test {
 
 inline void* library = nullptr;
 
 inline bool open_library() {
-  library = dlopen(CUDA_GCTX_SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+  library = dlopen(CUDA_SOFTWARE_DRIVER, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     std::fprintf(stderr, "%s\n", dlerror());
   }
@@ -32,12 +32,12 @@ Function* symbol(const char* name) {
 
 inline void configure(const char* spec) {
   char error[256] = "";
-  if (symbol<decltype(gctxSimConfigure)>("gctxSimConfigure")(spec, error, sizeof error) != 0) {
+  if (symbol<decltype(softwareDriverConfigure)>("softwareDriverConfigure")(spec, error, sizeof error) != 0) {
     throw std::runtime_error(error);
   }
 }
 
-}  // namespace gctx::test
+}  // namespace software_driver::test
 
 // The function of this very name, whatever the header makes of it.
-#define CALL(name, ...) ::gctx::test::symbol<decltype(::name)>(#name)(__VA_ARGS__)
+#define CALL(name, ...) ::software_driver::test::symbol<decltype(::name)>(#name)(__VA_ARGS__)

@@ -19,7 +19,7 @@
 
 namespace {
 
-using gctx::test::symbol;
+using software_driver::test::symbol;
 
 #define OK(name, ...) CHECK(CALL(name, __VA_ARGS__) == CUDA_SUCCESS)
 
@@ -53,9 +53,9 @@ struct Partition {
 class World {
  public:
   explicit World(std::uint64_t seed) : random_(seed) {
-    gctx::test::configure("h200@13.0,devices=2,memory=70368744177664");  // each partition loses some
-    const gctxSimKernelCost cost{2'000'000, 0, -1, 0, 0, 0, 0};
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("work", nullptr, nullptr, &cost, nullptr, 0);
+    software_driver::test::configure("h200@13.0,devices=2,memory=70368744177664");  // each partition loses some
+    const softwareDriverKernelCost cost{2'000'000, 0, -1, 0, 0, 0, 0};
+    symbol<decltype(softwareDriverKernel)>("softwareDriverKernel")("work", nullptr, nullptr, &cost, nullptr, 0);
     OK(cuInit, 0);
     for (int device = 0; device < 2; ++device) {
       OK(cuDevicePrimaryCtxRetain, &primary_[index(device)], device);
@@ -190,7 +190,7 @@ class World {
         return false;
       }
       if (cells_[effect.cell] != 1) {
-        gctx::test::fail(__FILE__, __LINE__, wait);
+        software_driver::test::fail(__FILE__, __LINE__, wait);
       }
       return true;
     });
@@ -310,7 +310,7 @@ std::uint64_t argument(int count_of, char** values, const char* name, std::uint6
 }  // namespace
 
 int main(int count_of, char** values) {
-  if (!gctx::test::open_library()) {
+  if (!software_driver::test::open_library()) {
     return 2;
   }
   const std::uint64_t seed = argument(count_of, values, "--seed", 1);
@@ -320,11 +320,11 @@ int main(int count_of, char** values) {
   const auto end = std::chrono::steady_clock::now() + seconds;
   const std::uint64_t wanted = argument(count_of, values, "--steps", seconds.count() == 0 ? 20'000 : UINT64_MAX);
   std::uint64_t steps = 0;
-  while (gctx::test::failures == 0 && steps < wanted &&
+  while (software_driver::test::failures == 0 && steps < wanted &&
          (seconds.count() == 0 || std::chrono::steady_clock::now() < end)) {
     world.step();
     ++steps;
   }
   std::printf("sim_order_test: %llu steps\n", static_cast<unsigned long long>(steps));
-  return gctx::test::summary("sim_order_test");
+  return software_driver::test::summary("sim_order_test");
 }

@@ -13,14 +13,14 @@
 #include <thread>
 #include <vector>
 
-#include "abi/cuda_gctx_sim.h"
+#include "abi/cuda_software_driver.h"
 #include "tests/check.hpp"
 #include "tests/sim_library.hpp"
 
 namespace {
 
-using gctx::test::fail;
-using gctx::test::symbol;
+using software_driver::test::fail;
+using software_driver::test::symbol;
 
 #define ANSWERS(expected, ...)                                                                               \
   do {                                                                                                       \
@@ -59,7 +59,7 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 void start(const char* spec) {
   char error[256] = "";
-  if (symbol<decltype(gctxSimConfigure)>("gctxSimConfigure")(spec, error, sizeof error) != 0) {
+  if (symbol<decltype(softwareDriverConfigure)>("softwareDriverConfigure")(spec, error, sizeof error) != 0) {
     throw std::runtime_error(std::string(spec) + ": " + error);
   }
   OK(DRIVER(cuInit, 0));
@@ -237,8 +237,8 @@ void kernels_run_on_the_sms_of_their_context() {
     }
   }
   release_primary();
-  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
-  CHECK(contains(text_of("gctxSimLedger"), "\"lost_bytes\":12582912"));
+  CHECK(contains(text_of("softwareDriverLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("softwareDriverLedger"), "\"lost_bytes\":12582912"));
 }
 
 void a_stream_after_its_context(const char* spec, CUresult use, CUresult destroy) {
@@ -259,7 +259,7 @@ void a_stream_after_its_context(const char* spec, CUresult use, CUresult destroy
   ANSWERS(destroy, DRIVER(cuStreamDestroy_v2, stream));
   OK(DRIVER(cuCtxPopCurrent_v2, &current));
   OK(DRIVER(cuCtxPopCurrent_v2, &current));
-  CHECK(contains(text_of("gctxSimLedger"), "wrong order"));
+  CHECK(contains(text_of("softwareDriverLedger"), "wrong order"));
 }
 
 // What is captured on one stream, and an event of it that outlives the capture.
@@ -370,7 +370,7 @@ void a_capture_is_over_when_it_is_over() {
     }
   }
   release_primary();
-  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("softwareDriverLedger"), "\"live\":[],\"misuse\":[]"));
 }
 
 // As programs poll memory that a device writes: nothing orders the two, which a sanitizer for threads would report.
@@ -495,7 +495,7 @@ void calls_look_again_after_they_have_waited() {
     entered.wait(false);
     // Calls are counted under the lock, which is open again only while they wait.
     const auto are_waiting = [] {
-      const std::string calls = text_of("gctxSimCalls");
+      const std::string calls = text_of("softwareDriverCalls");
       return contains(calls, "\"cuDevicePrimaryCtxReset\":1") && contains(calls, "\"cuMemFree\":2");
     };
     while (!are_waiting()) {
@@ -528,15 +528,16 @@ void queues_do_not_grow_without_end() {
   retain_primary();
   {
     const Program code;
-    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0, 0, 0, 0};
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("long_kernel", nullptr, nullptr, &long_kernel, nullptr, 0);
+    const softwareDriverKernelCost long_kernel{1'500'000, 0, -1, 0, 0, 0, 0};
+    symbol<decltype(softwareDriverKernel)>("softwareDriverKernel")("long_kernel", nullptr, nullptr, &long_kernel,
+                                                                   nullptr, 0);
     CUstream stream = nullptr;
     CUevent event = nullptr;
     OK(DRIVER(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING));
     OK(DRIVER(cuEventCreate, &event, CU_EVENT_DEFAULT));
     std::uint64_t unused = 0;
     void* arguments[] = {&unused};
-    const auto time = symbol<decltype(gctxSimTime)>("gctxSimTime");
+    const auto time = symbol<decltype(softwareDriverTime)>("softwareDriverTime");
     const std::uint64_t before = time();
     OK(DRIVER(cuLaunchKernel, code["long_kernel"], 1, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
     const auto record = get<decltype(cuEventRecord)>("cuEventRecord");
@@ -561,10 +562,11 @@ float next_to_long_work(bool partitioned, bool apart, int priority) {
   float milliseconds = 0;
   {
     const Program code;
-    const gctxSimKernelCost long_kernel{1'500'000, 0, -1, 0, 0, 0, 0};
-    const gctxSimKernelCost quick{5'000, 0, -1, 0, 0, 0, 0};
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("long_kernel", nullptr, nullptr, &long_kernel, nullptr, 0);
-    symbol<decltype(gctxSimKernel)>("gctxSimKernel")("quick", nullptr, nullptr, &quick, nullptr, 0);
+    const softwareDriverKernelCost long_kernel{1'500'000, 0, -1, 0, 0, 0, 0};
+    const softwareDriverKernelCost quick{5'000, 0, -1, 0, 0, 0, 0};
+    symbol<decltype(softwareDriverKernel)>("softwareDriverKernel")("long_kernel", nullptr, nullptr, &long_kernel,
+                                                                   nullptr, 0);
+    symbol<decltype(softwareDriverKernel)>("softwareDriverKernel")("quick", nullptr, nullptr, &quick, nullptr, 0);
     CUdevResource rest{};
     const auto groups = split(1, 16, &rest);
     CUgreenCtx small = nullptr;
@@ -609,7 +611,7 @@ float next_to_long_work(bool partitioned, bool apart, int priority) {
     }
   }
   release_primary();
-  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("softwareDriverLedger"), "\"live\":[],\"misuse\":[]"));
   return milliseconds;
 }
 
@@ -674,7 +676,7 @@ void a_captured_kernel_keeps_its_context() {
     }
   }
   release_primary();
-  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("softwareDriverLedger"), "\"live\":[],\"misuse\":[]"));
 }
 
 void structured_splits_and_workqueues() {
@@ -705,12 +707,12 @@ void structured_splits_and_workqueues() {
   ANSWERS(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, DRIVER(cuDevResourceGenerateDesc, &descriptor, both, 2));
   OK(DRIVER(cuGreenCtxDestroy, context));
   ANSWERS(CUDA_ERROR_CONTEXT_IS_DESTROYED, DRIVER(cuGreenCtxDestroy, context));
-  CHECK(contains(text_of("gctxSimLedger"), "double destroy"));
+  CHECK(contains(text_of("softwareDriverLedger"), "double destroy"));
 }
 
 void faults_are_answered() {
   start("h200@13.0");
-  symbol<decltype(gctxSimFailNth)>("gctxSimFailNth")("cuGreenCtxCreate", 2, CUDA_ERROR_OUT_OF_MEMORY);
+  symbol<decltype(softwareDriverFailNth)>("softwareDriverFailNth")("cuGreenCtxCreate", 2, CUDA_ERROR_OUT_OF_MEMORY);
   CUdevResourceDesc descriptor = nullptr;
   auto groups = split(1, 8);
   OK(DRIVER(cuDevResourceGenerateDesc, &descriptor, groups.data(), 1));
@@ -719,7 +721,7 @@ void faults_are_answered() {
   OK(DRIVER(cuGreenCtxCreate, &first, descriptor, 0, 1));
   ANSWERS(CUDA_ERROR_OUT_OF_MEMORY, DRIVER(cuGreenCtxCreate, &second, descriptor, 0, 1));
   OK(DRIVER(cuGreenCtxCreate, &second, descriptor, 0, 1));
-  symbol<decltype(gctxSimLimitContexts)>("gctxSimLimitContexts")(2);
+  symbol<decltype(softwareDriverLimitContexts)>("softwareDriverLimitContexts")(2);
   CUgreenCtx third = nullptr;
   ANSWERS(CUDA_ERROR_OUT_OF_MEMORY, DRIVER(cuGreenCtxCreate, &third, descriptor, 0, 1));
   ANSWERS(CUDA_ERROR_INVALID_VALUE, DRIVER(cuGreenCtxCreate, &third, descriptor, 0, 0));
@@ -800,13 +802,13 @@ void threads_do_not_disturb_each_other() {
     thread.join();
   }
   CHECK(wrong == 0);
-  CHECK(contains(text_of("gctxSimLedger"), "\"live\":[],\"misuse\":[]"));
+  CHECK(contains(text_of("softwareDriverLedger"), "\"live\":[],\"misuse\":[]"));
 }
 
 }  // namespace
 
 int main() {
-  if (!gctx::test::open_library()) {
+  if (!software_driver::test::open_library()) {
     return 2;
   }
   try {
@@ -830,5 +832,5 @@ int main() {
   } catch (const std::exception& error) {
     fail(__FILE__, __LINE__, error.what());
   }
-  return gctx::test::summary("sim_test (simulated)");
+  return software_driver::test::summary("sim_test (simulated)");
 }

@@ -7,9 +7,9 @@
 #include <stdint.h>
 
 #if defined(__GNUC__)
-#define GCTX_SIM_API __attribute__((visibility("default")))
+#define SOFTWARE_DRIVER_API __attribute__((visibility("default")))
 #else
-#define GCTX_SIM_API
+#define SOFTWARE_DRIVER_API
 #endif
 
 #ifdef __cplusplus
@@ -18,7 +18,7 @@ extern "C" {
 
 /* One block of a running kernel, as a registered host function sees it. `arguments` points at the values of the launch,
  * one pointer per parameter; `argument_sizes` holds their sizes in bytes. */
-typedef struct gctxSimBlock {
+typedef struct softwareDriverBlock {
   unsigned block[3];
   unsigned grid[3];
   unsigned threads[3];
@@ -30,43 +30,45 @@ typedef struct gctxSimBlock {
   uint64_t end_ns;
   void* const* arguments;
   const size_t* argument_sizes;
-} gctxSimBlock;
+} softwareDriverBlock;
 
-typedef void (*gctxSimKernelFunction)(void* user, const gctxSimBlock* block);
+typedef void (*softwareDriverKernelFunction)(void* user, const softwareDriverBlock* block);
 
 /* Starts a fresh machine: `spec` is PROFILE[@MAJOR.MINOR][,devices=N][,key=value...]; null or "" means "h200".
  * Returns 0, or -1 with a message in `error`. Handles of an older machine then answer errors. */
-GCTX_SIM_API int gctxSimConfigure(const char* spec, char* error, size_t error_size);
+SOFTWARE_DRIVER_API int softwareDriverConfigure(const char* spec, char* error, size_t error_size);
 /* A fresh machine of the same spec. */
-GCTX_SIM_API int gctxSimReset(void);
+SOFTWARE_DRIVER_API int softwareDriverReset(void);
 /* Sets the present machine aside, and brings the one last set aside back (the present one is dropped). Returns 0, or -1
  * if there is none. */
-GCTX_SIM_API int gctxSimPush(void);
-GCTX_SIM_API int gctxSimPop(void);
+SOFTWARE_DRIVER_API int softwareDriverPush(void);
+SOFTWARE_DRIVER_API int softwareDriverPop(void);
 
 /* JSON texts. The pointer is valid until the next call of the same thread. */
-GCTX_SIM_API const char* gctxSimLedger(void);   /* live objects, misuse, unknown results, lost memory */
-GCTX_SIM_API const char* gctxSimCalls(void);    /* calls per function, by base name */
-GCTX_SIM_API const char* gctxSimMemory(void);   /* per device: total, free, allocated, contexts, lost, resident */
-GCTX_SIM_API const char* gctxSimFaults(void);   /* the rules in force, and how often each has fired */
-GCTX_SIM_API const char* gctxSimProfiles(void); /* the cards that can be simulated */
-GCTX_SIM_API const char* gctxSimDrivers(void);  /* the driver versions that can be simulated */
-GCTX_SIM_API const char* gctxSimExplain(void);  /* each modelled behaviour and where it is known from */
-GCTX_SIM_API const char* gctxSimMachine(void);  /* the present machine: profile, driver version, devices */
+SOFTWARE_DRIVER_API const char* softwareDriverLedger(void); /* live objects, misuse, unknown results, lost memory */
+SOFTWARE_DRIVER_API const char* softwareDriverCalls(void);  /* calls per function, by base name */
+SOFTWARE_DRIVER_API const char* softwareDriverMemory(
+    void); /* per device: total, free, allocated, contexts, lost, resident */
+SOFTWARE_DRIVER_API const char* softwareDriverFaults(void);   /* the rules in force, and how often each has fired */
+SOFTWARE_DRIVER_API const char* softwareDriverProfiles(void); /* the cards that can be simulated */
+SOFTWARE_DRIVER_API const char* softwareDriverDrivers(void);  /* the driver versions that can be simulated */
+SOFTWARE_DRIVER_API const char* softwareDriverExplain(void);  /* each modelled behaviour and where it is known from */
+SOFTWARE_DRIVER_API const char* softwareDriverMachine(void); /* the present machine: profile, driver version, devices */
 
 /* Faults. `function` is a base name ("cuMemAlloc"), an exported name ("cuMemAlloc_v2") or "*". `code` is the CUresult
  * that the call answers instead of doing anything. Each returns 0, or -1 if no such function or code is known. */
-GCTX_SIM_API int gctxSimFailNth(const char* function, unsigned long long nth,
-                                int code); /* the nth call from now, once */
-GCTX_SIM_API int gctxSimFailEvery(const char* function, int code);
-GCTX_SIM_API int gctxSimFailRandomly(const char* function, double probability, unsigned long long seed, int code);
+SOFTWARE_DRIVER_API int softwareDriverFailNth(const char* function, unsigned long long nth,
+                                              int code); /* the nth call from now, once */
+SOFTWARE_DRIVER_API int softwareDriverFailEvery(const char* function, int code);
+SOFTWARE_DRIVER_API int softwareDriverFailRandomly(const char* function, double probability, unsigned long long seed,
+                                                   int code);
 /* From now on, creating a context when `count` are alive answers CUDA_ERROR_OUT_OF_MEMORY. */
-GCTX_SIM_API void gctxSimLimitContexts(unsigned count);
-GCTX_SIM_API void gctxSimClearFaults(void);
+SOFTWARE_DRIVER_API void softwareDriverLimitContexts(unsigned count);
+SOFTWARE_DRIVER_API void softwareDriverClearFaults(void);
 
 /* What a block of a kernel costs. Blocks on one SM share its throughput, and all share the memory's bandwidth. Without
  * times and bytes, 5 us per block are assumed, and times that include them are counted in the ledger. */
-typedef struct gctxSimKernelCost {
+typedef struct softwareDriverKernelCost {
   uint64_t block_ns;    /* alone on an SM, if it waits for no memory */
   uint64_t block_bytes; /* to and from device memory */
   double
@@ -77,35 +79,36 @@ typedef struct gctxSimKernelCost {
   uint64_t tiles;
   uint64_t tile_ns;    /* like block_ns */
   uint64_t tile_bytes; /* like block_bytes */
-} gctxSimKernelCost;
+} softwareDriverKernelCost;
 
 /* Gives a kernel of this name a cost and, if `function` is not null, code that runs on the host at the end of each
  * block: it must not wait for the driver. `argument_sizes` is needed only for images that do not say it (machine code);
  * null otherwise. */
-GCTX_SIM_API int gctxSimKernel(const char* name, gctxSimKernelFunction function, void* user,
-                               const gctxSimKernelCost* cost, const size_t* argument_sizes, unsigned argument_count);
+SOFTWARE_DRIVER_API int softwareDriverKernel(const char* name, softwareDriverKernelFunction function, void* user,
+                                             const softwareDriverKernelCost* cost, const size_t* argument_sizes,
+                                             unsigned argument_count);
 
 /* The arguments through which a registered kernel reads and writes memory, by number; null instead of a list: every
  * one. What it writes is unknown if it has no function or reads something unknown, and is known otherwise. */
-GCTX_SIM_API int gctxSimKernelAccess(const char* name, const unsigned* reads, unsigned read_count,
-                                     const unsigned* writes, unsigned write_count);
+SOFTWARE_DRIVER_API int softwareDriverKernelAccess(const char* name, const unsigned* reads, unsigned read_count,
+                                                   const unsigned* writes, unsigned write_count);
 
 /* Where the library itself reaches memory of a device, at whose address the host can read nothing: for the functions of
  * kernels. Null if the machine has not all of the range; valid until the memory is freed or unmapped. */
-GCTX_SIM_API void* gctxSimView(uint64_t address, size_t size);
+SOFTWARE_DRIVER_API void* softwareDriverView(uint64_t address, size_t size);
 
 /* Where objects are made. For each object that the calling thread makes from now on, `schedule(record, id)` is called
  * in the middle of the making: it must only note the request and return at once. Made for CPython's Py_AddPendingCall,
  * which runs `record` on the main thread when the call into the driver is over, so that no lock is held when it asks
  * for the interpreter. Null ends it. */
-typedef int (*gctxSimRecord)(void* id);
-typedef int (*gctxSimSchedule)(gctxSimRecord record, void* id);
-GCTX_SIM_API void gctxSimTrace(gctxSimSchedule schedule, gctxSimRecord record);
+typedef int (*softwareDriverRecord)(void* id);
+typedef int (*softwareDriverSchedule)(softwareDriverRecord record, void* id);
+SOFTWARE_DRIVER_API void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord record);
 
-GCTX_SIM_API uint64_t gctxSimTime(void); /* virtual nanoseconds since the machine started */
-GCTX_SIM_API void gctxSimAdvance(uint64_t ns);
+SOFTWARE_DRIVER_API uint64_t softwareDriverTime(void); /* virtual nanoseconds since the machine started */
+SOFTWARE_DRIVER_API void softwareDriverAdvance(uint64_t ns);
 /* The number of a CUresult's name ("CUDA_ERROR_OUT_OF_MEMORY"), or -1. */
-GCTX_SIM_API int gctxSimErrorCode(const char* name);
+SOFTWARE_DRIVER_API int softwareDriverErrorCode(const char* name);
 
 #ifdef __cplusplus
 }
