@@ -186,7 +186,7 @@ if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
     "$repository" || finish
 else
   step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
-    "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || finish
+    "hatch-fancy-pypi-readme>=25.1" "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || finish
   python=$work/venv/bin/python
   PATH=$work/venv/bin:$PATH
   include=${include:-$(cuda_include)}
