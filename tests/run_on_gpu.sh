@@ -218,6 +218,8 @@ if wanted calls || wanted partitions; then
   step raw 120 bash -c 'cmake -S "$1/benchmarks/raw" -B "$2" -DPython_EXECUTABLE="$3" -DCUDA_GCTX_CUDA_INCLUDE="$4" &&
     cmake --build "$2"' - "$repository" "$work/raw" "$python" "$include" && raw_calls_are_built=yes
   export PYTHONPATH=$work/raw${PYTHONPATH:+:$PYTHONPATH}
+  [ -n "$raw_calls_are_built" ] &&
+    step raw/tests 60 "$python" -m pytest -q -p no:cacheprovider "$repository/benchmarks/tests"
 fi
 
 # What was seen on the card first, in case that the time runs out.
