@@ -58,9 +58,8 @@ CXX_FILES = $(shell find cuda_gctx software_driver/cpp tests benchmarks -name '*
 demo: $(VENV)/package
 	$(BIN)/cuda-gctx demo
 
-# The tests of C++ run in JOBS processes, and the files of Python are dealt out to as many, which run side by side; the output of each is printed when it ends. It is one process
-# where there may be a GPU, which tests have to themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
-# RECORD_COSTS=1 writes the CPU seconds of each file, by which files are dealt out.
+# The tests of C++ and the test files of Python run in JOBS processes. There is one process where there may be a GPU, which the tests need to
+# themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
 JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
@@ -70,9 +69,7 @@ test: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	  CUDA_SOFTWARE_DRIVER=$$($(BIN)/python -m cuda_software_driver path)/libcuda_software_driver.so \
 	    ctest --test-dir $$folder --output-on-failure --parallel $(JOBS) || exit 1; \
 	done
-	mkdir -p build/tests
-	seq $(JOBS) | xargs -P $(JOBS) -I @ sh -c '$(BIN)/pytest --order=$(order) --share=@/$(JOBS) $(if $(RECORD_COSTS),--record-costs) > build/tests/@.log 2>&1; \
-	  code=$$?; cat build/tests/@.log; exit $$code'
+	$(BIN)/pytest --order=$(order) $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile)
 
 test-long: $(VENV)/package $(VENV)/testers $(VENV)/torch
 	$(BIN)/pytest --long

@@ -22,8 +22,6 @@ import pytest
 
 import cuda_gctx
 
-from .shares import CostRecorder, OneShare, recorded_costs, share
-
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEFAULT_DRIVER = "sim:h200@13.0"
 # A test that hangs ends the run with the stacks of all threads. None takes a hundredth of it on an idle machine.
@@ -78,14 +76,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SEED",
         help="run the tests in the random order of this seed, of a new one ('random'), or in the order of the files",
     )
-    parser.addoption(
-        "--share",
-        type=share,
-        default=(1, 1),
-        metavar="NUMBER/OF",
-        help="run one of several shares of the tests, '2/20' the second of twenty: files of equal time",
-    )
-    parser.addoption("--record-costs", action="store_true", help="write the CPU time of each file, for --share")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -94,18 +84,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "any_driver: runs on a real driver too, in children and without the fixture dev")
     config.addinivalue_line("markers", "long: takes long; run by --long, which 'make test-long' gives")
     config.stash[uncaptured] = os.dup(2)
-    number, shares = config.option.share
-    if shares > 1:
-        config.pluginmanager.register(OneShare(number, shares, recorded_costs()))
-    if config.option.record_costs:
-        config.pluginmanager.register(CostRecorder())
     if config.getoption("--real-gpu"):
         if is_simulated():
             raise pytest.UsageError("--real-gpu and CUDA_GCTX_DRIVER=sim are mutually exclusive")
     elif "CUDA_GCTX_DRIVER" not in os.environ and not has_real_driver():
         os.environ["CUDA_GCTX_DRIVER"] = DEFAULT_DRIVER
     if config.option.order == "random":
-        config.option.order = str(random.randrange(1_000_000))
+        # Worker processes of pytest-xdist inherit the seed: all must collect in one order.
+        config.option.order = os.environ.setdefault("CUDA_GCTX_TEST_ORDER", str(random.randrange(1_000_000)))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

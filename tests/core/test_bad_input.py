@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -45,8 +46,15 @@ NO_INTS: list[Any] = [True, False, 1.0, 8.5, "8", b"8", 8j, Odd(), {8}, {8: 8}, 
 NO_BOOLS: list[Any] = [0, 1, "True", None, Odd(), 1.0]
 
 
+def name_of(value: Any) -> str:
+    """Returns the repr without addresses, so that all processes of a run give a case the same id."""
+    return re.sub(r" at 0x\w+", "", repr(value))
+
+
 def table(rows: dict[str, list[Any]]) -> list[Any]:
-    return [pytest.param(name, value, id=f"{name}={value!r}"[:60]) for name, values in rows.items() for value in values]
+    return [
+        pytest.param(name, value, id=f"{name}={name_of(value)}"[:60]) for name, values in rows.items() for value in values
+    ]
 
 
 # ---- options of a split
