@@ -184,6 +184,9 @@ if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
   step build 540 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
     --config-settings=build-dir="$build" --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" \
     "$repository" || finish
+  step driver 300 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
+    --config-settings=build-dir="$work/driver" --config-settings=cmake.define.SOFTWARE_DRIVER_CUDA_INCLUDE="$include" \
+    "$repository/software_driver" || finish
 else
   step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
     "hatch-fancy-pypi-readme>=25.1" "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || finish
@@ -193,14 +196,15 @@ else
   "$python" "$repository/tools/requirements.py" of test > "$work/test-requirements.txt"
   step build 540 "$python" -m pip install -r "$work/test-requirements.txt" --no-build-isolation --config-settings=build-dir="$build" \
     --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" "$repository[cli,comm]" || finish
+  step driver 300 "$python" -m pip install --no-build-isolation --config-settings=build-dir="$work/driver" \
+    --config-settings=cmake.define.SOFTWARE_DRIVER_CUDA_INCLUDE="$include" "$repository/software_driver" || finish
 fi
 
 # The software driver is found by the programs that open libcuda.so.1 by name, if it is the one in use.
 library_path=${LD_LIBRARY_PATH:-}
 if [ -n "$simulated" ]; then
   note 'simulated: everything below ran on the software driver'
-  package=$(cd "$work" && "$python" -c 'import os, cuda_gctx; print(os.path.dirname(cuda_gctx.__file__))')
-  library_path=$package/sim/lib${library_path:+:$library_path}
+  library_path=$(cd "$work" && "$python" -m cuda_software_driver path)${library_path:+:$library_path}
 fi
 
 # With python -m the current folder comes first on the path of modules: it is $work, not the sources.
@@ -209,7 +213,8 @@ has() { "$python" -c "import $1" 2>/dev/null; }
 
 if wanted cpp; then
   step cpp/build 180 cmake --build "$build" --target cpp_tests &&
-    step cpp/tests 120 ctest --test-dir "$build" --output-on-failure
+    step cpp/tests 120 env CUDA_SOFTWARE_DRIVER="$("$python" -m cuda_software_driver path)/libcuda_software_driver.so" \
+      ctest --test-dir "$build" --output-on-failure
 fi
 
 # The raw driver calls, which calls and partitions compare the package with.

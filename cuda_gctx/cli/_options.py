@@ -5,52 +5,30 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from cuda_gctx import Device, system
 from cuda_gctx.cli._exit import NoDevice
-
-if TYPE_CHECKING:
-    from cuda_software_driver import Session
+from cuda_gctx.cli.sim import cards, complete_card, complete_version, driver_versions, simulated
 
 Callback = Callable[..., None]
 
 
-def profiles() -> dict[str, str]:
-    """The names of the cards that can be simulated, by their keys."""
-    from cuda_software_driver import cards
-
-    return {card["key"]: card["name"] for card in cards()}
-
-
 def _known_profile(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:
-    if word is not None and word not in (known := profiles()):
+    if word is not None and word not in (known := cards()):
         raise click.BadParameter(f"unknown card {word!r}: choose from {', '.join(known)}")
     return word
 
 
 def _known_version(ctx: click.Context, param: click.Parameter, word: str | None) -> str | None:
-    from cuda_software_driver import driver_versions
-
     if word is not None and word not in (known := driver_versions()):
         raise click.BadParameter(f"unknown driver version {word!r}: choose from {', '.join(known)}")
     return word
-
-
-def complete_version(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from cuda_software_driver import driver_versions
-
-    return [CompletionItem(version) for version in driver_versions() if version.startswith(incomplete)]
-
-
-def complete_profile(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(key, help=name) for key, name in profiles().items() if key.startswith(incomplete)]
 
 
 class OutputFile(click.Path):
@@ -82,15 +60,6 @@ def open_driver() -> None:
         raise click.UsageError(str(error)) from None
 
 
-@contextmanager
-def simulated(profile: str, version: str | None) -> Iterator[Session]:
-    """Use a simulated card as the driver of this process within a block."""
-    from cuda_software_driver import session
-
-    with session(profile, driver=version, check=False) as machine:
-        yield machine
-
-
 def driver_options(command: Callback) -> Callback:
     """Add ``--profile``, ``--driver`` and ``--json``; the command receives the first two as `profile` and `version`."""
 
@@ -98,7 +67,7 @@ def driver_options(command: Callback) -> Callback:
         "--profile",
         metavar="CARD",
         callback=_known_profile,
-        shell_complete=complete_profile,
+        shell_complete=complete_card,
         help="Use this simulated card, without a GPU (cuda-gctx sim profiles lists them).",
     )
     @click.option(

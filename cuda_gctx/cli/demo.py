@@ -14,8 +14,9 @@ import click
 from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions
 from cuda_gctx.cli import _on_a_card
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver, simulated
+from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
+from cuda_gctx.cli.sim import is_installed, simulated
 from cuda_gctx.measure.latencies import (
     LOAD_BLOCK_NS,
     LOAD_WAVES,
@@ -58,7 +59,7 @@ def _device(number: int | None, profile: str | None, version: str | None) -> Ite
                 open_driver()
                 Device(0)
             except CUDAError as error:
-                if asked:
+                if asked or not is_installed():
                     raise
                 reason = str(error)
                 closing.enter_context(simulated("h200", None))

@@ -9,8 +9,9 @@ import click
 from rich.text import Text
 
 from cuda_gctx.cli._exit import Failure
-from cuda_gctx.cli._options import device_number, driver_options, simulated
+from cuda_gctx.cli._options import device_number, driver_options
 from cuda_gctx.cli._output import console, table, write_json
+from cuda_gctx.cli.sim import simulated
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 

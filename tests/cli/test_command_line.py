@@ -25,7 +25,7 @@ from cuda_gctx.cli._root import root
 from cuda_software_driver import library_path
 
 from ..common import run_python
-from ..conftest import REPOSITORY
+from ..conftest import REPOSITORY, is_simulated
 
 pytestmark = pytest.mark.sim_only
 
@@ -411,3 +411,43 @@ def test_each_shell_gets_its_script(shell: str) -> None:
 def test_a_program_completes_too() -> None:
     words = "cuda-gctx pl"
     assert child(COMP_WORDS=words, COMP_CWORD="1", _CUDA_GCTX_COMPLETE="bash_complete").stdout == "plain,plan\n"
+
+
+NOT_INSTALLED = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *package: None if name == "cuda_software_driver" else find(name, *package)
+from cuda_gctx.cli import main
+sys.argv[0] = "cuda-gctx"
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["sim", "profiles"],
+            "this needs the software driver, which is not installed: run pip install ./software_driver",
+        ),
+        (["info", "--profile", "h200"], "this needs the software driver, which is not installed"),
+        (["demo"], "no CUDA driver could be opened"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_without_the_software_driver_commands_say_how_to_install_it(arguments: list[str], says: str) -> None:
+    if arguments == ["demo"] and not is_simulated():
+        pytest.skip("there is a driver here")
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_GCTX_DRIVER"}
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_INSTALLED, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 3, done.stderr
+    assert says in done.stderr
+    assert "pip install ./software_driver" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -225,7 +225,7 @@ def test_libraries_use_no_streams_of_the_c_plus_plus_library() -> None:
         assert re.findall(r"std::(?:\w+::)*(?:\w*stream\w*|ios_base|basic_ios|locale)\b", names) == [], path.name
 
 
-def test_wheel_is_under_1_8_mb() -> None:
+def test_wheel_is_under_1_3_mb() -> None:
     if b"libstdc++.so.6\0" not in (PACKAGE / "libcuda_gctx.so").read_bytes():
         pytest.skip("this compiler links the C++ library into each library, which the wheels do not")
     archive = io.BytesIO()
@@ -233,7 +233,18 @@ def test_wheel_is_under_1_8_mb() -> None:
         for file in importlib.metadata.files("cuda-gctx") or ():
             if "__pycache__" not in file.parts and ".." not in file.parts:
                 wheel.write(file.locate(), file)
-    assert 0 < archive.tell() < 1_800_000
+    assert 0 < archive.tell() < 1_300_000
+
+
+def test_package_carries_no_driver_library() -> None:
+    carried = {Path(file).name for file in importlib.metadata.files("cuda-gctx") or ()}
+    assert "libcuda_gctx.so" in carried
+    assert not {name for name in carried if name.startswith(("libcuda.so", "libnvidia-ml", "libcuda_software_driver"))}
+
+
+def test_the_former_name_of_the_software_driver_names_the_new_package() -> None:
+    with pytest.raises(ImportError, match=r"pip install \./software_driver .* import cuda_software_driver"):
+        importlib.import_module("cuda_gctx.sim")
 
 
 def test_software_driver_does_not_take_the_place_of_the_real_one() -> None:
