@@ -53,7 +53,9 @@ def name_of(value: Any) -> str:
 
 def table(rows: dict[str, list[Any]]) -> list[Any]:
     return [
-        pytest.param(name, value, id=f"{name}={name_of(value)}"[:60]) for name, values in rows.items() for value in values
+        pytest.param(name, value, id=f"{name}={name_of(value)}"[:60])
+        for name, values in rows.items()
+        for value in values
     ]
 
 
