@@ -1,6 +1,6 @@
 """The examples of many processes do what their page shows, and the Kubernetes file carries a layout that fits.
 
-Those that need torch or Ray take long, and have a CI job of their own: ``make cluster``.
+Those that need torch or Ray take long, and have a CI job of their own: ``.ci/cluster``.
 """
 
 from __future__ import annotations

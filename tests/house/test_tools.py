@@ -1,7 +1,8 @@
-"""The programs of tools/: what they read from pyproject.toml, and which commit messages they accept."""
+"""The programs of tools: requirements, links, commit messages, the preflight."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -126,3 +127,57 @@ def test_git_runs_the_hook(tmp_path: Path) -> None:
     assert "commit message: the subject must be 'room: imperative verb, noun'" in refused.stderr
     accepted = git("commit", "--allow-empty", "-m", "room: test the hook")
     assert accepted.returncode == 0, accepted.stderr
+
+
+# ---- the preflight
+
+
+def preflight(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the preflight in a folder, with a stamp in its build folder."""
+    return subprocess.run(
+        [sys.executable, REPOSITORY / "tools" / "preflight.py", "build/interpreter"],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"MAKE_VERSION": "3.81"}, "this is make 3.81, and the Makefile needs GNU make 4 or newer"),
+        ({"CXX": "no-such-compiler"}, "there is no C++ compiler no-such-compiler: install g++ 12 or newer, or set CXX"),
+        ({"CXX": "false"}, "false does not compile C++20: install g++ 12 or newer, or set CXX"),
+    ],
+)
+def test_preflight_refuses_a_machine_with_one_sentence(
+    environment: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    ran = preflight(tmp_path, **environment)
+    assert (ran.returncode, ran.stderr.strip()) == (1, sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preflight_refuses_an_old_python_before_it_touches_anything(tmp_path: Path) -> None:
+    program = "import runpy, sys; sys.version_info = (3, 9, 1); sys.argv = ['preflight.py', 'build/interpreter']; "
+    program += f"runpy.run_path({str(REPOSITORY / 'tools' / 'preflight.py')!r}, run_name='__main__')"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert "is Python 3.9.1, and the package needs 3.10 or newer" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_environments_of_another_interpreter_are_removed_and_own_ones_stay(tmp_path: Path) -> None:
+    environments = [tmp_path / ".venv", tmp_path / "build" / "tools", tmp_path / "build" / "package"]
+    stamp = tmp_path / "build" / "interpreter"
+    assert preflight(tmp_path).returncode == 0
+    for folder in environments:
+        folder.mkdir(parents=True)
+    assert preflight(tmp_path, CXX="no-such-compiler").returncode == 0, "a known interpreter is checked no more"
+    assert all(folder.is_dir() for folder in environments)
+    own = stamp.read_text()
+    stamp.write_text("/usr/bin/python3.99 3.99.0\n")
+    assert preflight(tmp_path).returncode == 0
+    assert not any(folder.exists() for folder in environments)
+    assert stamp.read_text() == own

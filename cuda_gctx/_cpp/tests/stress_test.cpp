@@ -1,5 +1,5 @@
 // Many threads at one context: closers that are refused, makers of streams, threads that make it current. Built with
-// the sanitizers, too (make sanitize), where it runs longer.
+// the sanitizers, too (.ci/sanitize), where it runs longer.
 #include <atomic>
 #include <string>
 #include <thread>
