@@ -104,14 +104,15 @@ docs: $(VENV)/package $(PAGES)/installed  ## build the documentation into build/
 	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
 	$(PAGES)/bin/python tools/links.py build/docs
 
-# The archives have the date of the last commit. The wheels come from the source distribution, and auditwheel names the oldest glibc that they run on.
+# The archives have the date of the last commit. The wheels come from the source distributions, and auditwheel names the oldest glibc that they run on.
 DIST ?= dist
 wheels: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
 wheels: $(VENV)/wheel-tools  ## build the distributions into dist, for each interpreter in PYTHONS
 	rm -rf $(DIST) build/wheels
 	$(BIN)/python -m build --sdist --outdir $(DIST)
+	$(BIN)/python -m build --sdist --outdir $(DIST) software_driver
 	set -e; for python in $(PYTHONS); do $(TOOL)/python -m pip --python $$(command -v $$python) wheel -q --no-deps --wheel-dir build/wheels $(DIST)/cuda_gctx-*.tar.gz; done
-	$(TOOL)/python -m pip wheel -q --no-deps --wheel-dir build/wheels ./software_driver
+	$(TOOL)/python -m pip wheel -q --no-deps --wheel-dir build/wheels $(DIST)/cuda_software_driver-*.tar.gz
 	set -e; for wheel in build/wheels/*.whl; do $(BIN)/auditwheel repair --wheel-dir $(DIST) $$wheel; done
 
 FUZZ_SECONDS ?= 60
