@@ -58,6 +58,7 @@ develop: $(TOOLS)/builders $(VENV)/test-requirements.txt  ## install the sources
 # themselves. ORDER=random runs the tests in a new random order, and ORDER=SEED repeats it.
 JOBS ?= $(if $(wildcard /dev/nvidia0 /dev/dxg),1,$(shell nproc))
 ORDER ?= files
+PARALLEL = $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile)
 test: order := $(if $(filter random,$(ORDER)),$(shell date +%s),$(ORDER))
 test: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## build, and run every test: C++ and Python
 	for folder in $(DRIVER_BUILD) $(PACKAGE_BUILD); do \
@@ -65,11 +66,13 @@ test: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## build, and run every tes
 	  CUDA_SOFTWARE_DRIVER=$$($(BIN)/python -m cuda_software_driver path)/libcuda_software_driver.so \
 	    ctest --test-dir $$folder --output-on-failure --parallel $(JOBS) || exit 1; \
 	done
-	$(BIN)/pytest --order=$(order) $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile)
+	$(BIN)/pytest --order=$(order) $(PARALLEL)
+	$(BIN)/pytest $(PARALLEL) software_driver/tests
 
 ORDER_SEEDS ?= 20
 long: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## run all cases that "make test" samples: an hour
 	$(BIN)/pytest --long
+	$(BIN)/pytest --long software_driver/tests
 	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=1000 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
 	$(BIN)/python -m tests.trust.fault_sweep

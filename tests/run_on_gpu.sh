@@ -264,7 +264,7 @@ fi
 wanted pages && step pages 480 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/docs/run_on_gpu.py" \
   --out "$output/pages.json"
 
-wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
+wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/software_driver/tests/hardware/record.py" \
   --out "$output/recording.json"
 
 # Questions about the driver and libraries, each under its own time limit.
@@ -273,7 +273,7 @@ for name in questions processes; do
 done
 
 # The part of the recording that asks about single functions.
-wanted contract && step contract 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/tests/hardware/record.py" \
+wanted contract && step contract 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/software_driver/tests/hardware/record.py" \
   --only device --only contract --only sentences --only codes --out "$output/contract.json"
 
 if wanted comm; then

@@ -19,10 +19,11 @@ from cuda_gctx.partitions.chip import chip_clusters, joined
 from cuda_gctx.partitions.sm_map import SMMap
 
 from ..common import green, split
+from ..conftest import REPOSITORY
 
 Machines = Callable[..., Any]
 
-RECORDING = Path(__file__).parents[1] / "hardware" / "h200-driver-13.0.json"
+RECORDING = REPOSITORY / "software_driver" / "tests" / "hardware" / "h200-driver-13.0.json"
 TIMEOUT_NS = 10_000_000_000
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-RECORDER = ROOT / "tests" / "hardware" / "recorder"
+RECORDER = HERE.parents[1] / "tests" / "hardware" / "recorder"
 CONTRACTS = RECORDER / "functions.json"
 
 # Modelled functions that cuda.h does not declare.

@@ -15,11 +15,9 @@ import pytest
 
 import cuda_software_driver as sim
 
-from ..common import CUDA_INCLUDE, needs_cuda_header
+from .common import CUDA_INCLUDE, needs_cuda_header
 
-pytestmark = pytest.mark.sim_only
-
-FOLDER = Path(__file__).resolve().parents[2] / "software_driver"
+FOLDER = Path(__file__).resolve().parents[1]
 README = (FOLDER / "README.md").read_text()
 # Without the packages of this environment that it must not need, and as an interpreter finds it that has it installed.
 START = """

@@ -6,7 +6,6 @@ import ctypes
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,14 @@ from cuda_gctx import Context, Device, SMResourceOptions, Stream, StreamOptions
 from cuda_software_driver import Session, session
 
 from ..common import green
+from ..conftest import REPOSITORY
 from ..raw import Raw
 
 pytestmark = pytest.mark.sim_only
 
-TIMES = json.loads((Path(__file__).resolve().parents[1] / "hardware" / "times" / "h200-driver-13.0.json").read_text())
+TIMES = json.loads(
+    (REPOSITORY / "software_driver" / "tests" / "hardware" / "times" / "h200-driver-13.0.json").read_text()
+)
 TOLERANCE = 0.15
 GEMM_TOLERANCE = 0.1
 PTX = b"""

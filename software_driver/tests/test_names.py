@@ -14,12 +14,10 @@ import pytest
 
 import cuda_software_driver as sim
 
-from ..common import CUDA_INCLUDE, needs_cuda_header
+from .common import CUDA_INCLUDE, needs_cuda_header
 
-pytestmark = pytest.mark.sim_only
-
-ROOT = Path(__file__).resolve().parents[2]
-TABLES = ROOT / "software_driver" / "cpp" / "abi" / "make_tables.py"
+ROOT = Path(__file__).resolve().parents[1]
+TABLES = ROOT / "cpp" / "abi" / "make_tables.py"
 
 
 def environment(spec: str = "h200@13.0") -> dict[str, str]:
@@ -189,6 +187,7 @@ def test_the_tables_of_functions_follow_from_the_header() -> None:
 def test_no_bytes_of_a_pool_have_no_address() -> None:
     with sim.session("h200"):
         driver = ctypes.CDLL(str(Path(sim.library_folder()) / "libcuda_software_driver.so"))
+        driver.cuInit(0)
         context, stream, address = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64(1)
         driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
         driver.cuCtxPushCurrent_v2(context)

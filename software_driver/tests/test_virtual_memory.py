@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from ..common import run_with_cuda_core
-
-pytestmark = pytest.mark.sim_only
+from .common import run_on_machine
 
 MIB = 1 << 20
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE, NOT_SUPPORTED = 0, 1, 2, 101, 801
@@ -57,7 +53,7 @@ answers = {}
 
 def answers(program: str, *arguments: str) -> Any:
     """What a program answers that cuda.bindings runs on the software driver."""
-    done = run_with_cuda_core(BEGIN + program + END, *arguments, machine="h200@13.0,devices=2")
+    done = run_on_machine(BEGIN + program + END, *arguments, machine="h200@13.0,devices=2")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

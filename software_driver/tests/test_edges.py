@@ -7,13 +7,9 @@ import subprocess
 import sys
 import threading
 
-import pytest
-
 from cuda_software_driver import library_path, session
 
-from ..hardware.recorder.contract import World
-
-pytestmark = pytest.mark.sim_only
+from .hardware.recorder.contract import World
 
 NOT_INITIALIZED, NOT_READY, INVALID_HANDLE = 3, 600, 400
 START = """

@@ -10,10 +10,7 @@ import pytest
 
 from cuda_software_driver import session
 
-from ..raw import RESOURCE_BYTES, SM, RawError
-from ..raw import Raw as RawCalls
-
-pytestmark = pytest.mark.sim_only
+from .raw import RESOURCE_BYTES, SM, Raw
 
 OK, INVALID_VALUE, INVALID_DEVICE, NOT_PERMITTED, NOT_SUPPORTED = 0, 1, 101, 800, 801
 INVALID_CLUSTER_SIZE, CONFIGURATION, DESTROYED = 912, 915, 709
@@ -21,15 +18,6 @@ WORKQUEUE = 10000
 NON_BLOCKING = 1
 KIB = 1024
 PTX = b".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry work() { ret; }\n\0"
-
-
-class Raw(RawCalls):
-    def code(self, name: str, *arguments: Any) -> int:
-        try:
-            self.call(name, *arguments)
-        except RawError as error:
-            return error.code
-        return 0
 
 
 Start = Callable[..., Raw]

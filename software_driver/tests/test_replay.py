@@ -13,7 +13,7 @@ import pytest
 
 import cuda_software_driver as sim
 
-from ..hardware.compare import (
+from .hardware.compare import (
     FOLDER,
     KNOWN_DIFFERENCES,
     all_differences,
@@ -22,8 +22,6 @@ from ..hardware.compare import (
     sections,
     simulated,
 )
-
-pytestmark = pytest.mark.sim_only
 
 RECORDINGS = sorted(FOLDER.glob("*.json"))
 

@@ -12,15 +12,13 @@ import pytest
 
 from cuda_software_driver import library_path, session
 
-from ..hardware.recorder.contract import Questions
-from ..hardware.recorder.in_processes import answer
-from ..hardware.recorder.sentences import SENTENCES
-from ..hardware.recorder.world import FUNCTIONS, Unavailable, World
+from .hardware.recorder.contract import Questions
+from .hardware.recorder.in_processes import answer
+from .hardware.recorder.sentences import SENTENCES
+from .hardware.recorder.world import FUNCTIONS, Unavailable, World
 
-pytestmark = pytest.mark.sim_only
-
-ROOT = Path(__file__).resolve().parents[2]
-CALLS = ROOT / "software_driver" / "cpp" / "calls"
+ROOT = Path(__file__).resolve().parents[1]
+CALLS = ROOT / "cpp" / "calls"
 INVALID_VALUE, INVALID_CONTEXT, NOT_PERMITTED, UNSUPPORTED, INVALIDATED, ISOLATION = 1, 201, 800, 900, 901, 905
 ALL_VERSIONS = "13.5"
 # Of these the first answer is another: there is nothing to refuse, or the question is about the capture itself.

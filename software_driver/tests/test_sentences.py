@@ -14,11 +14,9 @@ import pytest
 
 from cuda_software_driver import library_folder, library_path, session
 
-from ..hardware.recorder import in_processes
-from ..hardware.recorder.sentences import SEEDED, SENTENCES, Sentence
-from ..hardware.recorder.world import FUNCTIONS, Unavailable, World
-
-pytestmark = pytest.mark.sim_only
+from .hardware.recorder import in_processes
+from .hardware.recorder.sentences import SEEDED, SENTENCES, Sentence
+from .hardware.recorder.world import FUNCTIONS, Unavailable, World
 
 # Sentences about functions that older drivers lack.
 MISSING = {("12.8", 24)}

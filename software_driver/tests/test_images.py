@@ -8,12 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cuda_gctx import system
-from cuda_software_driver import session
+from cuda_software_driver import library_path, session
 
-from ..raw import Raw
-
-pytestmark = pytest.mark.sim_only
+from .raw import Raw
 
 INVALID_VALUE, INVALID_CONTEXT, NO_BINARY, NOT_FOUND = 1, 201, 209, 500
 MAX_THREADS, SHARED, CONSTANT, LOCAL, REGISTERS, MAX_DYNAMIC = 0, 1, 2, 3, 4, 8
@@ -110,7 +107,7 @@ class Module:
     """A loaded image and the variables in it."""
 
     def __init__(self, raw: Raw, image: bytes) -> None:
-        self.raw, self.driver = raw, ctypes.CDLL(system.driver_path)
+        self.raw, self.driver = raw, ctypes.CDLL(library_path())
         self.handle = ctypes.c_void_p(raw.handle("cuModuleLoadData", image))
 
     def find(self, name: bytes) -> tuple[int, int, int]:
@@ -194,7 +191,7 @@ def test_a_kernel_says_what_its_machine_code_declares(raw: Raw) -> None:
 def test_machine_code_that_is_not_what_it_says_is_refused_or_read(raw: Raw, kept: int) -> None:
     # Sizes and places beyond the file, which itself stays as long as its header says.
     image = cubin()
-    library = ctypes.CDLL(system.driver_path)
+    library = ctypes.CDLL(library_path())
     made = ctypes.c_void_p()
     broken = image[:kept] + b"\xff" * (len(image) - kept)
     assert library.cuLibraryLoadData(ctypes.byref(made), broken, None, None, 0, None, None, 0) in {0, NO_BINARY}
@@ -256,7 +253,7 @@ def test_either_the_address_or_the_size_of_a_variable_is_enough(raw: Raw) -> Non
 
 def test_a_library_has_its_variables_on_the_current_device() -> None:
     with session("h200", devices=2) as sim:
-        raw, driver = Raw(), ctypes.CDLL(system.driver_path)
+        raw, driver = Raw(), ctypes.CDLL(library_path())
         library = ctypes.c_void_p(raw.handle("cuLibraryLoadData", VARIABLES, None, None, 0, None, None, 0))
         address, size = ctypes.c_uint64(), ctypes.c_size_t()
         find = (ctypes.byref(address), ctypes.byref(size), library, b"answer")
@@ -289,14 +286,14 @@ def test_a_library_has_its_variables_on_the_current_device() -> None:
 
 
 def test_the_profiler_is_switched_in_a_context(raw: Raw) -> None:
-    driver = ctypes.CDLL(system.driver_path)
+    driver = ctypes.CDLL(library_path())
     assert (driver.cuProfilerStart(), driver.cuProfilerStop()) == (0, 0)
     raw.call("cuCtxSetCurrent", None)
     assert (driver.cuProfilerStart(), driver.cuProfilerStop()) == (INVALID_CONTEXT, INVALID_CONTEXT)
 
 
 def test_the_parameters_of_a_librarys_kernel_are_asked_in_a_context(raw: Raw) -> None:
-    driver, count, place = ctypes.CDLL(system.driver_path), ctypes.c_size_t(), ctypes.c_size_t()
+    driver, count, place = ctypes.CDLL(library_path()), ctypes.c_size_t(), ctypes.c_size_t()
     library = ctypes.c_void_p(raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0))
     kernel = ctypes.c_void_p(raw.handle("cuLibraryGetKernel", library, b"plain"))
     info = (kernel, ctypes.c_size_t(0), ctypes.byref(place), ctypes.byref(count))
