@@ -1,9 +1,11 @@
-"""Checks that this machine can build the package, before anything is installed, and removes environments of another interpreter.
+"""Checks that this machine can build the package, before anything is installed.
+
+Removes the environments of another interpreter.
 
     python tools/preflight.py STAMP
 
-STAMP names the interpreter that the environments of the clone belong to. One sentence says what is missing. Python 3.6 and
-newer can run this file, so that an old interpreter gets its sentence.
+STAMP names the interpreter that the environments of the clone belong to. One sentence says what is missing. Python 3.6
+and newer can run this file, so that an old interpreter gets its sentence.
 """
 
 import os
@@ -16,7 +18,10 @@ from pathlib import Path
 OLDEST_PYTHON = (3, 10)
 OLDEST_MAKE = 4
 ENVIRONMENTS = (".venv", "build/tools", "build/linters", "build/pages", "build/package", "build/software-driver")
-PROGRAM = "#include <concepts>\n#include <span>\nstatic_assert(std::integral<int>);\nint main() { return std::span<int>{}.size(); }\n"
+PROGRAM = (
+    "#include <concepts>\n#include <span>\nstatic_assert(std::integral<int>);\n"
+    "int main() { return std::span<int>{}.size(); }\n"
+)
 
 
 def problem():
