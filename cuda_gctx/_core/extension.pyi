@@ -48,7 +48,7 @@ class FeatureNotSupported(CUDAError, NotImplementedError):
 class SplitError(CUDAError, ValueError):
     """A split does not fit the resource.
 
-    suggestion: the nearest request that fits, as SMResourceOptions; None if there is none. advice: what else the
+    suggestion: a smaller request that fits, as SMResourceOptions; None if there is none. advice: what else the
     message says behind the request: why there is none, or what would make this one fit.
     """
 

@@ -46,7 +46,7 @@ def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMR
         fitting = counts if isinstance(counts, tuple) else (counts,)
         # A partition without a name has its number instead.
         requests = (str(sms) if name.isdigit() else f"{name}={sms}" for name, sms in zip(names, fitting, strict=False))
-        advice.insert(0, f"the nearest layout that fits is {', '.join(requests)}")
+        advice.insert(0, f"a layout that fits is {', '.join(requests)}")
     size = f"{whole.sm_count} SMs (alignment {whole.coscheduled_alignment})"
     return f"{layout} does not fit into {size}: {'; '.join(advice)}"
 
@@ -63,6 +63,8 @@ def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) ->
         try:
             groups, remainder = whole.split(_split_options(counted, whole), dry_run=dry_run)
         except SplitError as error:
+            if open_at is not None and error.suggestion == SMResourceOptions([None]):
+                error.suggestion, error.advice = None, f"request fewer, so that some remain for {layout.names[open_at]}"
             error.args = (_refusal(error, layout, [name for name, _ in counted], whole),)
             raise
     if open_at is None:

@@ -1,17 +1,16 @@
 """What a split must give, by the documented rules (docs/guide.md, "What a request means").
 
-The rules are written down here a second time, without the planner: by plain arithmetic over the layout of the chip, by
-search over all smaller requests, and by asking the driver itself how many groups of a size it gives.
+The rules are written down here a second time, without the planner: by plain arithmetic over the layout of the chip, and
+by asking the driver itself how many groups of a size it gives.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 from cuda_gctx import SMResource, SMResourceOptions, system
 
@@ -232,89 +231,14 @@ class Card:
             return self.grain(group)
         return max(self.grain(group), self.alignment)
 
-    def missing(self, groups: Sequence[Group], sizes: Sequence[int | None]) -> int:
-        """How far a suggestion is from the request: how many of the requested SMs its groups lack."""
-        return sum(
-            max(0, min(group.count, self.sms) - size)
-            for group, size in zip(groups, sizes, strict=True)
-            if group.count is not None and size is not None
-        )
-
-    def _kind(self, group: Group) -> tuple[Any, ...]:
-        """Equal for groups that may have the same sizes, in the same places."""
-        return self.is_promise(group), self.is_loose(group), self.grain(group), self.least(group), group.count is None
-
-    def nearer(self, groups: Sequence[Group], limit: int) -> list[int | None] | None:
-        """The sizes of a request that fits and lacks fewer than `limit` SMs; None if there is none."""
-        # Of groups that may have the same sizes only the sizes matter, not who has which, and they are nearest in the
-        # order of what was asked: the larger ones first.
-        order = sorted(range(len(groups)), key=lambda i: (self._kind(groups[i]), -(groups[i].count or 0)))
-        groups = [groups[i] for i in order]
-        asked = [None if g.count is None else min(g.count, self.sms) for g in groups]
-        largest = [
-            0 if n is None else max(rounded_up(n, self.grain(g)), self.least(g))
-            for g, n in zip(groups, asked, strict=True)
+    def smallest(self, groups: Sequence[Group]) -> list[Group]:
+        """The same request with the smallest counts."""
+        return [
+            group
+            if group.count is None
+            else Group(rounded_up(self.least(group), self.step(group)), group.coscheduled, group.backfill)
+            for group in groups
         ]
-        choices = [
-            [None] if n is None else range(most, self.least(g) - 1, -self.grain(g))
-            for g, n, most in zip(groups, asked, largest, strict=True)
-        ]
-        choices = [
-            [size for size in sizes if self.can_promise(Group(size, g.coscheduled, g.backfill))]
-            for g, sizes in zip(groups, choices, strict=True)
-        ]
-        if not all(choices):
-            return None
-        # A group that gives up n SMs lacks at least n minus this.
-        slack = [size - (n or 0) for size, n in zip(largest, asked, strict=True)]
-        # Whatever the layout, groups need so many SMs together: (who, at most how many).
-        bounds = [([True] * len(groups), self.sms - sum(self.grain(g) for g in groups if g.count is None))]
-        if self.is_structured:
-            levels = {self.grain(g) for g in groups if self.is_promise(g)}
-            bounds += [([self.is_promise(g) and self.grain(g) >= n for g in groups], self.together(n)) for n in levels]
-        else:
-            bounds.append((list(map(self.is_promise, groups)), self.together(self.alignment)))
-
-        def least_missing(sizes: Sequence[int | None], lacking: int) -> int:
-            """How many SMs every request that begins with these sizes lacks at least."""
-            at, more = len(sizes), 0
-            for counts, room in bounds:
-                taken = sum(size or 0 for size, is_in in zip(sizes, counts, strict=False) if is_in)
-                if (
-                    taken
-                    + sum(
-                        self.least(g)
-                        for g, is_in in zip(groups[at:], counts[at:], strict=True)
-                        if is_in and g.count is not None
-                    )
-                    > room
-                ):
-                    return limit
-                wanted = sum(size for size, is_in in zip(largest[at:], counts[at:], strict=True) if is_in)
-                spare = sum(size for size, is_in in zip(slack[at:], counts[at:], strict=True) if is_in)
-                more = max(more, taken + wanted - room - spare)
-            return lacking + more
-
-        def search(sizes: list[int | None], lacking: int) -> Iterator[list[int | None]]:
-            if least_missing(sizes, lacking) >= limit:
-                return
-            at = len(sizes)
-            if at == len(groups):
-                yield sizes
-                return
-            count = asked[at]
-            is_like_last = at > 0 and self._kind(groups[at - 1]) == self._kind(groups[at])
-            for size in choices[at]:
-                if count is None:
-                    yield from search([*sizes, None], lacking)
-                elif not is_like_last or size <= sizes[-1]:
-                    yield from search([*sizes, size], lacking + max(0, count - size))
-
-        for sizes in search([], 0):
-            request = [Group(n, g.coscheduled, g.backfill) for g, n in zip(groups, sizes, strict=True)]
-            if self.expected(request) is not None:
-                return [sizes[order.index(i)] for i in range(len(groups))]
-        return None
 
 
 def rounded_up(count: int, grain: int) -> int:

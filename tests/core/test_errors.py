@@ -161,11 +161,11 @@ def difference(dev: Device) -> object:
 
 # What is done, and what the message advises.
 ADVICE: dict[str, tuple[Callable[[Device], object], str]] = {
-    "split too much": (lambda dev: split(dev.resources.sm, 133), "nearest request that fits is"),
+    "split too much": (lambda dev: split(dev.resources.sm, 133), "a request that fits is"),
     "split too many": (lambda dev: split(dev.resources.sm, [8] * 17), "16 of the smallest size"),
     "split an odd count": (
         lambda dev: split(dev.resources.sm, 11, backfill=True),
-        r"nearest request that fits is \[1[02]\] \(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\)$",
+        r"a request that fits is \[1[02]\] \(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\)$",
     ),
     "coscheduling": (
         lambda dev: split(dev.resources.sm, 32, coscheduled_sm_count=16),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from cuda_software_driver import driver_versions
 
 from ..common import green, split
 from ..raw import RESOURCE_BYTES, Probe, resource_bytes
-from .split_oracle import Card, Group, groups_of, layouts, options_of
+from .split_oracle import Card, Group, groups_of, layouts, options_of, rounded_up
 
 Machines = Callable[..., Any]
 
@@ -132,43 +132,22 @@ def clusters(gpcs: Sequence[int]) -> list[int]:
 
 
 def check_refusal(card: Card, groups: Sequence[Group], error: SplitError) -> None:
-    """The suggestion is given, has every group, and nothing nearer fits."""
-    plain = [group if card.can_promise(group) else Group(group.count, None, group.backfill) for group in groups]
+    """A suggestion has every group, requests no more and fits; without one, the smallest counts do not fit."""
     if error.suggestion is None:
-        assert card.nearer(plain, 10**9) is None
-        assert card.nearer([Group(group.count) for group in groups], 10**9) is None
-        return
-    suggested = groups_of(error.suggestion)
-    assert len(suggested) == len(groups)
-    sizes = [group.count for group in suggested]
-    assert card.expected(suggested) is not None
-    given, _ = card.whole.split(error.suggestion)
-    for piece, size in zip(given, sizes, strict=True):
-        assert size is None or piece.sm_count == size
-    same = all(
-        (a.coscheduled, a.backfill, a.count is None) == (b.coscheduled, b.backfill, b.count is None)
-        for a, b in zip(suggested, groups, strict=True)
-    )
-    if same:
-        assert card.nearer(groups, card.missing(groups, sizes)) is None
-        check_neighbours(card, groups, sizes)
-    else:  # only where no sizes at all would do with these options
-        assert card.nearer(groups, 10**9) is None
-
-
-def check_neighbours(card: Card, groups: Sequence[Group], sizes: Sequence[int | None]) -> None:
-    """No request that differs by one grain in some groups fits and lacks fewer SMs, as the package itself says."""
-    missing = card.missing(groups, sizes)
-    choices = [
-        [None] if size is None else [n for n in (size + step, size, size - step) if n >= card.least(group)]
-        for group, size in zip(groups, sizes, strict=True)
-        for step in [card.step(group)]
-    ]
-    for other in product(*choices):
-        if card.missing(groups, other) < missing:
-            request = [Group(n, g.coscheduled, g.backfill) for n, g in zip(other, groups, strict=True)]
-            answer = answer_of(card.whole, request, dry_run=True)
-            assert isinstance(answer, SplitError), f"{other} is nearer than {sizes} and fits"
+        assert card.expected(card.smallest([Group(group.count) for group in groups])) is None
+        kept = False
+    else:
+        suggested = groups_of(error.suggestion)
+        assert card.expected(suggested) is not None
+        given, _ = card.whole.split(error.suggestion)
+        assert all(group.count in (None, piece.sm_count) for piece, group in zip(given, suggested, strict=True))
+        kept = all(
+            (a.coscheduled, a.backfill) == (b.coscheduled, b.backfill) for a, b in zip(suggested, groups, strict=True)
+        )
+        for piece, group in zip(given, groups, strict=True):
+            assert not kept or group.count is None or piece.sm_count <= rounded_up(card.size(group), card.step(group))
+    if not kept:  # no counts fit with these options
+        assert card.expected(card.smallest(groups)) is None
 
 
 def check_request(

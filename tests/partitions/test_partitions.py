@@ -305,11 +305,22 @@ def test_a_share_that_rounds_to_nothing_says_the_smallest_that_works(sim: Machin
         assert parts.tiny.sm_count == 8
 
 
-def test_more_than_the_device_has_names_the_nearest_that_fits(sim: Machines) -> None:
+def test_one_partition_of_all_sms_is_told_to_take_all_that_remain(sim: Machines) -> None:
+    sim("h200")
+    error = refusal(SplitError, lambda: Device(0).partition(a=132))
+    assert "a layout that fits is a=None" in str(error)
+    with Device(0).partition(a=None) as parts:
+        assert parts.a.sm_count == 132
+    error = refusal(SplitError, lambda: Device(0).partition(a=132, b=None))
+    assert error.suggestion is None
+    assert "request fewer, so that some remain for b" in str(error)
+
+
+def test_more_than_the_device_has_names_a_layout_that_fits(sim: Machines) -> None:
     machine = sim("h200")
     error = refusal(SplitError, lambda: Device(0).partition(decode=16, prefill=200))
     assert "Layout(decode=16, prefill=200) does not fit into 132 SMs (alignment 8): " in str(error)
-    assert ": the nearest layout that fits is decode=16, prefill=112 (CUDA_ERROR" in str(error)
+    assert ": a layout that fits is decode=16, prefill=112 (CUDA_ERROR" in str(error)
     assert "fits is 16, 112 (CUDA" in str(refusal(SplitError, lambda: Device(0).partition(16, 200)))
     suggestion = error.suggestion
     assert isinstance(suggestion, SMResourceOptions)

@@ -25,7 +25,7 @@ typedef enum gctx_error {
   GCTX_ERROR_NOT_SUPPORTED = 3, /* the driver lacks what was requested */
   GCTX_ERROR_VALUE = 4,         /* an argument that is invalid on every driver */
   GCTX_ERROR_STATE = 5,         /* the process or the object is in the wrong state, such as a context that is current */
-  GCTX_ERROR_SPLIT = 6,         /* the SMs cannot be split like this: the message names the nearest request */
+  GCTX_ERROR_SPLIT = 6,         /* the SMs cannot be split like this: the message names one that fits */
   GCTX_ERROR_OVERLAP = 7,       /* an exclusive context on SMs that a live context uses */
   GCTX_ERROR_MEMORY = 8,        /* the host has no memory left */
   GCTX_ERROR_UNKNOWN = 9

@@ -1,4 +1,4 @@
-// The result of a split: all groups and the remainder, or a failure that suggests the nearest request that fits.
+// The result of a split: all groups and the remainder, or a failure that suggests a request that fits.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class SplitResult {
   std::size_t groups_ = 0;
 };
 
-// A split that does not fit, with the nearest request that fits.
+// A split that does not fit, with a request that fits.
 class SplitFailure : public Error {
  public:
   explicit SplitFailure(std::string text) : Error(ErrorKind::split, std::move(text)) {}

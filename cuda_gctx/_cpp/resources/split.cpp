@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "resources/nearest.hpp"
 #include "resources/splitter.hpp"
+#include "resources/suggestion.hpp"
 
 namespace gctx {
 namespace {
@@ -88,7 +88,8 @@ SplitResult split(const Driver& driver, const SmResourcePtr& input, const std::v
   const Needs needs(requests, grain);
   if (counting_decides(needs)) {
     const auto fits = [&](const std::vector<GroupRequest>& others) {
-      return counts_fit(Needs(others, grain), input->sm_count);
+      const Needs smaller(others, grain);
+      return counting_decides(smaller) && counts_fit(smaller, input->sm_count);
     };
     if (needs.any_odd() || !counts_fit(needs, input->sm_count)) {
       refuse({driver, grain, input->sm_count, nullptr, fits}, requests);

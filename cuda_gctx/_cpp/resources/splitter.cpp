@@ -349,28 +349,6 @@ std::optional<Grain> Splitter::real_grain() const {
   return Grain{cut.unit_size, cut.unit_size};
 }
 
-unsigned Splitter::in_units_of(unsigned size) const {
-  const unsigned most = size != 0 ? sm_count() / size : 0;
-  const Cut cut = most != 0 ? by_count(most, size, 0) : Cut{};
-  return cut.unit_size == size ? static_cast<unsigned>(cut.units.size()) * size : 0;
-}
-
-unsigned Splitter::in_sets_of(unsigned size, std::optional<unsigned> locality_domain) const {
-  if (!driver_->has(Feature::structured_split)) {
-    return in_units_of(grain_.alignment);
-  }
-  Params everything{};
-  everything.coscheduledSmCount = size;
-  if (locality_domain) {
-    everything.flags = CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID;
-    everything.localityDomainId = *locality_domain;
-  }
-  CUdevResource group{};
-  CUdevResource rest{};
-  const CUresult answer = driver_->cuDevSmResourceSplit(&group, 1, input().units.data(), &rest, 0, &everything);
-  return answer == CUDA_SUCCESS ? count_of(group) : 0;
-}
-
 // Returns whether the counts and promises of the groups allow units of the alignment.
 bool Splitter::units_suffice(const Needs& needs) const {
   return !needs.any_local() && std::all_of(needs.begin(), needs.end(), [&](const Need& need) {

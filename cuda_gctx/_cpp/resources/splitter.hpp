@@ -34,10 +34,6 @@ class Splitter {
   // Returns whether the driver can keep the co-scheduling of a group, given enough SMs.
   bool can_promise(const Need& need) const;
 
-  // Count the SMs that one split gives in equal units of `size`, and the SMs in sets of `size` within a GPC.
-  unsigned in_units_of(unsigned size) const;
-  unsigned in_sets_of(unsigned size, std::optional<unsigned> locality_domain = std::nullopt) const;
-
   // Returns the pieces of groups of pairs of SMs without a call of the driver, which could not refuse them.
   SplitResult known_pieces(const Needs& needs, Strategy strategy) const;
 

@@ -1,4 +1,4 @@
-// What to say where a split does not fit: the nearest request that does, and what would make this one fit.
+// Refuses a split: suggests a smaller request that fits, and names the option or driver that would serve this one.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace gctx {
 
-// What a refusal knows of the resource. `splitter` asks the driver; null where counting decides alone.
+// The resource of a refused split. `splitter` asks the driver; null where counting decides alone. `fits` is a dry run.
 struct Refused {
   const Driver& driver;
   Grain grain;
