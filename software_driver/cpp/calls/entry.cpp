@@ -11,8 +11,11 @@ namespace {
 void admit(Present& here, Fn function) {
   const Contract& wanted = contract(function);
   refuse_if(here.over.load(std::memory_order_relaxed), CUDA_ERROR_DEINITIALIZED);
-  // The real driver does not survive a fork: in the child nothing is initialised, and nothing can be.
-  refuse_if(here.forked || (!here.machine && !wanted.is_early), CUDA_ERROR_NOT_INITIALIZED);
+  // The driver does not survive a fork: in the child nothing is initialised, and nothing can be. Recorded
+  // (`misuse.forked`): the calls that work before cuInit go on working.
+  const bool starts = function == Fn::cuInit;
+  refuse_if((here.forked && (starts || !wanted.is_early)) || (!here.machine && !wanted.is_early),
+            CUDA_ERROR_NOT_INITIALIZED);
   refuse_if(!here.machine && !start(here), CUDA_ERROR_NO_DEVICE);
   Machine& machine = *here.machine;
   ++machine.calls[static_cast<std::size_t>(function)];

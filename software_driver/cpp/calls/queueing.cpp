@@ -6,13 +6,15 @@
 namespace software_driver {
 namespace {
 
-// Waits for the legacy default stream of its context, and that one for it.
+// Tells whether the stream and the legacy default stream of its context wait for each other. Recorded
+// (`default_streams`): no stream of a green context does, whatever its flags say.
 bool is_blocking(const Stream& stream) {
-  return &stream != stream.context->default_stream.get() && (stream.flags & CU_STREAM_NON_BLOCKING) == 0;
+  const Context& context = *stream.context;
+  return !context.is_green() && &stream != context.default_stream.get() && (stream.flags & CU_STREAM_NON_BLOCKING) == 0;
 }
 
-// The order that CUDA gives a context's streams: what is on a stream runs in sequence, and the legacy default stream
-// and the blocking streams wait for each other.
+// Lists the work that a stream waits for: its own, and where it is blocking or the legacy default stream, work of the
+// other kind in its context.
 std::vector<WorkPtr> predecessors(const Machine& machine, const Stream& stream) {
   const Context& context = *stream.context;
   std::vector<WorkPtr> before;

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import json
+import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -387,4 +390,33 @@ def misuse_threads(gpu: Gpu, note: Note) -> Any:
         note("launch from this thread", lambda: gpu.launch(green.stream, 1, 1000))
         note("cuCtxSynchronize here", lambda: driver.code("cuCtxSynchronize"))
         note("cuCtxSynchronize there", lambda: pool.submit(driver.code, "cuCtxSynchronize").result())
+    return note.answers
+
+
+def misuse_forked(gpu: Gpu, note: Note) -> Any:
+    """Calls in the child of a fork, whose answers come back through a pipe."""
+    driver, read_write = gpu.driver, os.pipe()
+    error = driver.module.CUresult(1)
+    calls: dict[str, tuple[Any, ...]] = {
+        "cuInit": (0,),
+        "cuDriverGetVersion": (),
+        "cuGetErrorName": (error,),
+        "cuGetErrorString": (error,),
+        "cuGetProcAddress": (b"cuInit", 12000, 0),
+        "cuDeviceGet": (0,),
+        "cuDeviceGetCount": (),
+        "cuCtxGetCurrent": (),
+        "cuMemGetInfo": (),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks next to the driver's threads, the subject here
+        child = os.fork()
+    if child == 0:
+        os.write(read_write[1], json.dumps({name: driver.code(name, *given) for name, given in calls.items()}).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    answers = json.loads(os.read(read_write[0], 65536))
+    for name in calls:
+        note(f"in the child: {name}", lambda n=name: answers[n])
+    note("in the parent: cuMemGetInfo", lambda: driver.code("cuMemGetInfo"))
     return note.answers

@@ -17,6 +17,7 @@ from . import (
     measured,
     misuse,
     objects,
+    orders,
     resources,
     splits,
 )
@@ -53,6 +54,9 @@ SECTIONS: dict[str, Section] = {
     "graph_contexts.others": graph_contexts.record_others,
     "graph_contexts.pace": graph_contexts.record_pace,
     "graph_waits": graph_waits.record_waits,
+    "default_streams": orders.record_default_streams,
+    "nested_waits": orders.record_nested_waits,
+    "module_functions": orders.record_module_functions,
     **ends.SECTIONS,
     "tensor_maps": objects.record_tensor_maps,
     "contract": in_processes.record_contract,
@@ -76,4 +80,5 @@ SECTIONS: dict[str, Section] = {
     "misuse.inner_after_outer": misuse.misuse_inner_after_outer,
     "misuse.edited": misuse.misuse_edited,
     "misuse.threads": misuse.misuse_threads,
+    "misuse.forked": misuse.misuse_forked,
 }
