@@ -9,9 +9,13 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any
 
 __all__ = ["Block", "Library", "library_folder", "library_path"]
+
+# An editable install compiles changed sources when one of its compiled files is looked up as a module.
+find_spec(f"{__name__.rpartition('.')[0]}.lib.libcuda_software_driver")
 
 
 def library_folder() -> str:
