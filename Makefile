@@ -31,7 +31,7 @@ INSTALL := flock $(VENV) $(call install_into,$(VENV))
 # Files alone: an import into __pycache__ changes the time of its folder.
 SOURCES := pyproject.toml CMakeLists.txt README.md LICENSE $(shell find cmake cuda_gctx -type f -not -name '*.pyc')
 DRIVER_SOURCES := $(addprefix software_driver/,pyproject.toml CMakeLists.txt README.md LICENSE) \
-  $(shell find software_driver/cmake software_driver/cpp software_driver/cuda_software_driver -type f -not -name '*.pyc')
+  $(shell find software_driver/cmake software_driver/cpp software_driver/src -type f -not -name '*.pyc')
 CXX_FILES = $(shell find cuda_gctx software_driver/cpp tests benchmarks -name '*.cpp' -o -name '*.hpp' -o -name '*.h')
 
 .DELETE_ON_ERROR:

@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that contains the package as its wheel does: the modules and the libraries."""
     folder = tmp_path_factory.mktemp("site")
     package = folder / "cuda_software_driver"
-    shutil.copytree(FOLDER / "cuda_software_driver", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(FOLDER / "src" / "cuda_software_driver", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "lib").symlink_to(sim.library_folder(), target_is_directory=True)
     return folder
 
