@@ -3,8 +3,7 @@
     python tests/hardware/library_results.py [products] [others]
 
 Needs a GPU and torch. Prints one line of JSON for each part: the SM count that torch sees, and the results that are
-wrong. Every output of a product is poisoned with NaN first, and every row is compared by a random vector, without another
-product.
+wrong. Every output of a product is poisoned with NaN first, and every row is compared by a random vector.
 """
 
 from __future__ import annotations
