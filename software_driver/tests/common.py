@@ -6,14 +6,16 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from cuda_software_driver import library_folder
 
+Kind = TypeVar("Kind", bound=BaseException)
 PROJECT = Path(__file__).resolve().parents[1]
-# The folder of this repository's pages and examples, if the project lies in it.
 HARDWARE = PROJECT / "tests" / "hardware"
 
 
@@ -48,3 +50,12 @@ def run_on_machine(code: str, *arguments: str, machine: str = "h200@13.0") -> su
             "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
         },
     )
+
+
+def refusal(kind: type[Kind], action: Callable[[], object]) -> Kind:
+    """The error that an action raises, without its traceback, whose frames would keep objects alive."""
+    try:
+        answer = action()
+    except kind as error:
+        return error.with_traceback(None)
+    raise AssertionError(f"no {kind.__name__}, but {answer!r}")

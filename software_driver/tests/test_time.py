@@ -9,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, Device, EventOptions, Stream, StreamOptions
 from cuda_software_driver import Block, Session, session
 
-from ..common import green, split
-from ..raw import Raw
-
-pytestmark = pytest.mark.sim_only
+from .objects import Device, Stream
 
 PTX = b"""
 .version 7.0
@@ -27,20 +23,23 @@ PTX = b"""
 \0"""
 LONG_NS, QUICK_NS = 1_500_000, 5_000
 THREADS = 1024  # two blocks fit on one SM
+TIMED = 0  # the flags of an event
 
 
 class Machine:
     """One simulated H200 with kernels of known cost."""
 
     def __init__(self, sim: Session) -> None:
-        self.sim, self.dev, self.raw = sim, Device(0), Raw()
+        self.sim, self.dev = sim, Device()
+        self.raw = self.dev.raw
         sim.kernel("long", block_ns=LONG_NS)
         sim.kernel("quick", block_ns=QUICK_NS)
-        with self.dev.context.current():
+        with self.dev.current():
             self._library = self.raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0)
 
     def close(self) -> None:
         self.raw.call("cuLibraryUnload", ctypes.c_void_p(self._library))
+        self.dev.close()
 
     def launch(
         self, name: str, stream: Stream, blocks: int, threads: int = THREADS, values: Sequence[Any] = ()
@@ -55,10 +54,9 @@ class Machine:
 
     def took_ns(self, name: str, stream: Stream, blocks: int) -> int:
         """The virtual time that a launch needs, by events before and after it."""
-        timed = EventOptions(timing_enabled=True)
-        with stream.record(options=timed) as begin:
+        with stream.record(TIMED) as begin:
             self.launch(name, stream, blocks)
-            with stream.record(options=timed) as end:
+            with stream.record(TIMED) as end:
                 end.sync()
                 return round((end - begin) * 1e6)
 
@@ -77,18 +75,12 @@ def machine() -> Iterator[Machine]:
         yield made
 
 
-def partition(dev: Device, count: int) -> tuple[Context, Context]:
-    """A context of so many SMs, and one of all others."""
-    (small,), rest = split(dev.resources.sm, [count])
-    return green(dev, small), green(dev, rest)
-
-
 # ---- what runs where, and how long
 
 
 @pytest.mark.parametrize(("blocks", "times"), [(1, 1), (16, 1), (17, 2), (32, 2), (33, 3), (64, 4), (65, 5)])
 def test_blocks_that_share_an_sm_share_its_throughput(machine: Machine, blocks: int, times: int) -> None:
-    small, rest = partition(machine.dev, 16)
+    small, rest = machine.dev.partition(16)
     with small, rest, small.create_stream() as stream:
         took = machine.took_ns("long", stream, blocks)
     assert times * LONG_NS <= took < times * LONG_NS + 50_000
@@ -97,7 +89,7 @@ def test_blocks_that_share_an_sm_share_its_throughput(machine: Machine, blocks: 
 @pytest.mark.parametrize(("blocks", "waves"), [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
 def test_blocks_that_only_wait_run_in_waves(machine: Machine, blocks: int, waves: int) -> None:
     machine.sim.kernel("long", block_ns=LONG_NS, throughput=0)
-    small, rest = partition(machine.dev, 16)
+    small, rest = machine.dev.partition(16)
     with small, rest, small.create_stream() as stream:
         took = machine.took_ns("long", stream, blocks)
     assert waves * LONG_NS <= took < waves * LONG_NS + 50_000
@@ -122,7 +114,7 @@ def test_a_host_function_runs_once_per_block_with_its_sm(machine: Machine) -> No
         seen.append((block.index, block.smid))
 
     machine.sim.kernel("add", add, block_ns=7_000)
-    small, rest = partition(machine.dev, 8)
+    small, rest = machine.dev.partition(8)
     with small, rest, small.create_stream() as stream:
         machine.launch("add", stream, 64, values=[ctypes.c_uint64(ctypes.addressof(totals)), ctypes.c_uint32(3)])
         assert seen == []  # nothing has been waited for
@@ -142,7 +134,7 @@ def test_an_idle_stream_takes_no_time(machine: Machine) -> None:
 
 @pytest.mark.parametrize("whole_device", [True, False], ids=["device", "partition"])
 def test_a_wait_includes_the_work_of_a_closed_stream(machine: Machine, whole_device: bool) -> None:
-    small, rest = partition(machine.dev, 16)
+    small, rest = machine.dev.partition(16)
     with small, rest:
         begin = machine.sim.time_ns()
         with (machine.dev if whole_device else small).create_stream() as stream:
@@ -198,7 +190,7 @@ def test_a_higher_priority_takes_the_next_free_place_and_moves_nobody_out(machin
         with (
             machine.dev.create_stream() as first,
             machine.dev.create_stream() as queued,
-            machine.dev.create_stream(StreamOptions(priority=priority)) as urgent,
+            machine.dev.create_stream(priority) as urgent,
         ):
             machine.launch("long", first, 2 * 132)
             machine.launch("long", queued, 3 * 2 * 132)
@@ -237,12 +229,11 @@ def test_streams_of_one_hardware_queue_wait_for_each_other() -> None:
 def quick_next_to_load(quick: str, load: str) -> int:
     """How long a short kernel takes while blocks of a long one are on every SM that they may use."""
     with simulated() as machine:
-        small, rest = partition(machine.dev, 16)
-        priority = StreamOptions(priority=-5)
+        small, rest = machine.dev.partition(16)
         streams = {
             "plain": machine.dev.create_stream(),
             "other": machine.dev.create_stream(),
-            "priority": machine.dev.create_stream(priority),
+            "priority": machine.dev.create_stream(-5),
             "partition": small.create_stream(),
             "complement": rest.create_stream(),
         }

@@ -10,18 +10,12 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, Device, SMResourceOptions, Stream, StreamOptions
 from cuda_software_driver import Session, session
 
-from ..common import green
-from ..conftest import REPOSITORY
-from ..raw import Raw
+from .common import HARDWARE
+from .objects import IGNORE_COSCHEDULING, Context, Device, Stream
 
-pytestmark = pytest.mark.sim_only
-
-TIMES = json.loads(
-    (REPOSITORY / "software_driver" / "tests" / "hardware" / "times" / "h200-driver-13.0.json").read_text()
-)
+TIMES = json.loads((HARDWARE / "times" / "h200-driver-13.0.json").read_text())
 TOLERANCE = 0.15
 GEMM_TOLERANCE = 0.1
 PTX = b"""
@@ -45,8 +39,9 @@ class Machine:
     """One simulated H200 with the kernels of this file."""
 
     def __init__(self, sim: Session) -> None:
-        self.sim, self.dev, self.raw = sim, Device(0), Raw()
-        with self.dev.context.current():
+        self.sim, self.dev = sim, Device()
+        self.raw = self.dev.raw
+        with self.dev.current():
             self._library = self.raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0)
         for name in ("gemm", "decode"):
             self.raw.call("cuKernelSetAttribute", MAX_DYNAMIC_SHARED, 227 * KIB, ctypes.c_void_p(self._kernel(name)), 0)
@@ -60,6 +55,7 @@ class Machine:
 
     def close(self) -> None:
         self.raw.call("cuLibraryUnload", ctypes.c_void_p(self._library))
+        self.dev.close()
 
     def launch(self, name: str, stream: Stream, blocks: int, threads: int = 256, shared: int = 0) -> None:
         shape = (blocks, 1, 1, threads, 1, 1, shared)
@@ -82,8 +78,8 @@ class Machine:
     @contextmanager
     def partition(self, count: int) -> Iterator[tuple[Context, Context]]:
         """A context of so many SMs, and one of all others."""
-        (group,), rest = self.dev.resources.sm.split(SMResourceOptions(count, backfill=True))
-        with green(self.dev, group) as own, green(self.dev, rest) as others:
+        own, others = self.dev.partition(count, IGNORE_COSCHEDULING)
+        with own, others:
             yield own, others
 
     @contextmanager
@@ -136,7 +132,7 @@ def p99_us(machine: Machine, where: str) -> float:
         others.create_stream() as outside,
         machine.dev.create_stream() as plain,
         machine.dev.create_stream() as other,
-        machine.dev.create_stream(StreamOptions(priority=-5)) as urgent,
+        machine.dev.create_stream(-5) as urgent,
     ):
         quick = {"plain": other, "priority": urgent}.get(where, inside)
         load = outside if where == "background partition" else plain
@@ -188,7 +184,7 @@ def test_tiles_without_a_time_are_refused(machine: Machine) -> None:
 def test_copies_of_one_direction_take_turns(machine: Machine) -> None:
     size, count = 25_000_000, 8
     raw = machine.raw
-    with machine.dev.context.current():
+    with machine.dev.current():
         host, device = ctypes.c_void_p(), ctypes.c_uint64()
         raw.call("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(size), 0)
         raw.call("cuMemAlloc_v2", ctypes.byref(device), ctypes.c_size_t(size * count))

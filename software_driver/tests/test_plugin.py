@@ -7,16 +7,39 @@ import sys
 import pytest
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.sim_only
 
 HEAD = """
+import ctypes
 import pytest
-from cuda_gctx import ContextOptions, Device, SMResourceOptions, system
+from cuda_software_driver import library_path
 
-def context(dev=None):
-    dev = dev or Device(0)
-    (group,), _ = dev.resources.sm.split(SMResourceOptions(16))
-    return dev.create_context(ContextOptions(resources=[group]))
+driver = ctypes.CDLL(library_path())
+
+def number(call, *arguments):
+    found = ctypes.c_int()
+    assert driver.cuInit(0) == 0
+    assert getattr(driver, call)(ctypes.byref(found), *arguments) == 0
+    return found.value
+
+def name(device):
+    text = ctypes.create_string_buffer(100)
+    assert driver.cuInit(0) == driver.cuDeviceGetName(text, 100, device) == 0
+    return text.value.decode()
+
+class Primary:
+    def __enter__(self):
+        context = ctypes.c_void_p()
+        assert driver.cuInit(0) == driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+        driver.cuCtxSetCurrent(context)
+
+    def __exit__(self, *error):
+        driver.cuCtxSetCurrent(None)
+        driver.cuDevicePrimaryCtxRelease_v2(0)
+
+def stream():
+    made = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(made), 1) == 0
+    return made
 """
 
 
@@ -32,13 +55,13 @@ def test_the_marker_chooses_the_machine(pytester: pytest.Pytester) -> None:
         """
 @pytest.mark.gpu_sim("b200", driver="13.4", devices=2)
 def test_machine():
-    assert Device.count() == 2
-    assert Device(1).name.endswith("B200 (simulated)")
-    assert system.driver_version == (13, 4)
+    assert number("cuDeviceGetCount") == 2
+    assert name(1).endswith("B200 (simulated)")
+    assert number("cuDriverGetVersion") == 13040
 
 def test_default(gpu_sim):
-    assert Device(0).name == "NVIDIA H200 (simulated)"
-    assert system.driver_version == (13, 0)
+    assert name(0) == "NVIDIA H200 (simulated)"
+    assert number("cuDriverGetVersion") == 13000
     assert gpu_sim.calls("cuGreenCtxCreate") == 0
 
 @pytest.mark.gpu_sim(memory=2**30)
@@ -53,25 +76,19 @@ def test_a_leak_fails_the_test_and_says_where_the_object_was_made(pytester: pyte
     result = run(
         pytester,
         """
-import ctypes
-kept = []
-
 @pytest.mark.gpu_sim("h200")
 def test_leak():
-    context().close()
-    Device(0).set_current()
-    stream = ctypes.c_void_p()
-    ctypes.CDLL(system.driver_path).cuStreamCreate(ctypes.byref(stream), 1)  # never destroyed
+    with Primary():
+        stream()  # never destroyed
 
 @pytest.mark.gpu_sim("h200")
 def test_after_it():
-    context().close()
+    with Primary():
+        driver.cuStreamDestroy_v2(stream())
 """,
     )
     result.assert_outcomes(passed=2, errors=1)
-    result.stdout.fnmatch_lines(
-        ["*LedgerError: ledger (simulated): not clean*", "*alive: stream*made at *:* in test_leak*"]
-    )
+    result.stdout.fnmatch_lines(["*LedgerError: ledger (simulated): not clean*", "*alive: stream*made at *:* in *"])
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
 
 
@@ -79,15 +96,12 @@ def test_misuse_fails_the_test(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
-import ctypes
-
 @pytest.mark.gpu_sim("h200")
 def test_twice():
-    Device(0).set_current()
-    driver, stream = ctypes.CDLL(system.driver_path), ctypes.c_void_p()
-    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
-    assert driver.cuStreamDestroy_v2(stream) == 0
-    assert driver.cuStreamDestroy_v2(stream) != 0
+    with Primary():
+        made = stream()
+        assert driver.cuStreamDestroy_v2(made) == 0
+        assert driver.cuStreamDestroy_v2(made) != 0
 
 @pytest.mark.gpu_sim("h200", check=False)
 def test_allowed():
@@ -104,11 +118,13 @@ def test_a_test_that_fails_by_itself_keeps_its_own_error(pytester: pytest.Pytest
         """
 @pytest.mark.gpu_sim("h200")
 def test_wrong():
-    assert context().sm_count == 17
+    with Primary():
+        stream()
+        assert number("cuDeviceGetAttribute", 16, 0) == 17
 """,
     )
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*assert 16 == 17*"])
+    result.stdout.fnmatch_lines(["*assert 132 == 17*"])
 
 
 @pytest.mark.parametrize("way", ["-p", "pytest_plugins"])
@@ -116,7 +132,7 @@ def test_a_project_may_name_the_plugin_too(pytester: pytest.Pytester, way: str) 
     if way == "pytest_plugins":
         pytester.makeconftest('pytest_plugins = ["cuda_software_driver.pytest_plugin"]')
     arguments = ["-p", "cuda_software_driver.pytest_plugin"] if way == "-p" else []
-    result = run(pytester, "def test_machine(gpu_sim):\n    assert Device.count() == 1\n", *arguments)
+    result = run(pytester, 'def test_machine(gpu_sim):\n    assert number("cuDeviceGetCount") == 1\n', *arguments)
     result.assert_outcomes(passed=1)
 
 
@@ -130,7 +146,7 @@ def test_a_run_that_does_not_use_the_plugin_does_not_load_the_package(pytester: 
     code = (
         "import sys; import cuda_software_driver.pytest_plugin; "
         "loaded = {name: getattr(module, '__file__', None) or '' for name, module in sys.modules.items()}; "
-        "print([n for n, file in loaded.items() if n == 'ctypes' or (n[:9] == 'cuda_gctx' and file.endswith('.so'))])"
+        "print([n for n, file in loaded.items() if n == 'ctypes' or n[:9] == 'cuda_gctx'])"
     )
     result = pytester.run(sys.executable, "-c", code)
     result.stdout.fnmatch_lines(["[[][]]"])
