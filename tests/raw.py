@@ -109,7 +109,10 @@ class Raw:
 
     def context_of_stream(self, stream: int) -> int:
         """The context to which a stream belongs: its green context's where it has one."""
-        context = ctypes.c_void_p()
+        green, context = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuStreamGetGreenCtx", ctypes.c_void_p(stream), ctypes.byref(green))
+        if green:  # cuStreamGetCtx knows no such streams before 13.0
+            return self.handle("cuCtxFromGreenCtx", green)
         self.call("cuStreamGetCtx", ctypes.c_void_p(stream), ctypes.byref(context))
         return context.value or 0
 

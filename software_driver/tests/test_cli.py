@@ -131,7 +131,9 @@ def test_what_is_documented_is_in_the_header_word_by_word() -> None:
     assert CUDA_INCLUDE is not None
     text = re.sub(r"\n\s*\*( |/)?", " ", (CUDA_INCLUDE / "cuda.h").read_text())
     text = re.sub(r"\s+", " ", re.sub(r"\\p |\\ref |::", "", text))
-    assert [entry for entry in behaviours("documented") if entry["source"] not in text] == []
+    # The newest header has no sentences about drivers before it.
+    current = [entry for entry in behaviours("documented") if " to 1" not in entry["drivers"]]
+    assert [entry for entry in current if entry["source"] not in text] == []
 
 
 def test_what_is_assumed_names_no_source() -> None:

@@ -168,6 +168,21 @@ def test_of_two_forms_of_a_function_the_version_asked_for_chooses(driver: Start)
     assert raw.address("cuEventElapsedTime", 12070) != raw.address("cuEventElapsedTime", 12080)
 
 
+@pytest.mark.parametrize(
+    ("version", "answer"), [("12.5", NOT_SUPPORTED), ("12.9", NOT_SUPPORTED), ("13.0", 0), ("13.5", 0)]
+)
+def test_the_first_form_of_stream_get_ctx_knows_no_green_streams_before_13_0(
+    driver: Start, version: str, answer: int
+) -> None:
+    raw = driver(version)
+    green = raw.green(raw.split_by_count(raw.whole(), 8)[0][0])
+    stream = raw.handle("cuGreenCtxStreamCreate", ctypes.c_void_p(green), STREAM_NON_BLOCKING, 0)
+    pushed = raw.create_stream(raw.handle("cuCtxFromGreenCtx", ctypes.c_void_p(green)))
+    context = ctypes.c_void_p()
+    assert raw.code("cuStreamGetCtx", ctypes.c_void_p(stream), ctypes.byref(context)) == answer
+    assert raw.code("cuStreamGetCtx", ctypes.c_void_p(pushed), ctypes.byref(context)) == 0
+
+
 # ---- splitting by count
 
 

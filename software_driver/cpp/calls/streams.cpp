@@ -5,15 +5,21 @@ namespace software_driver {
 
 namespace {
 
-void create_stream_in(Call& c, CUstream* out, Context& context, unsigned flags, int priority) {
+Stream& add_stream(Call& c, Context& context, unsigned flags, int priority) {
   Stream& stream = c.machine.streams.add(c.machine.make_stream(context, flags, priority));
   context.streams.insert(&stream);
+  return stream;
+}
+
+void create_green_stream(Call& c, CUstream* out, Context& context, unsigned flags, int priority) {
+  Stream& stream = add_stream(c, context, flags, priority);
+  stream.is_of_green_call = true;
   give(out, stream);
 }
 
 // Recorded: under a green context a blocking stream is made here, which cuGreenCtxStreamCreate refuses.
 void create_stream(Call& c, CUstream* out, unsigned flags, int priority) {
-  return create_stream_in(c, out, *c.current, flags, priority);
+  give(out, add_stream(c, *c.current, flags, priority));
 }
 
 // How the thread waits for functions makes no difference here.
@@ -34,7 +40,7 @@ CUgreenCtx green_context_of(const Stream& stream) {
 
 using namespace software_driver;
 
-SOFTWARE_DRIVER_ROW(cuGreenCtxStreamCreate, create_stream_in)
+SOFTWARE_DRIVER_ROW(cuGreenCtxStreamCreate, create_green_stream)
 SOFTWARE_DRIVER_ROW(cuStreamCreate, create_stream)
 SOFTWARE_DRIVER_ROW(cuStreamCreateWithPriority, create_stream)
 SOFTWARE_DRIVER_ROW(cuLaunchHostFunc, launch_host_function)
@@ -43,7 +49,6 @@ SOFTWARE_DRIVER_GET(cuStreamGetPriority, &Stream::priority)
 SOFTWARE_DRIVER_GET(cuStreamGetDevice, &Stream::device)
 SOFTWARE_DRIVER_GET(cuStreamGetFlags, &Stream::flags)
 SOFTWARE_DRIVER_GET(cuStreamGetId, &Stream::id, const Stream)
-SOFTWARE_DRIVER_GET(cuStreamGetCtx, [](const Stream& stream) { return as_handle<CUcontext>(*stream.context); })
 SOFTWARE_DRIVER_GET(cuStreamGetGreenCtx, green_context_of)
 
 SOFTWARE_DRIVER_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
@@ -57,6 +62,12 @@ SOFTWARE_DRIVER_CALL(cuStreamDestroy_v2, Call& c, Stream& stream) {
     stream.context->streams.erase(&stream);
   }
   c.machine.streams.remove(stream);
+}
+
+// The headers of 12.5 to 12.9 say that this form knows no streams of cuGreenCtxStreamCreate.
+SOFTWARE_DRIVER_CALL(cuStreamGetCtx, Call& c, Stream& stream, CUcontext* context) {
+  refuse_if(stream.is_of_green_call && c.version() < 13000, CUDA_ERROR_NOT_SUPPORTED);
+  give(context, *stream.context);
 }
 
 // For a stream of a green context: the primary and the green context.

@@ -34,6 +34,7 @@ struct Stream : Object {
   int device = 0;
   unsigned flags = 0;
   int priority = 0;
+  bool is_of_green_call = false;  // made by cuGreenCtxStreamCreate
   std::shared_ptr<QueueSet> queues;
   Connection* connection = nullptr;
   WorkPtr last;
