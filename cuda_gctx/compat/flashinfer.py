@@ -25,6 +25,7 @@ from cuda_gctx._core.extension import (
     loaned,
 )
 from cuda_gctx.compat._common import torch_device
+from cuda_gctx.interop.library_sms import plan_flashinfer_by_stream
 from cuda_gctx.interop.torch import load_torch, torch_stream
 from cuda_gctx.partitions.lending import open_each, open_groups
 from cuda_gctx.partitions.opening import known_split
@@ -51,6 +52,9 @@ __all__ = [
 # What the driver answers to a split that does not fit, in the words of FlashInfer, by which its own tests skip.
 _NO_FIT = "CUDA error code=915(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)"
 _NOTHING_LEFT = "CUDA error code=914(CUDA_ERROR_INVALID_RESOURCE_TYPE)"
+
+# FlashInfer's smallest group and its alignment, by the major compute capability; 9 also stands for newer ones.
+_CONSTRAINTS = {6: (1, 1), 7: (2, 2), 8: (4, 2), 9: (8, 8)}
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def _sms(resource: Any) -> SMResource:
 
 def _cu_device(cu_dev: Any) -> Device:
     # A CUdevice of cuda.bindings has no __index__.
-    return Device(int(cu_dev) if hasattr(cu_dev, "getPtr") else cu_dev)
+    return torch_device(int(cu_dev) if hasattr(cu_dev, "getPtr") else as_int("cu_dev", cu_dev))
 
 
 def _device(dev: Any) -> Device:
@@ -120,16 +124,20 @@ def get_device_resource(cu_dev: int) -> SplitResource:
 
 
 def get_sm_count_constraint(major: int, minor: int) -> tuple[int, int]:
-    """The smallest number of SMs of a group and its alignment, from a device with this compute capability.
+    """The smallest number of SMs of a group and its alignment, for a device with this compute capability.
 
-    major, minor: the compute capability; ValueError if no device of the machine has it.
+    major, minor: the compute capability. If the machine has no such device, the answer is FlashInfer's; ValueError
+    below 6.0.
     """
     major, minor = as_int("major", major), as_int("minor", minor)
     for device in map(Device, range(Device.count())):
         if device.compute_capability == (major, minor):
             whole = device.resources.sm
             return whole.min_partition_size, whole.coscheduled_alignment
-    raise ValueError(f"this machine has no device of compute capability {major}.{minor}")
+    constraint = _CONSTRAINTS.get(min(major, 9))
+    if constraint is None:
+        raise ValueError(f"Unsupported CUDA capability: {major}.{minor}")
+    return constraint
 
 
 def _groups(sms: SMResource, counts: Sequence[int], *, chained: bool) -> list[SMResource]:
@@ -235,6 +243,8 @@ def create_green_ctx_streams(cu_dev: int, resources: Sequence[Any]) -> list[Any]
     """
     device = _cu_device(cu_dev)
     groups = _of_device(device, resources)
+    if not groups:
+        return []
     if not all(sms.sm_count for sms in groups):
         raise RuntimeError(f"a stream cannot be created on a resource without SMs: omit it ({_NOTHING_LEFT})")
     names = [f"group {position}" for position in range(len(groups))]
@@ -245,6 +255,7 @@ def create_green_ctx_streams(cu_dev: int, resources: Sequence[Any]) -> list[Any]
 def _lend(loan: Loan, names: Sequence[str]) -> tuple[list[Any], list[SplitResource]]:
     # Each stream keeps the contexts of the whole loan: nothing else refers to them from here on.
     contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
+    plan_flashinfer_by_stream()
     return (
         [torch_stream(context_stream(context)) for context in contexts],
         [_split_resource(context.resources.sm) for context in contexts],

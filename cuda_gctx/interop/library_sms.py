@@ -44,6 +44,7 @@ __all__ = [
     "cupy_block",
     "decisions",
     "demand_choice",
+    "plan_flashinfer_by_stream",
     "settings",
     "torch_block",
 ]
@@ -52,6 +53,20 @@ LibrarySMs = Literal["off", "on", "auto"]
 
 # What the int of cuBLAS holds.
 LARGEST_TARGET = 2**31 - 1
+
+# ---- FlashInfer: enable_cake_fmha_sm_partitions (0.7.4), a switch of the process
+
+
+def plan_flashinfer_by_stream() -> None:
+    """Make FlashInfer's Cake kernels plan by the SMs of their stream, if the program has loaded them.
+
+    This is FlashInfer's default, and the environment can switch it off. A decode kernel that is planned for more SMs
+    than its stream has never completes.
+    """
+    switch = getattr(sys.modules.get("flashinfer.cake_fmha"), "enable_cake_fmha_sm_partitions", None)
+    if switch is not None:
+        switch()
+
 
 # ---- cuBLAS
 

@@ -13,7 +13,7 @@ from cuda_gctx._core.extension import Graph, Stream, show_to_device
 from cuda_gctx.interop._block import Block
 from cuda_gctx.interop._fork import Fork, demand_fork
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT, Target, load, own_stream, refuse_default_of_green
-from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, torch_block
+from cuda_gctx.interop.library_sms import LibrarySMs, demand_choice, plan_flashinfer_by_stream, torch_block
 from cuda_gctx.partitions import Partition
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ def use(target: Target, library_sms: LibrarySMs = "off", after: Fork | None = No
 
     def enter(stream: Stream, undo: ExitStack) -> tuple[Any, Callable[[], None]]:
         torch = load_torch()
+        plan_flashinfer_by_stream()
         inner = _as_torchs(torch, stream)
         outer = torch.cuda.current_stream(inner.device)
         if after is None:

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -266,9 +267,87 @@ def test_every_group_follows_the_constraint_of_the_device(torch: Any, dev: Devic
         assert resource.sm.smCount % grain == 0
 
 
-def test_a_compute_capability_that_nobody_here_has_cannot_be_asked(torch: Any) -> None:
-    with pytest.raises(ValueError, match=r"no device of compute capability 99\.9"):
-        get_sm_count_constraint(99, 9)
+@pytest.mark.parametrize(
+    ("capability", "constraint"), [((6, 1), (1, 1)), ((7, 5), (2, 2)), ((8, 9), (4, 2)), ((12, 0), (8, 8))]
+)
+def test_the_constraint_of_an_absent_card_is_flashinfers(
+    torch: Any, capability: tuple[int, int], constraint: tuple[int, int]
+) -> None:
+    assert get_sm_count_constraint(*capability) == constraint
+
+
+def test_the_constraint_of_a_present_card_is_the_drivers(torch: Any, sim: Any) -> None:
+    sim("thor")
+    assert get_sm_count_constraint(11, 0) == (2, 2)
+
+
+def test_a_compute_capability_before_pascal_has_no_constraint(torch: Any) -> None:
+    with pytest.raises(ValueError, match=r"Unsupported CUDA capability: 5\.2"):
+        get_sm_count_constraint(5, 2)
+
+
+# ---- kernels of FlashInfer that plan by the SMs of their stream
+
+
+class CakeFmha(ModuleType):
+    """FlashInfer's module with the switch, off as with FLASHINFER_CAKE_FMHA_SM_PARTITIONS=0."""
+
+    def __init__(self) -> None:
+        super().__init__("flashinfer.cake_fmha")
+        self.on = False
+
+    def enable_cake_fmha_sm_partitions(self, enabled: bool = True) -> None:
+        self.on = enabled
+
+
+@pytest.fixture
+def cake_fmha(monkeypatch: pytest.MonkeyPatch) -> CakeFmha:
+    module = CakeFmha()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_streams_of_a_split_switch_planning_by_partition_on(torch: Any, dev: Device, cake_fmha: CakeFmha) -> None:
+    for split in (
+        lambda: split_device_green_ctx("cuda:0", 1, 8),
+        lambda: split_device_green_ctx_by_sm_count("cuda:0", [8]),
+        lambda: create_green_ctx_streams(0, split_resource(get_device_resource(0), 1, 8)[0]),
+    ):
+        cake_fmha.on = False
+        split()
+        free()
+        assert cake_fmha.on
+
+
+def test_streams_of_locality_domains_switch_planning_by_partition_on(torch: Any, sim: Any, cake_fmha: CakeFmha) -> None:
+    sim("b200", driver="13.4")
+    split_device_green_ctx_by_locality_domain("cuda:0")
+    assert cake_fmha.on
+
+
+def test_a_refused_split_leaves_planning_as_it_was(torch: Any, dev: Device, cake_fmha: CakeFmha) -> None:
+    refusal(RuntimeError, lambda: split_device_green_ctx("cuda:0", 1, dev.sm_count + 1))
+    assert not cake_fmha.on
+
+
+def test_a_flashinfer_without_the_switch_is_left_alone(
+    torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "flashinfer.cake_fmha", ModuleType("flashinfer.cake_fmha"))  # before 0.7.4
+    assert counts(split_device_green_ctx("cuda:0", 1, 8)[1])[0] == 8
+
+
+def test_a_split_does_not_import_flashinfer(torch: Any, dev: Device) -> None:
+    split_device_green_ctx("cuda:0", 1, 8)
+    assert "flashinfer" not in sys.modules
+
+
+def test_no_resources_have_no_streams(torch: Any, dev: Device) -> None:
+    assert create_green_ctx_streams(0, []) == []
+
+
+def test_the_resource_of_a_device_that_is_not_there_is_a_runtime_error(torch: Any, dev: Device) -> None:
+    assert "there is no device 9" in str(refusal(RuntimeError, lambda: get_device_resource(9)))
 
 
 def test_streams_are_torchs_and_usable_as_current_streams(torch: Any, dev: Device) -> None:

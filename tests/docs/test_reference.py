@@ -44,6 +44,7 @@ WITHOUT_EXAMPLE = {
     "Decisions.measure": "for the blocks of this package",
     "cupy_block": "for the blocks of this package",
     "torch_block": "for the blocks of this package",
+    "plan_flashinfer_by_stream": "for the blocks of this package",
     "demand_choice": "for the blocks of this package",
 }
 # Programs, modules for the other modules of the package, and the library of the core, which is not a module.

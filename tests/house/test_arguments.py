@@ -247,13 +247,13 @@ DOORS: dict[str, Door] = {
     "overlap(progress)": Door(BOOL, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, progress=v)),
     "Timeline(spans)": Door(INT, 8, lambda w, v: tune.Timeline(w.dev, spans=v)),
     # ---- the drop-ins and libraries
-    "get_device_resource(cu_dev)": Door(INT, 0, lambda w, v: flashinfer.get_device_resource(v), (), "device_id"),
+    "get_device_resource(cu_dev)": Door(INT, 0, lambda w, v: flashinfer.get_device_resource(v), ()),
     "get_sm_count_constraint(major)": Door(INT, 9, lambda w, v: flashinfer.get_sm_count_constraint(v, 0), ()),
     "get_sm_count_constraint(minor)": Door(INT, 0, lambda w, v: flashinfer.get_sm_count_constraint(9, v), ()),
     "split_resource(num_groups)": Door(INT, 1, lambda w, v: flashinfer.split_resource(w.sms.resource, v, 8), (-1, 0)),
     "split_resource(min_count)": Door(INT, 8, lambda w, v: flashinfer.split_resource(w.sms.resource, 1, v), (-1,)),
     "split_resource_by_sm_count(cu_dev)": Door(
-        INT, 0, lambda w, v: flashinfer.split_resource_by_sm_count(v, w.sms.resource, [8]), (), "device_id"
+        INT, 0, lambda w, v: flashinfer.split_resource_by_sm_count(v, w.sms.resource, [8]), ()
     ),
     "split_resource_by_sm_count(sm_counts)": Door(
         INT,
@@ -263,7 +263,7 @@ DOORS: dict[str, Door] = {
         r"sm_counts\[0\]",
     ),
     "create_green_ctx_streams(cu_dev)": Door(
-        INT, 0, lambda w, v: flashinfer.create_green_ctx_streams(v, [w.parts.a.context.resources.sm]), (), "device_id"
+        INT, 0, lambda w, v: flashinfer.create_green_ctx_streams(v, [w.parts.a.context.resources.sm]), ()
     ),
     "split_device_green_ctx_by_locality_domain(backfill)": Door(
         BOOL,

@@ -70,6 +70,19 @@ def test_a_partition_has_the_same_as_a_method(torch: Any, dev: Device) -> None:
 
 
 @pytest.mark.sim_only
+def test_flashinfer_plans_by_the_sms_of_the_stream_in_a_block(
+    torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = [False]  # as with FLASHINFER_CAKE_FMHA_SM_PARTITIONS=0
+    parts = dev.partition(a=32, b=None)
+    with parts.a.torch():
+        assert "flashinfer" not in sys.modules
+    switch = types.SimpleNamespace(enable_cake_fmha_sm_partitions=lambda: planning.append(True))
+    monkeypatch.setitem(sys.modules, "flashinfer.cake_fmha", switch)
+    with parts.a.torch():
+        assert planning == [False, True]
+
+
 def test_the_block_waits_for_what_was_before_and_what_follows_waits_for_the_block(torch: Any, dev: Device) -> None:
     with dev.partition(16) as parts:
         outside = torch.cuda.current_stream().cuda_stream
