@@ -346,6 +346,15 @@ def test_workqueues_come_with_13_1(driver: Start, version: str) -> None:
         raw.descriptor(group, config)
 
 
+@pytest.mark.parametrize("version", ["13.1", "13.4", "13.5"])
+def test_a_device_has_the_workqueue_of_its_primary_context(driver: Start, version: str) -> None:
+    raw = driver(version)
+    queue, whole = raw.queue(WORKQUEUE), (ctypes.c_uint32 * 36)()
+    raw.call("cuCtxGetDevResource", ctypes.c_void_p(raw.current()), whole, WORKQUEUE)
+    assert list(queue) == list(whole)
+    raw.green(raw.split_by_count(raw.whole(), 8)[0][0], queue)
+
+
 def test_the_limit_of_the_device_follows_its_connections(driver: Start) -> None:
     assert driver("13.1", connections=4).queue(WORKQUEUE_CONFIG)[25] == 4
 

@@ -142,6 +142,23 @@ def answers(version: str, program: str = PROGRAM) -> Any:
     return json.loads(child.stdout)
 
 
+WORKQUEUE = """
+import json
+from cuda.core import ContextOptions, Device, SMResourceOptions
+
+dev = Device(0)
+dev.set_current()
+groups, _ = dev.resources.sm.split(SMResourceOptions(count=16))
+ctx = dev.create_context(ContextOptions(resources=[groups[0], dev.resources.workqueue]))
+print(json.dumps(ctx.resources.sm.sm_count))
+"""
+
+
+@pytest.mark.parametrize("version", ["13.1", "13.4"])
+def test_cuda_core_makes_a_context_with_a_workqueue(version: str) -> None:
+    assert answers(version, WORKQUEUE) == 16
+
+
 @pytest.mark.parametrize("version", ["12.8", "13.0", "13.1"])
 def test_cuda_core_runs_unmodified_and_answers_as_this_package_does(version: str) -> None:
     results = answers(version)

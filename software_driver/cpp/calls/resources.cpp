@@ -145,8 +145,11 @@ using namespace software_driver;
 
 SOFTWARE_DRIVER_CALL(cuDeviceGetDevResource, Call& c, const Device& device, CUdevResource* out,
                      CUdevResourceType type) {
-  // An existing workqueue belongs to a context, so a device has none to show.
-  refuse_if(!is_known_type(c, type) || type == CU_DEV_RESOURCE_TYPE_WORKQUEUE, CUDA_ERROR_INVALID_RESOURCE_TYPE);
+  refuse_if(!is_known_type(c, type), CUDA_ERROR_INVALID_RESOURCE_TYPE);
+  // Assumed: cuda.core 1.2 asks every device for it, and would have no workqueues if a driver refused.
+  if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE) {
+    return write_workqueue(c.machine, *device.queues, *out);
+  }
   if (type == CU_DEV_RESOURCE_TYPE_WORKQUEUE_CONFIG) {
     return write_workqueue_config(
         device.ordinal, {static_cast<unsigned>(c.machine.spec.connections), CU_WORKQUEUE_SCOPE_DEVICE_CTX}, *out);
