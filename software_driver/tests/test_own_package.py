@@ -91,6 +91,13 @@ def test_the_pytest_project_runs_on_it_by_hand_and_in_the_workflow(installed: Pa
     assert f"running on a simulated machine: h200@{oldest},devices=2" in done.stderr
 
 
+def test_the_marker_gives_a_test_a_machine_of_its_own(installed: Path, tmp_path: Path) -> None:
+    (project,) = blocks("Tests of a Python project", "python")
+    (tmp_path / "test_cards.py").write_text(project)
+    done = shell("python -m pytest --strict-markers", installed, tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
 def test_a_result_that_nobody_computed_is_reported_there(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "test_result.py").write_text(
         """
