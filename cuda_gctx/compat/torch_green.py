@@ -6,14 +6,16 @@ keeps an unused context for its next use.
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from cuda_gctx._core.extension import (
     Context,
+    Device,
     FeatureNotSupported,
     SMResource,
     SMResourceOptions,
@@ -28,10 +30,17 @@ from cuda_gctx._core.extension import (
     system,
 )
 from cuda_gctx.compat._common import torch_device
-from cuda_gctx.interop.torch import load_torch, torch_stream
+from cuda_gctx.interop.torch import fork, load_any_torch, load_torch, torch_stream
 from cuda_gctx.partitions.lending import open_one
 
-__all__ = ["SUPPORTED", "GreenContext", "SMPartition", "get_num_locality_domains", "is_localization_supported"]
+__all__ = [
+    "SUPPORTED",
+    "GreenContext",
+    "SMPartition",
+    "execute_on_streams",
+    "get_num_locality_domains",
+    "is_localization_supported",
+]
 
 # As in torch 2.11: the class exists. create() raises an error that names what the driver lacks.
 SUPPORTED = True
@@ -40,7 +49,23 @@ _SCOPES = {"device_ctx": "device_ctx", "balanced": "green_ctx_balanced"}
 # The number of streams in torch's class, after which they repeat.
 _STREAMS = 32
 _NAME = "GreenContext"
+_NO_CUDA = "Green contexts need torch built for CUDA, and this torch is built without it"
 _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
+
+# ---- torch's build
+
+
+def _lacks_cuda(device_id: int | None) -> bool:
+    """Whether torch is built without CUDA. Does not import torch for the index of a device, which needs no torch."""
+    torch = load_any_torch() if device_id is None else sys.modules.get("torch")
+    return torch is not None and torch.version.cuda is None
+
+
+def _device(device_id: int | None) -> Device:
+    if _lacks_cuda(device_id):
+        raise RuntimeError(_NO_CUDA)
+    return torch_device(device_id)
+
 
 # ---- the SMs
 
@@ -54,15 +79,19 @@ def _checked_count(whole: SMResource, num_sms: int | None) -> int | None:
 
 
 def get_num_locality_domains(device_id: int | None = None) -> int:
-    """The number of locality domains of a device; 1 if the driver reports none (before 13.4).
+    """The number of locality domains of a device; 1 if the driver reports none (before 13.4), or torch has no CUDA.
 
     device_id: the index of the device; None: torch's current one.
     """
+    if device_id is not None:
+        as_int("device_id", device_id)
+    if _lacks_cuda(device_id) or not system.features()["locality_domains"]:
+        return 1
     return torch_device(device_id).locality_domains
 
 
 def is_localization_supported(device_id: int | None = None) -> bool:
-    """Whether the driver reports more than one locality domain of a device.
+    """Whether the driver reports more than one locality domain of a device; False if torch is built without CUDA.
 
     device_id: the index of the device; None: torch's current one.
     """
@@ -94,7 +123,7 @@ class SMPartition:
 
         device_id: the index of the device; None: torch's current one.
         """
-        return cls(torch_device(device_id).resources.sm)
+        return cls(_device(device_id).resources.sm)
 
     @property
     def device_id(self) -> int:
@@ -281,7 +310,7 @@ class GreenContext:
 
         device_id: the index of the device; None: torch's current one.
         """
-        return torch_device(device_id).resources.workqueue.concurrency_limit
+        return _device(device_id).resources.workqueue.concurrency_limit
 
     def _make(
         self,
@@ -293,6 +322,8 @@ class GreenContext:
         *,
         exclusive: bool,
     ) -> None:
+        if _lacks_cuda(None):
+            raise RuntimeError(_NO_CUDA)
         torch = load_torch()
         workqueue = None
         if scope is not None:
@@ -453,3 +484,31 @@ def _record(torch: Any, inner: Any, passed: list[Any]) -> None:
 def _wait_for(outer: Any, passed: list[Any]) -> None:
     for event in passed:
         outer.wait_event(event)
+
+
+# ---- one function on several streams
+
+
+def execute_on_streams(streams: Iterable[Any], fn: Callable[[Any], Any], args: Iterable[Any]) -> list[Any]:
+    """Run ``fn(arg)`` for each stream and its argument, with the stream as torch's current one. Returns the results.
+
+    streams: torch streams, such as those of GreenContext.Stream(), of torch's current device. fn: enqueues the work.
+    args: an argument for each stream; ValueError for another number.
+
+    The streams run concurrently: each waits for the earlier work of torch's current stream, which then waits for all of
+    them, also if `fn` raises. A graph capture contains the same order.
+    """
+    on, given = list(streams), list(args)
+    if len(on) != len(given):
+        raise ValueError(f"args has {len(given)} entries for {len(on)} streams: pass one argument for each stream")
+    torch = load_torch()
+    results = []
+    with fork() as start:
+        for stream, argument in zip(on, given, strict=True):
+            start.start(stream)
+            try:
+                with torch.cuda.stream(stream):
+                    results.append(fn(argument))
+            finally:
+                start.end(stream)
+    return results

@@ -30,8 +30,13 @@ KEEPS_GRAPHS = "2.8"
 _external_streams: WeakKeyDictionary[Stream, Any] = WeakKeyDictionary()
 
 
+def load_any_torch(minimum: str = MINIMUM) -> Any:
+    """Import torch, also a build without CUDA."""
+    return load("torch", "torch", minimum)
+
+
 def load_torch(minimum: str = MINIMUM) -> Any:
-    torch = load("torch", "torch", minimum)
+    torch = load_any_torch(minimum)
     if torch.version.cuda is None:
         raise ImportError(
             f"this needs torch {minimum} or newer built for CUDA; {torch.__version__} is built without it"

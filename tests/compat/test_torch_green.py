@@ -32,6 +32,7 @@ from cuda_gctx._core.extension import context_counts, run_probe
 from cuda_gctx.compat.torch_green import (
     GreenContext,
     SMPartition,
+    execute_on_streams,
     get_num_locality_domains,
     is_localization_supported,
 )
@@ -295,6 +296,78 @@ def test_locality_domains_that_the_driver_lacks_are_refused(torch: Any, sim: Any
         assert isinstance(error, RuntimeError)
         assert (error.needs, error.found) == ("13.4", driver)
     part.split(num_sms=8, locality_domain_ids=(None,))
+
+
+def test_a_device_that_is_not_there_has_one_domain_on_a_driver_without_domains(torch: Any, sim: Any) -> None:
+    sim("b200", driver="13.1")
+    assert get_num_locality_domains(9) == 1
+    assert not is_localization_supported(9)
+    sim("b200", driver="13.4")
+    assert "there is no device 9" in str(refusal(RuntimeError, lambda: is_localization_supported(9)))
+
+
+# ---- a torch that is not built for CUDA
+
+
+def test_without_cuda_in_torch_nothing_is_localized_and_nothing_is_made(
+    torch: Any, sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim("b200", driver="13.4")
+    monkeypatch.setattr(torch, "version", SimpleNamespace(cuda=None))
+    assert is_localization_supported() is is_localization_supported(0) is False
+    assert get_num_locality_domains() == get_num_locality_domains(0) == 1
+    for make in (
+        lambda: GreenContext(num_sms=8),
+        lambda: GreenContext.create(8),
+        lambda: GreenContext(),
+        lambda: GreenContext.split(num_sms=8),
+        SMPartition.from_device,
+        GreenContext.max_workqueue_concurrency,
+    ):
+        assert "Green contexts need torch built for CUDA" in str(refusal(RuntimeError, make))
+
+
+# ---- one function on several streams
+
+
+def test_streams_run_a_function_side_by_side_and_the_current_stream_waits_for_all(torch: Any, dev: Device) -> None:
+    contexts = GreenContext.split(num_sms=(16, 24))
+    streams = [ctx.Stream() for ctx in contexts]
+    outside = torch.cuda.current_stream()
+    before = len(torch.waits) if isinstance(torch, StandInTorch) else 0
+
+    def work(shard: str) -> tuple[str, int]:
+        return shard, torch.cuda.current_stream().cuda_stream
+
+    results = execute_on_streams(streams, work, ["left", "right"])
+    first, second = (stream.cuda_stream for stream in streams)
+    assert results == [("left", first), ("right", second)]
+    assert torch.cuda.current_stream() == outside
+    if isinstance(torch, StandInTorch):
+        outer = outside.cuda_stream
+        assert torch.waits[before:] == [(first, outer), (second, outer), (outer, first), (outer, second)]
+
+
+def test_the_current_stream_waits_for_streams_whose_function_raised(torch: Any, dev: Device) -> None:
+    streams = [ctx.Stream() for ctx in GreenContext.split(num_sms=(16, 24))]
+    outside = torch.cuda.current_stream()
+
+    def fail(position: int) -> None:
+        if position == 1:
+            raise KeyError(position)
+
+    refusal(KeyError, lambda: execute_on_streams(streams, fail, range(2)))
+    assert torch.cuda.current_stream() == outside
+    if isinstance(torch, StandInTorch):
+        assert torch.waits[-2:] == [(outside.cuda_stream, stream.cuda_stream) for stream in streams]
+
+
+def test_each_stream_needs_an_argument(torch: Any, dev: Device) -> None:
+    [ctx] = GreenContext.split(num_sms=16)
+    ran: list[int] = []
+    error = refusal(ValueError, lambda: execute_on_streams([ctx.Stream()], ran.append, range(2)))
+    assert str(error) == "args has 2 entries for 1 streams: pass one argument for each stream"
+    assert ran == []
 
 
 # ---- workqueues
