@@ -103,6 +103,35 @@ def test_the_counts_are_theirs_where_theirs_are_enough(torch: Any, sim: Any, gpu
     assert equal >= len(PAIRS[gpu]) - 2
 
 
+# Pairs for which their algorithm leaves the second stream short, or which it refuses.
+EXACT = {
+    "h200": [(66, 66), (100, 32), (90, 42), (74, 34), (130, 2), (10, 10)],
+    "a100": [(106, 2), (90, 18)],
+    "b200": [(74, 74), (140, 8), (100, 48)],
+}
+
+
+@pytest.mark.parametrize("gpu", EXACT)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_pair_that_rounding_would_cut_short_is_given_exactly(torch: Any, sim: Any, gpu: str, driver: str) -> None:
+    sim(gpu, driver=driver)
+    given = [tuple(sizes(create_greenctx_stream_by_value(*pair))) for pair in EXACT[gpu]]
+    assert given == EXACT[gpu]
+
+
+def test_streams_of_an_exact_pair_share_no_sm(torch: Any, sim: Any) -> None:
+    sim("h200")
+    pair = create_greenctx_stream_by_value(66, 66)
+    first, second = (set(Stream(stream).context.verify().contexts[0].sm_ids) for stream in pair)
+    assert (len(first), len(second)) == (66, 66)
+    assert first.isdisjoint(second)
+
+
+def test_odd_counts_of_an_exact_pair_become_even(torch: Any, sim: Any) -> None:
+    sim("h200")
+    assert sizes(create_greenctx_stream_by_value(75, 33)) == [76, 34]
+
+
 def test_groups_overlap_without_a_warning_and_the_same_pair_is_made_once(torch: Any, sim: Any) -> None:
     machine = sim("h200")
     kept = [create_greenctx_stream_by_value(*pair) for pair in PAIRS["h200"]]
@@ -123,7 +152,8 @@ def test_what_cannot_be_is_a_runtime_error(torch: Any, sim: Any) -> None:
     for counts, words in [
         ((0, 8), "must be positive, not 0 and 8"),
         ((8, -1), "must be positive, not 8 and -1"),
-        ((120, 20), "of 132, the first stream gets 120 and leaves 12, fewer than the 20 requested for the second"),
+        ((120, 20), "Not enough SMs: 120 and 20 are more than the 132 SMs of the device"),
+        ((131, 1), "Not enough SMs: 131 and 1 do not fit into the 132 SMs of the device in pairs of 2 SMs"),
         ((140, 8), "Not enough SMs"),
     ]:
         assert words in str(refusal(RuntimeError, lambda counts=counts: create_greenctx_stream_by_value(*counts)))
