@@ -89,8 +89,9 @@ def test_bindings_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, de
         core_stream(dev.context)
 
 
+# On 12.5 to 12.9, cuda.core calls a form of cuStreamGetCtx that refuses streams of green contexts.
 @pytest.mark.sim_only
-@pytest.mark.parametrize("version", ["12.8", "13.0", "13.1"])
+@pytest.mark.parametrize("version", ["12.4", "13.0", "13.1"])
 def test_streams_pass_in_both_directions_and_live_as_long_as_they_are_used(version: str) -> None:
     child = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM],
