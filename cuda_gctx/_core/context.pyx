@@ -32,7 +32,7 @@ cdef class ContextOptions(Options):
             raise TypeError(f"name must be a str, not {type(name).__name__}")
         self.resources = tuple(resources)
         self.exclusive = as_bool("exclusive", exclusive)
-        self.name = name
+        self.name = None if name is None else str.__str__(name)  # an exact str, also of an Enum
 
 
 make_here(ContextOptions, "their resources come from a split")

@@ -167,6 +167,7 @@ def is_partition_name(name: str) -> bool:
 def _checked_name(name: object) -> str:
     if not isinstance(name, str):
         raise TypeError(f"the name of a partition must be a str, not {type(name).__name__}")
+    name = str.__str__(name)  # layouts are shared by value, and the core takes no subclass of str
     if name in RESERVED_NAMES:
         raise ValueError(
             f"{name!r} cannot be the name of a partition: it is reserved, as are "

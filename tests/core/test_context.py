@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -33,6 +34,17 @@ def ctx(dev: Device) -> Iterator[Context]:
     (group,), _ = split(dev.resources.sm, 16)
     with green(dev, group, name="decode") as ctx:
         yield ctx
+
+
+def test_a_name_of_a_subclass_of_str_is_the_plain_name(dev: Device) -> None:
+    class Part(str, Enum):
+        DECODE = "decode"
+
+    (group,), _ = split(dev.resources.sm, 16)
+    options = ContextOptions([group], name=Part.DECODE)
+    assert (options.name, type(options.name)) == ("decode", str)
+    with dev.create_context(options) as ctx:
+        assert ctx.name == "decode"
 
 
 def test_a_context_has_its_properties(dev: Device, ctx: Context) -> None:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import pickle
+from enum import Enum
 from fractions import Fraction
 from typing import Any
 
@@ -162,6 +163,21 @@ def test_every_entry_point_refuses_the_same_names(dev: Device, name: str) -> Non
         ):
             with pytest.raises(ValueError, match=f"'{name}' cannot be the name of a partition"):
                 entry()
+
+
+def test_names_of_a_subclass_of_str_are_the_plain_names(dev: Device) -> None:
+    class Part(str, Enum):
+        ENCODE = "encode"
+        REST = "rest"
+
+    layout = Layout.of({Part.ENCODE: 16, Part.REST: None})
+    assert [type(name) for name in layout.names] == [str, str]
+    with dev.partition(layout) as parts:
+        assert parts[Part.ENCODE] is parts.encode
+    # The layout that the whole process shares is that of the plain names.
+    assert Layout(encode=16, rest=None) is layout is Layout.from_json(layout.to_json())
+    with PartitionPool(dev) as pool:
+        assert pool.switch({Part.ENCODE: 16, Part.REST: None}) is pool.switch(encode=16, rest=None)
 
 
 def test_words_that_used_to_be_taken_and_soft_keywords_are_names() -> None:
