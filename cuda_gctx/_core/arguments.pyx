@@ -205,12 +205,6 @@ cdef object as_options(type kind, object value):
     )
 
 
-cdef int fill(tuple made, Py_ssize_t at, object value) except -1:
-    Py_INCREF(value)
-    PyTuple_SET_ITEM(made, at, value)
-    return 0
-
-
 def spelling(tuple requests, dict named):
     """What a set of requests is remembered by, given as the arguments of a call: by name, by position, or as one dict,
     tuple or list. What else is given alone is returned as it is; None if nothing can be remembered.
@@ -218,32 +212,29 @@ def spelling(tuple requests, dict named):
     The order of the names and the types of the requests belong to it: 1, 1.0 and True are equal, but not the same
     request.
     """
-    cdef tuple made
-    cdef Py_ssize_t position = 0
-    cdef Py_ssize_t at = 0
-    cdef PyObject* name
-    cdef PyObject* value
+    cdef dict copied
+    cdef list spelled = []
     asked = requests
     if named:
         asked = None if requests else named
     elif len(requests) == 1 and type(requests[0]) is not int:
         asked = requests[0]
+    # Each allocation can run a collection, and with it code that changes the requests. So they are copied first, in two
+    # ways that allocate before they read: tuple(list) and dict.copy() of Python 3.11 do not.
     if type(asked) is dict:
-        made = PyTuple_New(3 * len(<dict>asked))
-        while PyDict_Next(asked, &position, &name, &value):
-            fill(made, at, <object>name)
-            fill(made, at + 1, <object>value)
-            fill(made, at + 2, <object>type(<object>value))
-            at += 3
-        return made
+        copied = {}
+        copied.update(asked)
+        for name, value in copied.items():
+            spelled.append(name)
+            spelled.append(value)
+            spelled.append(type(value))
+        return tuple(spelled)
     if type(asked) is not tuple and type(asked) is not list:
         return None if isinstance(asked, tuple) else asked
-    made = PyTuple_New(2 * len(asked))
-    for one in tuple(asked):
-        fill(made, at, one)
-        fill(made, at + 1, type(one))
-        at += 2
-    return made
+    for value in list(asked):
+        spelled.append(value)
+        spelled.append(type(value))
+    return tuple(spelled)
 
 
 cdef extern from *:

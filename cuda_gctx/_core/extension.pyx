@@ -18,12 +18,10 @@ from types import MappingProxyType
 from weakref import ref
 
 cimport cython
-from cpython.dict cimport PyDict_Next
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from cython.operator cimport dereference
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport getenv

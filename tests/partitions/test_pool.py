@@ -29,7 +29,7 @@ from cuda_gctx._core.extension import is_capturing, run_probe
 from cuda_gctx.partitions import Partitions, store
 from cuda_gctx.tune import Plan, spin
 
-from ..common import on_another_thread, refusal, split
+from ..common import on_another_thread, refusal, run_python, split
 from ..raw import Raw
 
 Machines = Callable[..., Any]
@@ -48,6 +48,39 @@ def test_the_first_use_builds_and_every_spelling_finds_it(dev: Device) -> None:
         assert pool.layouts == (Layout(decode=8, prefill=None), Layout(8, None))
         assert len(pool) == 2
         assert parts.decode.stream.resources.sm.sm_count == parts.decode.sm_count
+
+
+GROWING = """
+import gc, sys
+from cuda_gctx._core.extension import spelling
+
+requests = [8, 8] if sys.argv[1] == "list" else {"a": 8, "b": 8}
+
+def grow(phase, info):
+    if phase == "stop":
+        requests.extend([8] * 4000) if sys.argv[1] == "list" else requests.update((f"z{k}", 8) for k in range(2000))
+
+gc.callbacks.append(grow)
+kept = []
+for i in range(300):
+    if sys.argv[1] == "list":
+        del requests[2:]
+    else:
+        requests.clear()
+        requests.update(a=8, b=8)
+    gc.set_threshold(1, 1, 1)
+    kept.append([i])
+    spelling((requests,), {})
+    gc.set_threshold(0)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("kind", ["list", "dict"])
+def test_requests_that_a_collection_changes_during_the_call_are_read_whole(kind: str) -> None:
+    """A list that grew while it was read was written behind the end of a tuple."""
+    done = run_python(GROWING, kind)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 def test_numbers_that_are_equal_are_not_the_same_request(dev: Device) -> None:
