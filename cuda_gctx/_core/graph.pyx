@@ -208,13 +208,20 @@ cdef class Capture:
         self._is_open = False
         try:
             cpp.end_capture(graph._slot, self._capturing)
-        except RuntimeError:
+        except RuntimeError as failure:
+            # The driver ends a capture only on its own thread, so the block stays open for that thread.
+            self._is_open = getattr(failure, "name", "") == "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"
             # After an exception the capture is often invalid: the exception of the block takes precedence.
-            if kind is None:
-                raise
-            return
+            if kind is not None:
+                return
+            if self._is_open:
+                raise CapturingError(
+                    f"the capture of {self._stream!r} began on another thread: leave its block on that thread"
+                ) from failure
+            raise
         finally:
-            self._capturing.drop()
+            if not self._is_open:
+                self._capturing.drop()
         if kind is None:
             self._graph = graph
 

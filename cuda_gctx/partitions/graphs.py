@@ -156,8 +156,18 @@ class GraphSet:
             if self._framework == "torch":
                 from cuda_gctx.interop.torch import capture_once as capture
             (graph, output), allocated = self._measured(place, lambda: capture(place, function))
-            known = self._captures[key] = _Capture(graph, output, allocated)
+            try:
+                return self._keep(place, key, _Capture(graph, output, allocated))
+            except BaseException:
+                graph.close()
+                raise
         return self._move(place, key, known)
+
+    def _keep(self, place: Place, key: Hashable, capture: _Capture) -> _Entry:
+        """Move a capture to its first place, and keep it for others. A refused move leaves no trace."""
+        entry = self._move(place, key, capture)
+        self._captures[key] = capture
+        return entry
 
     def _move(self, place: Place, key: Hashable, capture: _Capture) -> _Entry:
         moved, allocated = self._measured(place, lambda: capture.graph.in_partition(place))
@@ -188,8 +198,7 @@ class GraphSet:
             with self._lock:
                 if key in self._captures:
                     raise ValueError(f"there is already a graph {key!r}: drop it first")
-                known = self._captures[key] = _Capture(graph, None, 0)
-                self._move(place, key, known)
+                self._keep(place, key, _Capture(graph, None, 0))
             return
         if graph.context != place.context:
             raise ValueError(

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAError, Device, EventOptions, Graph, GraphSet, Layout, Partition, PartitionPool, Partitions
+from cuda_gctx import (
+    CapturingError,
+    CUDAError,
+    Device,
+    EventOptions,
+    Graph,
+    GraphSet,
+    Layout,
+    Partition,
+    PartitionPool,
+    Partitions,
+)
 from cuda_gctx.partitions import store
 from cuda_gctx.tune import Timeline, spin
 
@@ -161,6 +172,20 @@ def test_a_block_of_a_capture_is_entered_and_left_in_turn(parts: Partitions) -> 
         pass
 
 
+def test_a_block_that_is_left_on_another_thread_ends_on_its_own(parts: Partitions) -> None:
+    capture = parts.a.stream.capture()
+    with capture:
+        message = str(
+            refusal(CapturingError, lambda: on_another_thread(lambda: capture.__exit__(None, None, None)))
+        )
+        assert "began on another thread: leave its block on that thread" in message
+        # The exception of the block takes precedence.
+        error = ValueError("of the block")
+        on_another_thread(lambda: capture.__exit__(ValueError, error, None))
+    assert capture.graph.node_count == 0
+    assert parts.a.stream.is_done
+
+
 def test_a_capture_that_was_invalidated_raises(parts: Partitions) -> None:
     def spoil() -> None:
         with parts.a.stream.capture("relaxed"):
@@ -263,6 +288,19 @@ def test_a_graph_of_another_partition_is_refused(parts: Partitions) -> None:
                     refusal(ValueError, lambda: graphs.add(stream, 1, graph))
                 )
         graphs.replay(parts.a, 1)
+        parts.sync()
+
+
+def test_a_refused_graph_leaves_no_trace(sim: Machines) -> None:
+    sim("h200", devices=2)
+    with Device(0).partition(a=16) as parts, Device(1).partition(a=16) as others, GraphSet(captures="once") as graphs:
+        with parts.a.stream.capture() as capture:
+            spin(parts.a.stream, 2, 100)
+        with pytest.raises(ValueError):
+            graphs.add(others.a, "k", capture.graph)
+        assert "there is no graph 'k'" in str(refusal(ValueError, lambda: graphs.replay(parts.a, "k")))
+        graphs.add(parts.a, "k", capture.graph)
+        graphs.replay(parts.a, "k")
         parts.sync()
 
 
