@@ -38,9 +38,18 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the JSON text has the field {repeated!r} twice in one object: keep one of them")
+    return fields
+
+
 def parsed_json(text: str) -> Any:
-    """What a JSON text describes; a ValueError if it is none, or if it is nested too deeply."""
+    """Parse a JSON text. Raises ValueError for other texts, deep nesting, and a repeated field of an object."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("the JSON text is nested too deeply") from None

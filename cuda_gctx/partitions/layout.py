@@ -271,11 +271,17 @@ class Layout:
         document = parsed_json(text)
         if not isinstance(document, Mapping) or not isinstance(document.get("partitions"), list):
             raise ValueError('this JSON is not a layout: it must be an object with a "partitions" list')
-        if document.get("schema") != SCHEMA:
+        schema = document.get("schema", "missing")
+        if type(schema) is not int or schema != SCHEMA:
             raise ValueError(
-                f"this JSON is not a layout of schema {SCHEMA}: its schema is {document.get('schema', 'missing')}. In "
+                f"this JSON is not a layout of schema {SCHEMA}: its schema is {schema}. In "
                 "schema 1, which had no number, a partition without a count took the aligned remainder only: write the "
                 "layout again"
+            )
+        unknown = sorted(set(document) - {"schema", "partitions"})
+        if unknown:
+            raise ValueError(
+                f"this JSON is not a layout: its fields are schema and partitions, and not {', '.join(unknown)}"
             )
         specs = []
         for number, entry in enumerate(document["partitions"]):
