@@ -66,6 +66,16 @@ cdef int let_go(Context context) except -1:
     return 0
 
 
+cdef int refuse_part(Context context) except -1:
+    """Raise RuntimeError for the context of a partition, which ends with the partitions."""
+    if context._name is not None:
+        raise RuntimeError(
+            f"the context belongs to partition {context._name} and cannot be closed by itself: use a block of "
+            "part.context.current() to make it current, and close() of the partitions or the pool to close it"
+        )
+    return 0
+
+
 cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters):
     cdef cpp.Runtime* runtime = active_runtime()
     cdef vector[cpp.SmResourcePtr] sms
@@ -101,7 +111,7 @@ cdef class Context:
     cdef uint64_t _number
     cdef DeviceResources _resources
     cdef object _owner
-    cdef str _name
+    cdef str _name  # the name of the partition that lends the context; None: no partition does
     cdef PyObject* _kept_block  # the idle block of current(); null: none
     cdef object __weakref__
 
@@ -250,13 +260,14 @@ cdef class Context:
         is kept for the next request for them.
 
         Raises ContextCurrentError if it is current on this thread, or on another one through this package, and
-        RuntimeError for the primary context.
+        RuntimeError for the primary context and for that of a partition.
         """
         cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
         if box.get() == NULL:
             return
         if box.get().kind() == cpp.ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed")
+        refuse_part(self)
         if box.get().kind() == cpp.ContextKind.green:
             cpp.close_context(self._slot)
         let_go(self)
@@ -279,6 +290,7 @@ cdef class Context:
 
     def __enter__(self):
         cpp.live(self._slot)
+        refuse_part(self)
         return self
 
     def __exit__(self, *exc):

@@ -49,7 +49,7 @@ MOST_STREAMS = 1024  # of each priority that a context lends
 LARGEST_HANDLE = 2**64 - 1
 
 
-class ClosedPartitionsError(ClosedError, AttributeError):
+class ClosedPartitionsError(ClosedError):
     """Partitions, one of them, or a pool were used after they were closed."""
 
     __module__ = __name__.rpartition(".")[0]  # the public name

@@ -13,6 +13,7 @@ import pytest
 
 from cuda_gctx import (
     CapturingError,
+    ClosedError,
     CUDAError,
     Device,
     EventOptions,
@@ -175,9 +176,7 @@ def test_a_block_of_a_capture_is_entered_and_left_in_turn(parts: Partitions) -> 
 def test_a_block_that_is_left_on_another_thread_ends_on_its_own(parts: Partitions) -> None:
     capture = parts.a.stream.capture()
     with capture:
-        message = str(
-            refusal(CapturingError, lambda: on_another_thread(lambda: capture.__exit__(None, None, None)))
-        )
+        message = str(refusal(CapturingError, lambda: on_another_thread(lambda: capture.__exit__(None, None, None))))
         assert "began on another thread: leave its block on that thread" in message
         # The exception of the block takes precedence.
         error = ValueError("of the block")
@@ -291,13 +290,20 @@ def test_a_graph_of_another_partition_is_refused(parts: Partitions) -> None:
         parts.sync()
 
 
+def test_a_graph_is_not_moved_to_a_closed_partition(dev: Device) -> None:
+    with dev.partition(a=16) as parts:
+        closed = parts.a
+    with dev.context.create_stream() as stream, stream.capture() as capture:
+        pass
+    assert "partition a has been closed" in str(refusal(ClosedError, lambda: capture.graph.in_partition(closed)))
+
+
 def test_a_refused_graph_leaves_no_trace(sim: Machines) -> None:
     sim("h200", devices=2)
     with Device(0).partition(a=16) as parts, Device(1).partition(a=16) as others, GraphSet(captures="once") as graphs:
         with parts.a.stream.capture() as capture:
             spin(parts.a.stream, 2, 100)
-        with pytest.raises(ValueError):
-            graphs.add(others.a, "k", capture.graph)
+        refusal(ValueError, lambda: graphs.add(others.a, "k", capture.graph))
         assert "there is no graph 'k'" in str(refusal(ValueError, lambda: graphs.replay(parts.a, "k")))
         graphs.add(parts.a, "k", capture.graph)
         graphs.replay(parts.a, "k")

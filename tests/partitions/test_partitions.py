@@ -32,7 +32,7 @@ from cuda_gctx import (
     system,
 )
 from cuda_gctx._core.extension import context_stream
-from cuda_gctx.partitions import Partitions, partitions, plan, store, with_background
+from cuda_gctx.partitions import ClosedPartitionsError, Partitions, partitions, plan, store, with_background
 from cuda_gctx.tune import spin
 from cuda_software_driver import session
 
@@ -256,15 +256,28 @@ def test_a_layout_can_be_given_in_place_of_requests(dev: Device) -> None:
         assert parts.names == ("decode", "prefill")
 
 
-def test_closed_partitions_raise_closed_error_and_have_no_attributes(dev: Device) -> None:
+def test_closed_partitions_raise_closed_error(dev: Device) -> None:
     parts = dev.partition(decode=8)
     part = parts.decode
     pool = PartitionPool(dev)
     parts.close()
     pool.close()
-    for use in (lambda: parts["decode"], lambda: part.context, lambda: pool.prepare(decode=8)):
-        assert isinstance(refusal(ClosedError, use), AttributeError)
-    assert not hasattr(parts, "decode")
+    for use in (
+        lambda: parts.decode,
+        lambda: parts.background,
+        lambda: parts["decode"],
+        lambda: part.context,
+        lambda: part.stream,
+        lambda: pool.current,
+        lambda: pool.prepare(decode=8),
+        # A default hides an AttributeError, and would hide this one.
+        lambda: getattr(parts, "decode", None),
+        lambda: hasattr(part, "context"),
+    ):
+        error = refusal(ClosedPartitionsError, use)
+        assert isinstance(error, ClosedError)
+        assert not isinstance(error, AttributeError)
+        assert "closed" in str(error)
 
 
 # ---- what is refused
@@ -540,18 +553,25 @@ def test_after_close_everything_raises_and_closing_again_does_nothing(dev: Devic
         assert "closed" in str(refusal(RuntimeError, use))
 
 
-def test_closed_partitions_have_no_attributes(dev: Device) -> None:
-    parts = dev.partition(decode=8)
-    decode = parts.decode
-    parts.close()
-    for thing, name in ((parts, "decode"), (parts, "background"), (decode, "stream"), (decode, "context")):
-        assert not hasattr(thing, name)
-        assert getattr(thing, name, None) is None
-        for kind in (AttributeError, RuntimeError):
-            with pytest.raises(kind, match="closed"):
-                getattr(thing, name)
+def test_an_unknown_name_is_refused_with_the_names(dev: Device) -> None:
     with pytest.raises(AttributeError, match="the names are decode, background"), dev.partition(decode=8) as parts:
         parts.encode  # noqa: B018
+
+
+def test_the_context_of_a_partition_is_closed_with_the_partitions_only(dev: Device) -> None:
+    with PartitionPool(dev) as pool:
+        part = pool.switch(a=16, b=None).a
+        for close in (part.context.close, part.context.__enter__, part.stream.context.close):
+            message = str(refusal(RuntimeError, close))
+            assert "belongs to partition a" in message
+            assert "part.context.current()" in message
+            assert "close() of the partitions or the pool" in message
+        # Nothing has happened to the layouts that share the context.
+        assert pool.switch(a=16, c=None).a.context == part.context
+        with part.context.current():
+            assert part.context.is_current
+    with pytest.raises(ClosedError):
+        part.context.close()
 
 
 def test_attributes_cannot_be_set_or_deleted(dev: Device) -> None:
@@ -853,16 +873,6 @@ def test_memory_names_only_devices_that_were_used(sim: Machines) -> None:
         assert list(system.memory()) == [1]
         assert system.memory()[1].contexts == 2
         assert system.memory()[1].stored == 0
-
-
-def test_a_context_closed_by_its_user_is_not_given_out_again(sim: Machines) -> None:
-    machine = sim("h200")
-    dev = Device(0)
-    with dev.partition(8) as parts:
-        parts[0].context.close()
-    assert len(machine.ledger().live_of("green context")) == len(store) == 1  # that of the background partition
-    with dev.partition(8) as parts:
-        assert parts[0].stream.is_done
 
 
 @pytest.mark.sim_only

@@ -14,6 +14,7 @@ import pytest
 
 from cuda_gctx import (
     CapturingError,
+    ClosedError,
     ContextOptions,
     CUDAError,
     Device,
@@ -242,7 +243,8 @@ def test_switching_to_the_current_layout_and_preparing_change_nothing(sim: Machi
         before = machine.calls()
         assert pool.switch(decode=16) is pool.switch(Layout(decode=16)) is parts
         assert machine.calls() == before
-    assert not hasattr(pool, "current")
+    with pytest.raises(ClosedError):
+        pool.current  # noqa: B018
     with pytest.raises(RuntimeError, match="pool has been closed"):
         pool.switch(decode=16)
 
