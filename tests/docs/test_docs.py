@@ -112,6 +112,10 @@ def matches(pattern: str, text: str) -> bool:
     return re.fullmatch(".*?".join(map(re.escape, pattern.split("..."))), text, re.DOTALL) is not None
 
 
+# pytest on a page warns of editable installs, which have imported a module before.
+QUIET = "-W 'ignore:Module already imported:pytest.PytestAssertRewriteWarning'"
+
+
 def child(*command: str, text: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command,
@@ -120,7 +124,7 @@ def child(*command: str, text: str | None = None, **environment: str) -> subproc
         text=True,
         check=False,
         timeout=CHILD_LIMIT_S,
-        env={**os.environ, "COLUMNS": "200", **environment},
+        env={**os.environ, "COLUMNS": "200", "PYTEST_ADDOPTS": QUIET, **environment},
     )
 
 
