@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -35,12 +36,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True, file=item.config.stash[uncaptured])
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+        if nextitem is not None and nextitem.path != item.path:
+            freeze_loaded_objects()
+
+
+def pytest_collection_finish() -> None:
+    freeze_loaded_objects()
+
+
+def freeze_loaded_objects() -> None:
+    """Takes the objects of pytest out of later collections: a session with live objects collects garbage at its end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
