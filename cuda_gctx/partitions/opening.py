@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from cuda_gctx._core.extension import (
     CapturingError,
     ContextOptions,
+    CUDAError,
     Device,
     ResourceOverlapWarning,
     SMResource,
@@ -50,7 +51,21 @@ def _make(device: Device, wanted: Wanted) -> StoredContext:
         queues = [device.resources.workqueue]  # refuses where the driver has none
         queues[0].configure(wanted.workqueue)
     options = ContextOptions([*wanted.groups, *queues], name=wanted.name)
-    return StoredContext(wanted, create_unclaimed_context(device.device_id, options))
+    try:
+        return StoredContext(wanted, create_unclaimed_context(device.device_id, options))
+    except CUDAError as error:
+        name_partition(error, wanted.name, sum(sms.sm_count for sms in wanted.groups))
+        raise
+
+
+def name_partition(error: CUDAError, name: str, sm_count: int) -> None:
+    """Add the partition to the message of a failed driver call, and what to do."""
+    if not error.call:
+        return  # refused before the driver was called, with what to do
+    advice = "run cuda-gctx doctor"
+    if error.name == "CUDA_ERROR_OUT_OF_MEMORY":
+        advice = "free device memory, or open fewer contexts (system.memory() counts them)"
+    error.args = (f"partition {name} ({sm_count} SMs): {error}: {advice}",)
 
 
 class Opening:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 from cuda_gctx._core.extension import (
     ClosedError,
     Context,
+    CUDAError,
     Device,
     Event,
     SMResource,
@@ -31,7 +32,7 @@ from cuda_gctx._core.extension import (
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, order_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
-from cuda_gctx.partitions.opening import open_contexts, order_for
+from cuda_gctx.partitions.opening import name_partition, open_contexts, order_for
 from cuda_gctx.partitions.order import Order
 from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
@@ -212,7 +213,11 @@ class Partition:
         if self._numbers is None:
             self._numbers = {}
         number = self._numbers.get(priority or 0, 0)
-        stream = _LentStream(context, number, priority)
+        try:
+            stream = _LentStream(context, number, priority)
+        except CUDAError as error:
+            name_partition(error, self.name, self.sm_count)
+            raise
         self._numbers[priority or 0] = number + 1  # a number is used once there is its stream
         return stream
 

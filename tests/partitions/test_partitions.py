@@ -280,6 +280,27 @@ def test_closed_partitions_raise_closed_error(dev: Device) -> None:
         assert "closed" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("CUDA_ERROR_OUT_OF_MEMORY", "free device memory, or open fewer contexts (system.memory() counts them)"),
+        ("CUDA_ERROR_UNKNOWN", "run cuda-gctx doctor"),
+    ],
+)
+def test_a_failure_of_the_driver_names_the_partition_and_says_what_to_do(sim: Machines, code: str, advice: str) -> None:
+    machine = sim("h200", driver="13.0")
+    machine.fail("cuGreenCtxCreate", nth=2, code=code)
+    error = refusal(CUDAError, lambda: Device(0).partition(x=48, y=16))
+    assert (error.name, error.call) == (code, "cuGreenCtxCreate")
+    assert str(error).startswith(f"partition y (16 SMs): cuGreenCtxCreate answered {code} (")
+    assert str(error).endswith(advice)
+    with Device(0).partition(x=48, y=16) as parts:
+        machine.fail("cuGreenCtxStreamCreate", nth=1, code=code)
+        error = refusal(CUDAError, lambda: parts.x.stream)
+        assert str(error).startswith(f"partition x (48 SMs): cuGreenCtxStreamCreate answered {code} (")
+        assert str(error).endswith(advice)
+
+
 # ---- what is refused
 
 
