@@ -302,6 +302,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     cdef cppclass Switching:
         cbool may_share(unsigned int, unsigned int) noexcept
         vector[unsigned int] places_of(unsigned int) except +raise_error
+        vector[unsigned int] parts() except +raise_error
 
     cdef cppclass Sequence:
         pass

@@ -163,6 +163,10 @@ cdef class Switching:
         """The number of the place of each use."""
         return list(self._switching.places_of(arrangement))
 
+    def parts(self):
+        """The numbers of the parts of all arrangements, and of the parts whose work a switch may still wait for."""
+        return set(self._switching.parts())
+
     def may_share(self, unsigned int one, unsigned int other):
         """Whether two places share SMs, or may."""
         return self._switching.may_share(one, other)

@@ -6,6 +6,7 @@ Two orders hold: the order of work on SMs that are shared, or may be, and the or
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from threading import RLock
 from typing import TypeAlias
 
@@ -84,12 +85,19 @@ class Arrangements(Switching):
         super().__init__(lock, prepared)
         self._capture: _Capture | None = None
         self._parts: dict[str, int] = {}  # the numbers of the parts in the core
+        self._part_numbers = count()
         self._replaced: list[Arrangement] = []  # which have no key any more, and may be in use
 
     def clear(self) -> None:
         super().clear()
         self._capture = None
         self._replaced.clear()
+        self._parts.clear()
+
+    def _number_of(self, part: str) -> int:
+        if part not in self._parts:
+            self._parts[part] = next(self._part_numbers)
+        return self._parts[part]
 
     def add(
         self,
@@ -101,9 +109,9 @@ class Arrangements(Switching):
         """A new arrangement, in place of the previous one with this key."""
         places = list(uses)
         number = self.add_arrangement(
-            (self._parts.setdefault(part, len(self._parts)), place.context, sms_of(place), place.sm_ids)
+            (self._number_of(part), place.context, sms_of(place), place.sm_ids)
             if isinstance(place, Partition)
-            else (self._parts.setdefault(part, len(self._parts)), place, None, None)
+            else (self._number_of(part), place, None, None)
             for part, place in places
         )
         numbers = self.places_of(number)
@@ -139,11 +147,15 @@ class Arrangements(Switching):
             yield self.current
 
     def _remove_replaced(self) -> None:
+        if not self._replaced:
+            return
         kept = [arrangement for arrangement in self._replaced if arrangement in self._current_and_left()]
         for arrangement in self._replaced:
             if arrangement not in kept:
                 self.remove_arrangement(arrangement.number)
         self._replaced = kept
+        known = self.parts()
+        self._parts = {part: number for part, number in self._parts.items() if number in known}
 
     def note_verified(self, partitions: Partitions) -> None:
         """Record on which SMs a kernel saw the partitions run, to know which partitions share none."""

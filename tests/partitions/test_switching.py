@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import tracemalloc
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -291,6 +294,42 @@ def test_a_known_layout_waits_for_no_build_however_it_is_spelled(
 
 
 # ---- what a pool forgets
+
+
+def test_a_pool_forgets_the_names_of_dropped_layouts(sim: Machines) -> None:
+    sim("h200")
+    with PartitionPool(Device(0), limit=2) as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore", CUDAWarning)  # of the limit
+
+        def kept_by_arrangements(numbers: range) -> int:
+            for number in numbers:
+                pool.switch({f"n{number}": 16, "b": None})
+            gc.collect()
+            traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/arrangements.py")])
+            return sum(trace.size for trace in traces.traces)
+
+        tracemalloc.start()
+        try:
+            before = kept_by_arrangements(range(50))
+            assert kept_by_arrangements(range(50, 1000)) - before < 4096
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_name_that_a_pool_has_dropped_stays_ordered_behind_its_work(sim: Machines) -> None:
+    sim("h200")
+    with PartitionPool(Device(0)) as pool:
+        for layout in ({"a": 16, "b": None}, {"c": 32, "d": None}, {"e": 64, "a": 16, "f": None}):
+            pool.prepare(layout).verify()  # then the pool knows which SMs are shared
+        first = pool.switch(a=16, b=None).a.stream
+        spin(first, 16, 50 * MS)
+        done = first.record()
+        pool.switch(c=32, d=None)
+        pool.drop(a=16, b=None)
+        later = pool.switch(e=64, a=16, f=None).a.stream  # on other SMs, none of which c shares
+        spin(later, 16, 1)
+        later.sync()
+        assert done.is_done
 
 
 def test_a_dropped_layout_is_closed_and_its_contexts_are_used_again(sim: Machines) -> None:

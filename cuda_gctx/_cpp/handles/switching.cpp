@@ -163,6 +163,21 @@ std::vector<Switching::Number> Switching::places_of(Number arrangement) const {
   return numbers;
 }
 
+std::vector<Switching::Number> Switching::parts() const {
+  std::vector<Number> parts;
+  for (const auto& arrangement : arrangements_) {
+    for (const Use& use : arrangement ? arrangement->uses : std::vector<Use>{}) {
+      parts.push_back(use.part);
+    }
+  }
+  for (const auto& place : places_) {
+    if (place) {
+      parts.insert(parts.end(), place->behind.begin(), place->behind.end());
+    }
+  }
+  return parts;
+}
+
 void Switching::note_sm_ids(const ContextHandle& context, const std::vector<unsigned>& ids) {
   for (const auto& place : places_) {
     if (place && !place->stream && place->context == context) {

@@ -37,6 +37,8 @@ class Switching {
   // The places of an arrangement, in the order of its uses, and whether two places share SMs or may.
   std::vector<Number> places_of(Number arrangement) const;
   bool may_share(Number one, Number other) const { return places_[one]->shares[other]; }
+  // The parts of all arrangements, and the parts whose work a switch may still have to wait for.
+  std::vector<Number> parts() const;
   void note_sm_ids(const ContextHandle& context, const std::vector<unsigned>& ids);
 
   // All later work of the next arrangement behind that of the arrangements in `left`, the last of which is current now.
