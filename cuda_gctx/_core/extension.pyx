@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import warnings
+from _thread import get_ident
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager, nullcontext

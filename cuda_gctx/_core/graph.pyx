@@ -178,6 +178,7 @@ cdef class Capture:
     cdef cpp.Slot[cpp.StreamBox] _capturing
     cdef bint _is_open
     cdef int _mode
+    cdef object _thread
     cdef Graph _graph
 
     @property
@@ -195,6 +196,7 @@ cdef class Capture:
         self._graph = None
         try:
             cpp.begin_capture(self._capturing, <cpp.CUstreamCaptureMode>self._mode)
+            self._thread = get_ident()
             self._is_open = True
         finally:
             if not self._is_open:
@@ -205,23 +207,24 @@ cdef class Capture:
         cdef Graph graph = Graph.__new__(Graph)
         if not self._is_open:
             raise RuntimeError("this block is not open")
+        # The driver ends a capture of these modes only on its own thread, and an attempt on another one harms it.
+        # The block stays open for its thread.
+        if self._mode != MODE_OF_NAME["relaxed"] and self._thread != get_ident():
+            if kind is not None:
+                return
+            raise CapturingError(
+                f"the capture of {self._stream!r} began on another thread: leave its block on that thread"
+            )
         self._is_open = False
         try:
             cpp.end_capture(graph._slot, self._capturing)
-        except RuntimeError as failure:
-            # The driver ends a capture only on its own thread, so the block stays open for that thread.
-            self._is_open = getattr(failure, "name", "") == "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"
+        except RuntimeError:
             # After an exception the capture is often invalid: the exception of the block takes precedence.
-            if kind is not None:
-                return
-            if self._is_open:
-                raise CapturingError(
-                    f"the capture of {self._stream!r} began on another thread: leave its block on that thread"
-                ) from failure
-            raise
+            if kind is None:
+                raise
+            return
         finally:
-            if not self._is_open:
-                self._capturing.drop()
+            self._capturing.drop()
         if kind is None:
             self._graph = graph
 

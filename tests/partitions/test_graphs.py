@@ -185,6 +185,13 @@ def test_a_block_that_is_left_on_another_thread_ends_on_its_own(parts: Partition
     assert parts.a.stream.is_done
 
 
+def test_a_relaxed_capture_may_end_on_another_thread(parts: Partitions) -> None:
+    capture = parts.a.stream.capture("relaxed")
+    capture.__enter__()
+    on_another_thread(lambda: capture.__exit__(None, None, None))
+    assert capture.graph.node_count == 0
+
+
 def test_a_capture_that_was_invalidated_raises(parts: Partitions) -> None:
     def spoil() -> None:
         with parts.a.stream.capture("relaxed"):
