@@ -420,3 +420,20 @@ def misuse_forked(gpu: Gpu, note: Note) -> Any:
         note(f"in the child: {name}", lambda n=name: answers[n])
     note("in the parent: cuMemGetInfo", lambda: driver.code("cuMemGetInfo"))
     return note.answers
+
+
+def misuse_capture_ended_elsewhere(gpu: Gpu, note: Note) -> Any:
+    """Captures that another thread tries to end, twice, and that their own thread ends then."""
+    driver, stream = gpu.driver, gpu.driver.must("cuStreamCreate", STREAM_NON_BLOCKING)
+
+    def elsewhere() -> Any:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            code = pool.submit(driver.code, "cuStreamEndCapture", stream).result()
+        return [code, int(driver.must("cuStreamIsCapturing", stream))]
+
+    for mode in ("global", "thread_local", "relaxed"):
+        driver.must("cuStreamBeginCapture", stream, capture(gpu, mode))
+        note(f"{mode}: first attempt, and the status after it", elsewhere)
+        note(f"{mode}: second attempt, and the status after it", elsewhere)
+        note(f"{mode}: on its own thread", lambda: driver.code("cuStreamEndCapture", stream))
+    return note.answers

@@ -81,4 +81,5 @@ SECTIONS: dict[str, Section] = {
     "misuse.edited": misuse.misuse_edited,
     "misuse.threads": misuse.misuse_threads,
     "misuse.forked": misuse.misuse_forked,
+    "misuse.capture_ended_elsewhere": misuse.misuse_capture_ended_elsewhere,
 }
