@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -151,6 +152,21 @@ print(stream_id(own) == stream_id(driver.cuStreamGetId, PER_THREAD) == stream_id
 print(stream_id(driver.cuStreamGetId) == stream_id(driver.cuStreamGetId, PER_THREAD))
 """
     assert run_program(code).stdout.split() == ["True", "False"]
+
+
+@needs_cuda_header
+def test_every_name_that_the_header_declares_is_exported() -> None:
+    """A program linked with a missing name would end in the loader."""
+    header = subprocess.run(
+        ["c++", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-x", "c++", f"{CUDA_INCLUDE}/cuda.h"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    driver = ctypes.CDLL(sim.library_path())
+    names = set(re.findall(r"CUresult\s+(cu\w+)\s*\(", header))
+    assert {"cuMemcpyBatchAsync_ptsz", "cuStreamWaitValue32_ptsz"} < names
+    assert sorted(name for name in names if not hasattr(driver, name)) == []
 
 
 def test_it_says_of_its_private_tables_that_there_are_none() -> None:

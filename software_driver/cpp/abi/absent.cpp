@@ -19,6 +19,14 @@ enum class Absent : std::size_t {
 #include "abi/absent.def"
 #undef SOFTWARE_DRIVER_ABSENT
 
+// Their variants with a default stream per thread count as the functions themselves.
+#define SOFTWARE_DRIVER_PER_THREAD(symbol, variant)
+#define SOFTWARE_DRIVER_ABSENT_PER_THREAD(symbol, variant) \
+  extern "C" __attribute__((visibility("default"))) int variant() { return ::symbol(); }
+#include "abi/per_thread.def"
+#undef SOFTWARE_DRIVER_ABSENT_PER_THREAD
+#undef SOFTWARE_DRIVER_PER_THREAD
+
 namespace software_driver {
 
 void* const absent_addresses[] = {

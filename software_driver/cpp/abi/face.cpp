@@ -6,6 +6,7 @@
 #define SOFTWARE_DRIVER_FUNCTION(symbol, base, since, ...) SOFTWARE_DRIVER_NAME(symbol)
 #define SOFTWARE_DRIVER_ABSENT(symbol, base, since) SOFTWARE_DRIVER_NAME(symbol)
 #define SOFTWARE_DRIVER_PER_THREAD(symbol, variant) SOFTWARE_DRIVER_NAME(variant)
+#define SOFTWARE_DRIVER_ABSENT_PER_THREAD(symbol, variant) SOFTWARE_DRIVER_NAME(variant)
 #define SOFTWARE_DRIVER_NVML(symbol, parameters) SOFTWARE_DRIVER_NAME(symbol)
 #ifdef SOFTWARE_DRIVER_FACE_OF_NVML
 #include "abi/nvml.def"

@@ -72,8 +72,7 @@ def declared(include: Path) -> dict[str, tuple[str, int]]:
 
 def per_thread(include: Path) -> dict[str, str]:
     """The functions that have a variant with a default stream per thread, and the variant's suffix."""
-    pairs = re.findall(r"__CUDA_API_(PTDS|PTSZ)\((cu\w+)\)", (include / "cuda.h").read_text())
-    return {symbol: f"_{suffix.lower()}" for suffix, symbol in pairs if symbol != "api"}
+    return dict(re.findall(r"CUresult\s+(cu\w+)(_pt[sd][sz])\s*\(", preprocessed(include)))
 
 
 def errors(include: Path) -> list[str]:
@@ -185,10 +184,15 @@ def files() -> dict[Path, str]:
         ),
         HERE / "per_thread.def": "\n".join(
             [
-                f"// Modelled functions with a variant whose default stream is the calling thread's own. {made}",
+                f"// Functions with a variant whose default stream is the calling thread's own. {made}",
                 *(
                     f"SOFTWARE_DRIVER_PER_THREAD({symbol}, {symbol}{suffixes[symbol]})"
                     for symbol in known
+                    if symbol in suffixes
+                ),
+                *(
+                    f"SOFTWARE_DRIVER_ABSENT_PER_THREAD({symbol}, {symbol}{suffixes[symbol]})"
+                    for symbol in sorted(absent)
                     if symbol in suffixes
                 ),
                 "",

@@ -28,7 +28,9 @@ bool default_stream_is_the_threads() noexcept { return own_default_stream; }
 
 const PerThreadFunction per_thread_functions[] = {
 #define SOFTWARE_DRIVER_PER_THREAD(symbol, variant) {Fn::symbol, reinterpret_cast<void*>(&PerThread<&::symbol>::call)},
+#define SOFTWARE_DRIVER_ABSENT_PER_THREAD(symbol, variant)
 #include "abi/per_thread.def"
+#undef SOFTWARE_DRIVER_ABSENT_PER_THREAD
 #undef SOFTWARE_DRIVER_PER_THREAD
     {Fn::count, nullptr},
 };
@@ -38,5 +40,7 @@ const PerThreadFunction per_thread_functions[] = {
 // The exported names, for programs that were linked with them.
 #define SOFTWARE_DRIVER_PER_THREAD(symbol, variant) \
   SOFTWARE_DRIVER_EXPORT(variant, ::symbol, &software_driver::PerThread<&::symbol>::call)
+#define SOFTWARE_DRIVER_ABSENT_PER_THREAD(symbol, variant)
 #include "abi/per_thread.def"
+#undef SOFTWARE_DRIVER_ABSENT_PER_THREAD
 #undef SOFTWARE_DRIVER_PER_THREAD
