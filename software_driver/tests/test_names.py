@@ -214,3 +214,22 @@ def test_no_bytes_of_a_pool_have_no_address() -> None:
         driver.cuStreamDestroy_v2(stream)
         driver.cuCtxPopCurrent_v2(ctypes.byref(context))
         driver.cuDevicePrimaryCtxRelease_v2(0)
+
+
+def test_per_thread_variants_do_what_the_function_does() -> None:
+    with sim.session("h200"):
+        driver = ctypes.CDLL(str(Path(sim.library_folder()) / "libcuda_software_driver.so"))
+        driver.cuInit(0)
+        context, address, word = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint32()
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        driver.cuCtxPushCurrent_v2(context)
+        assert driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(4)) == 0
+        assert driver.cuStreamWriteValue32_v2_ptsz(None, address, 7, 0) == 0
+        assert driver.cuStreamWaitValue32_v2_ptsz(None, address, 7, 0) == 0
+        assert driver.cuStreamSynchronize_ptsz(None) == 0
+        assert driver.cuMemcpyDtoH_v2(ctypes.byref(word), address, ctypes.c_size_t(4)) == 0
+        assert word.value == 7
+        assert driver.cuMemcpyBatchAsync_ptsz() == 801, "what is not modelled says so"
+        assert driver.cuMemFree_v2(address) == 0
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+        driver.cuDevicePrimaryCtxRelease_v2(0)
