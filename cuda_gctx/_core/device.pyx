@@ -73,7 +73,7 @@ cdef class Device:
 
     @property
     def is_simulated(self):
-        """Whether the software driver provides the device, as the opened library answers."""
+        """Tells whether the software driver provides the device, as the opened library answers."""
         return self._runtime.driver().is_simulated()
 
     @property

@@ -23,7 +23,7 @@ COMMAND = "pip install ./software_driver"
 
 
 def is_installed() -> bool:
-    """Whether the software driver can be imported."""
+    """Tells whether the software driver can be imported."""
     return find_spec(PACKAGE) is not None
 
 

@@ -56,7 +56,7 @@ _ADVICE = "close the others first, or pass exclusive=True to refuse shared SMs"
 
 
 def _lacks_cuda(device_id: int | None) -> bool:
-    """Whether torch is built without CUDA. Does not import torch for the index of a device, which needs no torch."""
+    """Tells whether torch is built without CUDA. Imports no torch for the index of a device, which needs none."""
     torch = load_any_torch() if device_id is None else sys.modules.get("torch")
     return torch is not None and torch.version.cuda is None
 

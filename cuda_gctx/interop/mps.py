@@ -1,9 +1,9 @@
 """The SMs that MPS or MIG grants to a process, and the settings of MPS that grant a layout to processes.
 
-An MPS percentage limits how many SMs a process uses, not which ones. On an H200 with driver 13.0, kernels then got
-fewer SMs than their partition reports, and GEMMs of cuBLAS were wrong (docs/evidence/2026-11-24-questions.md). A static
-partition of MPS (driver 13.1 and newer) is a set of whole chunks of SMs, by NVIDIA's documentation; none was run on a
-card.
+An MPS percentage limits how many SMs a process uses, not which ones. On cards with driver 13.0, kernels then got fewer
+SMs than their partition reports, and GEMMs of cuBLAS were wrong: MPS lowers the SM count that cuBLAS reads
+(docs/evidence/2026-11-28-green-contexts-and-libraries.md). A static partition of MPS (driver 13.1 and newer) is a set
+of whole chunks of SMs, by NVIDIA's documentation; none was run on a card.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ POWER_STATE = {
 
 
 def is_simulated(device: Device) -> bool:
-    """Whether the software driver provides the device."""
+    """Tells whether the software driver provides the device."""
     return device.is_simulated
 
 

@@ -235,7 +235,7 @@ def facts_of(file: str, text: str, names: tuple[str, ...] = ()) -> dict[str, str
 
 
 class PipError(Exception):
-    """What pip printed when it failed."""
+    """Carries the output of a pip that failed."""
 
 
 def newest_python() -> str:
@@ -276,7 +276,7 @@ def read_wheel(package: str, version: str) -> dict[str, dict[str, str]]:
 
 
 def differences(package: str, before: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> list[str]:
-    """What differs between the facts of two releases, and which claim to check."""
+    """Lists the differences between the facts of two releases, with the claims to check."""
     lines = []
     for file in before.keys() | now.keys():
         old, new = before.get(file, {}), now.get(file, {})

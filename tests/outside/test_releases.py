@@ -79,7 +79,7 @@ FILE = "flashinfer/green_ctx.py"
 
 
 def changes(*replaced: str, file: str = FILE) -> list[str]:
-    """What is reported if each text of a pair is replaced by the other one."""
+    """Reports the differences after each text of a pair is replaced by the other text."""
     text = MODULE
     for old, new in zip(replaced[::2], replaced[1::2], strict=True):
         assert old in text

@@ -99,7 +99,7 @@ std::string list_text(const Requests& requests) {
   return text + (requests.size() > most_shown ? ", ... " + std::to_string(requests.size()) + " in all]" : "]");
 }
 
-// How many of the groups fit, the first ones, if each is as small as it can be.
+// Counts the first groups that fit if each is as small as it can be.
 std::size_t groups_that_fit(const Refused& refused, const Requests& requests) {
   std::size_t groups = 0;
   unsigned total = 0;

@@ -1,4 +1,4 @@
-"""Which streams order each other, which waits of a context cover which work, and where functions of modules run."""
+"""Records which streams order each other, which work waits of a context cover, and where module functions run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALWAYS_THERE = {"NULL": 0, "legacy": 1, "per-thread": 2}
 
 
 def streams_of(gpu: Gpu, ctx: Any) -> dict[str, Any]:
-    """One stream of each kind, of the context ctx."""
+    """Creates a stream of each kind in the context ctx."""
     driver = gpu.driver
     driver.must("cuCtxSetCurrent", ctx)
     streams = {name: driver.module.CUstream(handle) for name, handle in ALWAYS_THERE.items()}
@@ -42,7 +42,7 @@ def record_default_streams(gpu: Gpu, note: Note) -> Any:
         return answer if code == 0 else {"second": code}
 
     def copied(work: tuple[Any, Any], ctx: Any) -> Any:
-        """Whether a synchronous copy waits for the work."""
+        """Tells whether a synchronous copy waits for the work."""
         driver.must("cuCtxSetCurrent", work[0])
         code: Code = gpu.launch(work[1], 1, LONG_CYCLES) or driver.code("cuEventRecord", event, work[1])
         if code != 0:
@@ -110,7 +110,7 @@ def record_nested_waits(gpu: Gpu, note: Note) -> Any:
         return is_done(event, "not covered", "covered") if code == 0 else code
 
     def waited(ctx: Any, place: str) -> Any:
-        """Whether later work of the place waits for an event of a stream that belongs to no place."""
+        """Tells whether later work of the place waits for an event of a stream that belongs to no place."""
         driver.must("cuCtxSetCurrent", gpu.primary)
         gpu.launch(apart, 1, LONG_CYCLES)
         driver.must("cuEventRecord", done, apart)
