@@ -98,7 +98,7 @@ def test_the_marker_gives_a_test_a_machine_of_its_own(installed: Path, tmp_path:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_a_result_that_nobody_computed_is_reported_there(installed: Path, tmp_path: Path) -> None:
+def test_copy_of_a_missing_result_fails_there(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "test_result.py").write_text(
         """
 import ctypes
@@ -119,10 +119,10 @@ def test_it():
     assert driver.cuMemcpyDtoH_v2(ctypes.create_string_buffer(4), memory, ctypes.c_size_t(4)) == 0
 """
     )
-    command = "python -m cuda_software_driver run -- python -m pytest -o gpu_sim_unknown=error"
+    command = "python -m cuda_software_driver run -- python -m pytest"
     done = shell(command, installed, tmp_path)
     assert done.returncode == 1
-    assert "kernel fill writes was read (1 times)" in done.stdout
+    assert "kernel fill writes" in done.stdout
 
 
 def test_it_needs_no_other_package(installed: Path, tmp_path: Path) -> None:

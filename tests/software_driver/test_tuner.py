@@ -21,7 +21,7 @@ PTX = b".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry alone() {
 
 @pytest.fixture
 def sim() -> Iterator[Session]:
-    with session("h200", unknown="error", check=False) as machine:
+    with session("h200", check=False) as machine:
         yield machine
 
 
@@ -37,17 +37,20 @@ def launching(raw: Raw) -> Callable[[Any], None]:
     return work
 
 
-def test_no_time_of_an_assumed_cost_reaches_the_tuner_where_that_is_an_error(sim: Session) -> None:
-    """Times between events are refused; a stamp, which is memory, is counted."""
+def test_no_time_of_an_assumed_cost_reaches_the_tuner(sim: Session) -> None:
+    """Times between events and reads of stamps are refused."""
     dev = Device(0)
     dev.set_current()
     streams, work = [dev.create_stream() for _ in range(2)], launching(Raw())
     error = refusal(CUDAError, lambda: tune.overlap(a=work, b=work, device=dev))
     assert (error.name, error.call) == ("CUDA_ERROR_NOT_SUPPORTED", "cuEventElapsedTime")
-    measured = sim.ledger().unknown_times["alone"]
-    tune.explain((streams[0], work), (streams[1], work), rounds=1)
-    assert sim.ledger().unknown_times["alone"] > measured
+    error = refusal(CUDAError, lambda: tune.explain((streams[0], work), (streams[1], work), rounds=1))
+    assert error.name == "CUDA_ERROR_NOT_SUPPORTED"
+
+
+def test_times_of_a_registered_cost_are_told(sim: Session) -> None:
+    dev = Device(0)
+    dev.set_current()
+    streams, work = [dev.create_stream() for _ in range(2)], launching(Raw())
     sim.kernel("alone", block_ns=5_000)
-    measured = sim.ledger().unknown_times["alone"]
     tune.explain((streams[0], work), (streams[1], work), rounds=1)
-    assert sim.ledger().unknown_times["alone"] <= measured + 1  # at the first stamp: of the launches before

@@ -32,7 +32,9 @@ typedef struct softwareDriverBlock {
   const size_t* argument_sizes;
 } softwareDriverBlock;
 
-typedef void (*softwareDriverKernelFunction)(void* user, const softwareDriverBlock* block);
+/* Returns 0. Any other status fails the launch: its results are unknown, and the next wait that covers the launch
+ * answers CUDA_ERROR_LAUNCH_FAILED. */
+typedef int (*softwareDriverKernelFunction)(void* user, const softwareDriverBlock* block);
 
 /* Starts a fresh machine: `spec` is PROFILE[@MAJOR.MINOR][,devices=N][,key=value...]; null or "" means "h200".
  * Returns 0, or -1 with a message in `error`. Handles of an older machine then answer errors. */
@@ -45,7 +47,7 @@ SOFTWARE_DRIVER_API int softwareDriverPush(void);
 SOFTWARE_DRIVER_API int softwareDriverPop(void);
 
 /* JSON texts. The pointer is valid until the next call of the same thread. */
-SOFTWARE_DRIVER_API const char* softwareDriverLedger(void); /* live objects, misuse, unknown results, lost memory */
+SOFTWARE_DRIVER_API const char* softwareDriverLedger(void); /* live objects, misuse, lost memory */
 SOFTWARE_DRIVER_API const char* softwareDriverCalls(void);  /* calls per function, by base name */
 SOFTWARE_DRIVER_API const char* softwareDriverMemory(
     void); /* per device: total, free, allocated, contexts, lost, resident */

@@ -91,8 +91,14 @@ CUdeviceptr add_allocation(Call& c, Allocation made) {
   }
   const std::uint64_t address = made.handle = made.storage.address;
   c.machine.freed.erase(address);
-  c.machine.unknown.clear(address, made.size);
-  c.machine.allocations.emplace(address, std::move(made));
+  // Memory that is mapped or opened keeps its marks: it was there before.
+  const bool is_fresh = made.mapped == nullptr && made.opened == 0;
+  const Allocation& added = c.machine.allocations.emplace(address, std::move(made)).first->second;
+  if (is_fresh) {
+    Bytes bytes;
+    bytes.add(added.storage, 0, added.size);
+    c.machine.unknown.clear(bytes, 0, added.size);
+  }
   return address;
 }
 
@@ -131,7 +137,7 @@ CUdeviceptr place_variable(Call& c, const Module& module, const Variable& variab
   const CUdeviceptr address = add_allocation(c, std::move(made));
   device.allocated += variable.size;
   if (!variable.is_constant && !module.written_by.empty()) {
-    c.machine.unknown.mark(address, variable.size, module.written_by);
+    c.machine.unknown.mark(bytes_at(c.machine, address, variable.size), 0, variable.size, module.written_by);
   }
   return address;
 }
@@ -174,7 +180,9 @@ void release(Machine& machine, std::uint64_t address) {
     allocation.pool->used -= allocation.size;
   }
   machine.freed.insert(address);
-  machine.unknown.clear(address, allocation.size);
+  if (!allocation.storage.file) {
+    machine.unknown.clear(bytes_at(machine, address, allocation.size), 0, allocation.size);
+  }
   machine.allocations.erase(found);
 }
 

@@ -47,7 +47,9 @@ Array& create_array(Call& c, const CUDA_ARRAY3D_DESCRIPTOR& wanted) {
   const std::size_t bytes = array->bytes();
   refuse_if(!has_room(device, bytes), CUDA_ERROR_OUT_OF_MEMORY);
   array->storage = device.take(bytes);
-  c.machine.unknown.clear(array->storage.address, bytes);
+  Bytes all;
+  all.add(array->storage, 0, bytes);
+  c.machine.unknown.clear(all, 0, bytes);
   device.allocated += bytes;
   return c.machine.arrays.add(std::move(array));
 }

@@ -169,7 +169,7 @@ SOFTWARE_DRIVER_CALL(cuCtxDestroy_v2, Call& c, CUcontext handle) {
   }
   // What its kernels work on is freed, so they come to their end first. Another thread may destroy it meanwhile.
   const std::uint64_t id = context->id;
-  wait_for(c, outstanding_of(c.machine, *context));
+  finish(c, outstanding_of(c.machine, *context));
   context = c.machine.contexts.find(handle);
   refuse_if(context == nullptr || context->id != id, CUDA_ERROR_CONTEXT_IS_DESTROYED);
   detach_children(c, *context);

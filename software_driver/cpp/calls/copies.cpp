@@ -163,30 +163,25 @@ void each_row(const Extent& extent, const Side& to, const Side& from, Move&& mov
   }
 }
 
-// What is unknown of the bytes goes with them, and the host reads it where they show. Without a source they are known.
-void carry_marks(Machine& machine, const Extent& extent, const Side& to, const Side* from) {
+// Moves the marks of the bytes along with the bytes. The work fails where the host reads marked bytes. Bytes without a
+// source are known.
+void carry_marks(Machine& machine, Work& work, const Extent& extent, const Side& to, const Side* from) {
   Unknown& unknown = machine.unknown;
+  const Bytes target = bytes_of(machine, to);
+  const Bytes source = from == nullptr ? Bytes{} : bytes_of(machine, *from);
   std::string read;
-  for (std::size_t row = 0; !unknown.is_empty() && row < extent.height * extent.depth; ++row) {
-    const std::size_t y = row % extent.height;
-    const std::size_t z = row / extent.height;
-    const std::uint64_t target = to.address + z * to.slice + y * to.pitch;
-    std::vector<Unknown::Part> parts;
-    if (from != nullptr && from->known) {
-      parts = unknown.parts(from->address + z * from->slice + y * from->pitch, extent.width);
-    }
-    if (to.known) {
-      unknown.clear(target, extent.width);
-    }
-    for (const Unknown::Part& part : parts) {
+  each_row(extent, to, from == nullptr ? to : *from, [&](std::size_t to_at, std::size_t from_at, std::size_t width) {
+    const std::vector<MarkTable::Part> parts = unknown.parts(source, from_at, width);
+    unknown.clear(target, to_at, width);
+    for (const MarkTable::Part& part : parts) {
       read = part.kernel;
       if (to.known) {
-        unknown.mark(target + part.offset, part.size, part.kernel);
+        unknown.mark(target, to_at + part.offset, part.size, part.kernel);
       }
     }
-  }
-  if (to.shows && !read.empty()) {
-    unknown.count_result(read);
+  });
+  if (const FailurePtr failure = to.shows && !read.empty() ? unknown.read(read) : nullptr) {
+    work.fail(failure);
   }
 }
 
@@ -227,7 +222,7 @@ void describe(Call& c, const CUDA_MEMCPY3D& copy, const Located& found, GraphNod
     node.duration += size / host_rate;
   }
   node.shows = to.shows;
-  node.marks = [&machine = c.machine, to, from, extent] { carry_marks(machine, extent, to, &from); };
+  node.marks = [&machine = c.machine, to, from, extent](Work& work) { carry_marks(machine, work, extent, to, &from); };
   const auto pages = promise(c, extent, to);
   refuse_if(!pages, CUDA_ERROR_OUT_OF_MEMORY);
   node.effect = [&machine = c.machine, to, from, extent, pages]() -> Rest {
@@ -398,7 +393,7 @@ void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, GraphNode& node)
   node.duration = start_ns;
   node.bytes = static_cast<double>(extent.width * extent.height);
   node.shows = side.shows;
-  node.marks = [&machine = c.machine, side, extent] { carry_marks(machine, extent, side, nullptr); };
+  node.marks = [&machine = c.machine, side, extent](Work& work) { carry_marks(machine, work, extent, side, nullptr); };
   const auto pages = promise(c, what.value == 0 ? Extent{} : extent, side);
   refuse_if(!pages, CUDA_ERROR_OUT_OF_MEMORY);
   node.effect = [&machine = c.machine, side, extent, value = what.value, size, pages]() -> Rest {

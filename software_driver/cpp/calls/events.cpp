@@ -54,7 +54,7 @@ void wait_for_event(Call& c, Stream& stream, Event& event, unsigned flags) {
     return extend(stream.capture_tail, event.captured);
   }
   const WorkPtr record = awaited(c, event);
-  if (!record || record->done) {
+  if (!record || (record->done && record->failures.empty())) {
     return;
   }
   auto work = std::make_shared<Work>();
@@ -80,7 +80,7 @@ void record_context(Call& c, Context& context, Event& event) {
 
 void wait_context(Call& c, Context& context, Event& event) {
   const WorkPtr record = awaited(c, event);
-  if (!record || record->done) {
+  if (!record || (record->done && record->failures.empty())) {
     return;
   }
   const auto hold_up = [&](Context& one) {
@@ -114,7 +114,8 @@ void tell_elapsed(Call& c, float* milliseconds, CUevent first, CUevent last) {
     refuse_if(!start->record || !end->record, CUDA_ERROR_INVALID_HANDLE);
     refuse_if(!start->record->done || !end->record->done, CUDA_ERROR_NOT_READY);
   }
-  refuse_if(c.machine.counts_guess(start->record->guesses, end->record->guesses) && c.machine.spec.refuses_unknown,
+  const std::string* const guessed = guess_between(start->record->guesses, end->record->guesses);
+  refuse_if(guessed != nullptr && c.machine.unknown.refuses_time(*guessed, info(c.function).symbol),
             CUDA_ERROR_NOT_SUPPORTED);
   const auto from = static_cast<double>(start->record->ended);
   const auto to = static_cast<double>(end->record->ended);
@@ -186,12 +187,13 @@ SOFTWARE_DRIVER_QUERY(cuEventQuery, Call& c, Event& event) {
   const WorkPtr work = event.record;
   const auto shared = event.shared;
   const auto is_done = [&] { return shared ? shared->is_done(shared->counts->recorded) : !work || work->done; };
-  if (is_done()) {
-    return CUDA_SUCCESS;
+  if (!is_done()) {
+    c.machine.clock.pass(polling_step_ns);
+    c.machine.clock.catch_up(c.lock);
   }
-  c.machine.clock.pass(polling_step_ns);
-  c.machine.clock.catch_up(c.lock);
-  return is_done() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  refuse_if(!is_done(), CUDA_ERROR_NOT_READY);
+  report_failures(c, {work});
+  return CUDA_SUCCESS;
 }
 
 SOFTWARE_DRIVER_CALL(cuEventSynchronize, Call& c, Event& event) { return wait_for(c, awaited(c, event)); }

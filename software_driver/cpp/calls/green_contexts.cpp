@@ -47,7 +47,8 @@ void note_where_it_is_current(Call& c, const Context& context) {
 // Recorded: the primary context waits for what it waited for before, and for nothing else (hides_from_primary). Whether
 // the work is over by now is not asked here: nobody has waited for it.
 void note_work(Call& c, const Context& context) {
-  if (!std::ranges::all_of(outstanding_of(c.machine, context), [](const WorkPtr& work) { return work->is_mark(); })) {
+  if (!std::ranges::all_of(outstanding_of(c.machine, context),
+                           [](const WorkPtr& work) { return work->done || work->is_mark(); })) {
     c.note(Misuse::wrong_order, context.handle,
            "the green context is destroyed while it has work to do, and the primary context may miss graphs");
   }

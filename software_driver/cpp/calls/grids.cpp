@@ -29,7 +29,9 @@ T argument(const std::vector<std::vector<unsigned char>>& arguments, std::size_t
 // Stores to device memory as a kernel does; what no allocation holds is left alone.
 template <class T>
 void store(Machine& machine, std::uint64_t address, const T& value) {
-  bytes_at(machine, address, sizeof value).write(0, &value, sizeof value);
+  const Bytes bytes = bytes_at(machine, address, sizeof value);
+  bytes.write(0, &value, sizeof value);
+  machine.unknown.clear(bytes, 0, sizeof value);
 }
 
 // A kernel that spins for a time: it uses nothing of what others share.
@@ -46,12 +48,15 @@ void fill_probe(Machine& machine, Grid& grid) {
     if (block.index >= capacity) {
       return;
     }
-    if (is_stamp) {
-      const Guesses before = std::exchange(machine.stamped, machine.clock.guesses()).value_or(machine.clock.guesses());
-      machine.counts_guess(before, machine.clock.guesses());
-    }
     const std::array<std::uint64_t, 4> record{block.smid, block.start_ns, block.end_ns, block.index};
-    store(machine, out + std::uint64_t{block.index} * sizeof record, record);
+    const std::uint64_t place = out + std::uint64_t{block.index} * sizeof record;
+    store(machine, place, record);
+    if (is_stamp) {
+      const Guesses now = machine.clock.guesses();
+      if (const std::string* guessed = guess_between(std::exchange(machine.stamped, now).value_or(now), now)) {
+        machine.unknown.mark(bytes_at(machine, place, sizeof record), 0, sizeof record, *guessed);
+      }
+    }
   };
 }
 
@@ -181,38 +186,43 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
   return grid;
 }
 
-std::function<void()> marks_of(Machine& machine, const Context& context, const LaunchPlan& plan) {
+std::function<void(Work&)> marks_of(Machine& machine, const Context& context, const LaunchPlan& plan) {
   const RegisteredKernel* registered = find_registered(machine, plan);
   if (registered == nullptr && is_built_in(plan.code->name)) {
     return nullptr;
   }
   return [&machine, all = reach_of(machine, context, plan),
-          unknown = registered != nullptr && registered->function != nullptr ? std::string() : plan.code->name] {
-    std::string kernel = unknown;
+          has_function = registered != nullptr && registered->function != nullptr, name = plan.code->name](Work& work) {
+    const bool has_failed = work.grid->failed;
+    if (has_failed) {
+      work.fail(std::make_shared<Failure>(CUDA_ERROR_LAUNCH_FAILED, "the function of kernel " + name + " failed"));
+    }
+    std::string kernel = has_function && !has_failed ? std::string() : name;
     const auto with_memory = [&](auto&& visit) {
       for (const Reach& reach : all) {
         if (const Allocation* memory = find_allocation(machine, reach.address, 1)) {
-          visit(reach, *memory);
+          visit(reach, *memory, bytes_at(machine, reach.address, memory->size));
         }
       }
     };
-    with_memory([&](const Reach& reach, const Allocation& memory) {
-      const auto parts = machine.unknown.parts(reach.address, reach.reads ? memory.size : 0);
+    with_memory([&](const Reach& reach, const Allocation& memory, const Bytes& bytes) {
+      const auto parts = machine.unknown.parts(bytes, 0, reach.reads ? memory.size : 0);
       if (kernel.empty() && !parts.empty()) {
         kernel = parts.front().kernel;
       }
     });
     bool shows = false;
-    with_memory([&](const Reach& reach, const Allocation& memory) {
+    with_memory([&](const Reach& reach, const Allocation& memory, const Bytes& bytes) {
       if (reach.writes && kernel.empty()) {
-        machine.unknown.clear(reach.address, memory.size);
+        machine.unknown.clear(bytes, 0, memory.size);
       } else if (reach.writes) {
-        machine.unknown.mark(reach.address, memory.size, kernel);
+        machine.unknown.mark(bytes, 0, memory.size, kernel);
         shows = shows || memory.managed || memory.type != CU_MEMORYTYPE_DEVICE;
       }
     });
-    if (shows) {
-      machine.unknown.count_result(kernel);
+    // The host can read this memory without a call, so the next wait says it.
+    if (const FailurePtr failure = shows && !has_failed ? machine.unknown.read(kernel) : nullptr) {
+      work.fail(failure);
     }
   };
 }

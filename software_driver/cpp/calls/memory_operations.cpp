@@ -43,6 +43,9 @@ void locate_word(Call& c, std::uint64_t address, bool wide, bool writes, Step& n
 template <class Change>
 void plan_change(Call& c, std::uint64_t address, bool wide, Step& node, Change change) {
   locate_word(c, address, wide, true, node);
+  node.marks = [&machine = c.machine, address, size = wide ? 8U : 4U](Work&) {
+    machine.unknown.clear(bytes_at(machine, address, size), 0, size);
+  };
   node.effect = [&machine = c.machine, address, wide, change] {
     with_word(machine, address, wide, [&](auto word) {
       change(word);
@@ -57,8 +60,19 @@ void plan_wait(Call& c, std::uint64_t address, std::uint64_t value, unsigned fla
   refuse_if((flags & CU_STREAM_WAIT_VALUE_FLUSH) != 0, CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(!allows(Fn::cuStreamWaitValue32_v2, 3, flags), CUDA_ERROR_INVALID_VALUE);
   locate_word(c, address, wide, false, node);
-  node.until = [&machine = c.machine, address, value, flags, wide] {
-    return with_word(machine, address, wide, [&](auto word) { return is_reached(word.load(), value, flags, wide); });
+  // A word that a kernel should have written would be waited for without an end.
+  const auto unknown_word = [&machine = c.machine, address, size = wide ? 8U : 4U] {
+    return machine.unknown.parts(bytes_at(machine, address, size), 0, size);
+  };
+  node.marks = [&machine = c.machine, unknown_word](Work& work) {
+    const auto parts = unknown_word();
+    if (const FailurePtr failure = parts.empty() ? nullptr : machine.unknown.read(parts.front().kernel)) {
+      work.fail(failure);
+    }
+  };
+  node.until = [&machine = c.machine, address, value, flags, wide, unknown_word] {
+    return !unknown_word().empty() ||
+           with_word(machine, address, wide, [&](auto word) { return is_reached(word.load(), value, flags, wide); });
   };
 }
 

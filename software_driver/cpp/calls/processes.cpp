@@ -38,6 +38,7 @@ void give_token(Call& c, Handle* out, Token token, const File& file) {
   token.process = getpid();
   token.descriptor = file.descriptor();
   token.inode = inode_of(token.descriptor);
+  file.marks();  // before another process looks for them
   c.machine.clock.share();
   std::memset(out, 0, sizeof *out);
   std::memcpy(out, &token, sizeof token);

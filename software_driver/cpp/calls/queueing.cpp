@@ -1,6 +1,8 @@
 // Puts work onto streams: in order behind what is there, or into the graph that a stream is capturing.
 #include "calls/queueing.hpp"
 
+#include <utility>
+
 #include "calls/grids.hpp"
 
 namespace software_driver {
@@ -15,7 +17,7 @@ bool is_blocking(const Stream& stream) {
 
 // Lists the work that a stream waits for: its own, and where it is blocking or the legacy default stream, work of the
 // other kind in its context.
-std::vector<WorkPtr> predecessors(const Machine& machine, const Stream& stream) {
+std::vector<WorkPtr> predecessors(Machine& machine, const Stream& stream) {
   const Context& context = *stream.context;
   std::vector<WorkPtr> before;
   if (&stream == context.default_stream.get()) {
@@ -89,14 +91,30 @@ void enqueue(Call& c, Stream& stream, GraphNode node) {
   submit(c, stream, node);
 }
 
-void wait_for(Call& c, const WorkPtr& work) {
-  refuse_if(!c.machine.clock.finish(c.lock, work), CUDA_ERROR_NOT_PERMITTED);
+void finish(Call& c, const std::vector<WorkPtr>& works) {
+  for (const WorkPtr& work : works) {
+    refuse_if(!c.machine.clock.finish(c.lock, work), CUDA_ERROR_NOT_PERMITTED);
+  }
 }
 
-void wait_for(Call& c, const std::vector<WorkPtr>& works) {
+void report_failures(Call& c, const std::vector<WorkPtr>& works) {
+  FailurePtr first;
   for (const WorkPtr& work : works) {
-    wait_for(c, work);
+    for (const FailurePtr& failure : work ? work->failures : std::vector<FailurePtr>{}) {
+      if (!std::exchange(failure->is_reported, true)) {
+        say_failure(info(c.function).symbol, *failure);
+        first = first ? first : failure;
+      }
+    }
   }
+  refuse_if(first != nullptr, first ? first->code : CUDA_SUCCESS);
+}
+
+void wait_for(Call& c, const WorkPtr& work) { return wait_for(c, std::vector{work}); }
+
+void wait_for(Call& c, const std::vector<WorkPtr>& works) {
+  finish(c, works);
+  report_failures(c, works);
 }
 
 bool hides_from_primary(const Call& c, const Context& context) { return context.is_green() && c.version() <= 13000; }
@@ -106,7 +124,7 @@ std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context) {
 }
 
 void wait_for_device(Call& c, int device) {
-  return wait_for(c, c.machine.clock.outstanding([&](const Work& work) { return work.device == device; }));
+  return finish(c, c.machine.clock.outstanding([&](const Work& work) { return work.device == device; }));
 }
 
 }  // namespace software_driver

@@ -19,6 +19,11 @@ WorkPtr work_of(Call& call, const GraphNode& node, const Context* context, int d
 WorkPtr submit(Call& call, Stream& stream, const GraphNode& node, Seen seen = Seen::by_all);
 // Puts work onto a stream, which is ordered already.
 void put(Call& call, Stream& stream, const WorkPtr& work);
+// Carries out work until it is done.
+void finish(Call& call, const std::vector<WorkPtr>& works);
+// Fails the call where done work has a failure that no call has reported before.
+void report_failures(Call& call, const std::vector<WorkPtr>& works);
+// Does both, as calls do that wait for results.
 void wait_for(Call& call, const WorkPtr& work);
 void wait_for(Call& call, const std::vector<WorkPtr>& works);
 // What was queued on a context and is not done; a primary context answers for its green contexts too, as the header of

@@ -78,12 +78,13 @@ SOFTWARE_DRIVER_CALL(cuStreamGetCtx_v2, Call& c, Stream& stream, CUcontext* cont
 
 SOFTWARE_DRIVER_QUERY(cuStreamQuery, Call& c, Stream& stream) {
   const WorkPtr last = stream.last;
-  if (!last || last->done) {
-    return CUDA_SUCCESS;
+  if (last && !last->done) {
+    c.machine.clock.pass(polling_step_ns);
+    c.machine.clock.catch_up(c.lock);
   }
-  c.machine.clock.pass(polling_step_ns);
-  c.machine.clock.catch_up(c.lock);
-  return last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  refuse_if(last && !last->done, CUDA_ERROR_NOT_READY);
+  report_failures(c, {last});
+  return CUDA_SUCCESS;
 }
 
 SOFTWARE_DRIVER_CALL(cuStreamSynchronize, Call& c, Stream& stream) { return wait_for(c, stream.last); }

@@ -236,6 +236,7 @@ SOFTWARE_DRIVER_CALL(cuMemExportToShareableHandle, Call& c, void* out, MemoryHan
             CUDA_ERROR_INVALID_VALUE);
   const int descriptor = fcntl(memory.storage.file->descriptor(), F_DUPFD_CLOEXEC, 0);
   refuse_if(descriptor < 0, CUDA_ERROR_OUT_OF_MEMORY);
+  memory.storage.file->marks();  // before another process looks for them
   c.machine.clock.share();
   return give(static_cast<int*>(out), descriptor);
 }
@@ -250,11 +251,13 @@ SOFTWARE_DRIVER_CALL(cuMemImportFromShareableHandle, Call& c, CUmemGenericAlloca
   struct stat status{};
   Label label;
   label.magic = 0;
-  if (fstat(own, &status) == 0 && status.st_size > static_cast<off_t>(page_bytes)) {
-    storage.file->read(static_cast<std::uint64_t>(status.st_size) - page_bytes, &label, sizeof label);
+  // The label and the marks stand behind the bytes.
+  constexpr std::uint64_t behind = page_bytes + mark_bytes;
+  const std::uint64_t whole = fstat(own, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
+  if (whole > behind) {
+    storage.file->read(whole - behind, &label, sizeof label);
   }
-  refuse_if(label.magic != Label{}.magic || label.size + page_bytes != static_cast<std::uint64_t>(status.st_size),
-            CUDA_ERROR_INVALID_VALUE);
+  refuse_if(label.magic != Label{}.magic || label.size + behind != whole, CUDA_ERROR_INVALID_VALUE);
   // This machine may have no such device.
   refuse_if(label.properties.location.id >= static_cast<int>(c.machine.devices.size()), CUDA_ERROR_NOT_SUPPORTED);
   c.machine.clock.share();

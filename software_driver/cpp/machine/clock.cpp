@@ -20,6 +20,10 @@ bool is_ready(const Work& work, std::uint64_t time) {
          std::all_of(work.after.begin(), work.after.end(), [](const WorkPtr& before) { return before->done; });
 }
 
+bool is_settled(const WorkPtr& work) {
+  return work->done && std::ranges::all_of(work->failures, &Failure::is_reported);
+}
+
 // Those of a list that are meant, which are in it no more.
 template <class Is>
 std::vector<WorkPtr> taken_out(std::vector<WorkPtr>& list, Is&& is_meant) {
@@ -64,6 +68,8 @@ softwareDriverBlock describe(const Work& work, const Resident& resident, std::si
 
 }  // namespace
 
+bool Clock::has_reported(const WorkPtr& work) { return is_settled(work); }
+
 // Queued work and the queue that it stands in keep each other alive: they are parted here.
 Clock::~Clock() {
   std::vector<std::deque<WorkPtr>> parted;
@@ -75,7 +81,7 @@ Clock::~Clock() {
 void Clock::list(const WorkPtr& work, std::uint64_t context) {
   std::vector<WorkPtr>& known = by_context_[context];
   if (known.size() == known.capacity()) {
-    std::erase_if(known, [](const WorkPtr& one) { return one->done; });
+    std::erase_if(known, is_settled);
   }
   known.push_back(work);
 }
@@ -85,7 +91,7 @@ std::vector<WorkPtr> Clock::outstanding_of(std::uint64_t context) {
   if (found == by_context_.end()) {
     return {};
   }
-  std::erase_if(found->second, [](const WorkPtr& one) { return one->done; });
+  std::erase_if(found->second, is_settled);
   return found->second;
 }
 
@@ -117,7 +123,12 @@ void Clock::submit(const WorkPtr& work) {
   }
   work->submitted = now_;
   work->sequence = ++sequence_;
-  std::erase_if(work->after, [](const WorkPtr& before) { return !before || before->done; });
+  std::erase_if(work->after, [&](const WorkPtr& before) {
+    if (before && before->done) {
+      work->inherit_failures(*before);
+    }
+    return !before || before->done;
+  });
   // What only marks a place in an order is there at once where nothing stands before it.
   if (work->is_mark() && work->after.empty() && (work->connection == nullptr || work->connection->waiting.empty())) {
     work->done = true;
@@ -315,6 +326,9 @@ void Clock::complete(const WorkPtr& work) {
       return;
     }
   }
+  for (const WorkPtr& before : work->after) {
+    work->inherit_failures(*before);
+  }
   work->done = true;
   work->ended = time_;
   work->after.clear();
@@ -328,8 +342,12 @@ void Clock::complete(const WorkPtr& work) {
     guesses_ = {guesses_.count + 1, work->grid->guessed};
   }
   work->guesses = guesses_;
+  const std::size_t inherited = work->failures.size();
   if (work->marks) {
-    work->marks();
+    work->marks(*work);
+  }
+  if (work->failures.size() > inherited) {
+    failed_.push_back(work);
   }
   work->marks = nullptr;
   if (work->shows) {
@@ -364,7 +382,9 @@ bool Clock::run_unlocked(Lock& lock) {
       call.block.arguments = values.data();
       call.block.argument_sizes = sizes.data();
       call.block.argument_count = static_cast<unsigned>(values.size());
-      grid.function(grid.user, &call.block);
+      if (!call.work->grid->failed && grid.function(grid.user, &call.block) != 0) {
+        call.work->grid->failed = true;
+      }
     }
   }
   lock.lock();

@@ -3,12 +3,14 @@
 // nobody has called for a while.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -44,11 +46,13 @@ class Clock {
   void show_to_primary(const WorkPtr& work);
   // Other processes have memory of this one: from now on all work shows.
   void share();
-  // What was submitted and is not done, in that order, of the work that `is_meant`. The one place that knows: streams,
-  // contexts and graphs that gave it may be gone.
+  // Lists the submitted work that `is_meant` and is not done, in the order of submission, behind done work whose
+  // failure no wait has reported. The one place that knows: streams, contexts and graphs that gave it may be gone.
   template <class Is>
-  std::vector<WorkPtr> outstanding(Is&& is_meant) const {
+  std::vector<WorkPtr> outstanding(Is&& is_meant) {
     std::vector<WorkPtr> found;
+    std::erase_if(failed_, has_reported);
+    std::ranges::copy_if(failed_, std::back_inserter(found), [&](const WorkPtr& work) { return is_meant(*work); });
     for (const auto& [sequence, work] : outstanding_) {
       if (is_meant(*work)) {
         found.push_back(work);
@@ -107,6 +111,7 @@ class Clock {
     Wall::time_point since;
   };
 
+  static bool has_reported(const WorkPtr& work);
   template <class Reached>
   void advance(Lock& lock, std::uint64_t limit, Reached&& reached);
   template <class Reached>
@@ -143,6 +148,7 @@ class Clock {
   std::uint64_t sequence_ = 0;
   Guesses guesses_;
   std::map<std::uint64_t, WorkPtr> outstanding_;  // by their sequence
+  std::vector<WorkPtr> failed_;                   // done, and not all of their failures are reported
   std::unordered_map<std::uint64_t, std::vector<WorkPtr>> by_context_;
   bool advancing_ = false;
   std::condition_variable advanced_;

@@ -93,14 +93,6 @@ ThreadState& Machine::thread() {
   return state;
 }
 
-bool Machine::counts_guess(const Guesses& before, const Guesses& after) {
-  if (before.count == after.count) {
-    return false;
-  }
-  unknown.count_time(before.count < after.count ? *after.kernel : *before.kernel);
-  return true;
-}
-
 void Machine::made(Object& object) {
   object.id = next_id();
   object.order = ++created;

@@ -58,7 +58,7 @@ struct Machine {
   HostThreads host_threads;
   Clock clock{host_threads};
   Ledger ledger;
-  Unknown unknown;
+  Unknown unknown{spec.unknown};
   std::optional<Guesses> stamped;  // when the last stamp was written
   Faults faults;
   Tracer tracer;
@@ -103,8 +103,6 @@ struct Machine {
   Device& device(int ordinal) { return devices[static_cast<std::size_t>(ordinal)]; }
   ThreadState& thread();
   void made(Object& object);  // stamps a new object
-  // The program gets to know the time between two moments: whether a guess is in it.
-  bool counts_guess(const Guesses& before, const Guesses& after);
   std::unique_ptr<Stream> make_stream(Context& context, unsigned flags, int priority);
 };
 

@@ -39,8 +39,8 @@ constexpr int of_nothing = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
 
 }  // namespace
 
-File::File(std::uint64_t size) : descriptor_(memfd_create("cuda_software_driver", MFD_CLOEXEC)) {
-  if (descriptor_ < 0 || ftruncate(descriptor_, as_offset(size)) != 0) {
+File::File(std::uint64_t size) : descriptor_(memfd_create("cuda_software_driver", MFD_CLOEXEC)), is_opened_(false) {
+  if (descriptor_ < 0 || ftruncate(descriptor_, as_offset(size + mark_bytes)) != 0) {
     if (descriptor_ >= 0) {
       close(descriptor_);
     }
@@ -48,7 +48,32 @@ File::File(std::uint64_t size) : descriptor_(memfd_create("cuda_software_driver"
   }
 }
 
-File::~File() { close(descriptor_); }
+File::~File() {
+  if (MarkTable* const marks = marks_.load()) {
+    munmap(marks, mark_bytes);
+  }
+  close(descriptor_);
+}
+
+MarkTable* File::map_marks() const {
+  struct stat status{};
+  if (fstat(descriptor_, &status) != 0) {
+    throw std::bad_alloc();
+  }
+  char* const place =
+      map_pages(nullptr, mark_bytes, usable, MAP_SHARED, descriptor_, status.st_size - static_cast<off_t>(mark_bytes));
+  return is_opened_ ? reinterpret_cast<MarkTable*>(place) : new (place) MarkTable;
+}
+
+MarkTable& File::marks() const {
+  const std::scoped_lock lock(marking_);
+  if (marks_.load() == nullptr) {
+    marks_ = map_marks();
+  }
+  return *marks_.load();
+}
+
+MarkTable* File::existing_marks() const { return is_opened_ ? &marks() : marks_.load(); }
 
 void File::read(std::uint64_t at, void* to, std::size_t size) const {
   for (auto* next = static_cast<char*>(to); size > 0;) {
@@ -293,6 +318,14 @@ std::uint64_t Bytes::missing() const {
     found += piece.file ? piece.file->missing(piece.offset, piece.size) : 0;
   }
   return found;
+}
+
+void Bytes::each_place(std::uint64_t at, std::uint64_t size,
+                       const std::function<void(const File*, std::uint64_t, std::uint64_t)>& visit) const {
+  each(at, size, [&](const Piece& piece, std::uint64_t from, std::uint64_t part) {
+    visit(piece.file.get(), piece.file ? piece.offset + from : reinterpret_cast<std::uint64_t>(piece.host) + from,
+          part);
+  });
 }
 
 void copy_bytes(const Bytes& to, std::uint64_t to_at, const Bytes& from, std::uint64_t from_at, std::uint64_t size) {

@@ -5,10 +5,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "machine/marks.hpp"
 
 namespace software_driver {
 
@@ -19,8 +22,8 @@ inline constexpr std::uint64_t granularity = std::uint64_t{2} << 20;
 // An anonymous file of zeros.
 class File {
  public:
-  explicit File(std::uint64_t size);                          // throws std::bad_alloc
-  explicit File(int descriptor) : descriptor_(descriptor) {}  // which it closes
+  explicit File(std::uint64_t size);                                            // throws std::bad_alloc
+  explicit File(int descriptor) : descriptor_(descriptor), is_opened_(true) {}  // closes the descriptor
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -31,9 +34,17 @@ class File {
   void clear(std::uint64_t at, std::uint64_t size) const;
   std::uint64_t resident() const;
   std::uint64_t missing(std::uint64_t at, std::uint64_t size) const;  // bytes that take no pages yet
+  // Marks on its bytes. The table is made for the first mark; null before.
+  MarkTable& marks() const;
+  MarkTable* existing_marks() const;
 
  private:
+  MarkTable* map_marks() const;
+
   int descriptor_;
+  bool is_opened_;  // another process made it, and may have marked its bytes
+  mutable std::atomic<MarkTable*> marks_{nullptr};
+  mutable std::mutex marking_;
 };
 
 // Reserved addresses, and others at which the library itself reaches the same bytes.
@@ -122,6 +133,9 @@ class Bytes {
   void clear(std::uint64_t at, std::uint64_t size) const;
   std::uint64_t size() const noexcept;
   std::uint64_t missing() const;  // bytes that take no pages of files yet
+  // Visits where `size` bytes from `at` on stand: in a file, or at an address of the host (the file is null then).
+  void each_place(std::uint64_t at, std::uint64_t size,
+                  const std::function<void(const File* file, std::uint64_t begin, std::uint64_t size)>& visit) const;
 
  private:
   struct Piece {

@@ -95,15 +95,6 @@ std::string ledger_json(const Machine& machine) {
     }
   }
   json.end_object();
-  const auto add_counts = [&](const char* key, const Unknown::Counts& counts) {
-    json.key(key).begin_object();
-    for (const auto& [kernel, count] : counts) {
-      json.members(kernel, count);
-    }
-    json.end_object();
-  };
-  add_counts("unknown_results", machine.unknown.results());
-  add_counts("unknown_times", machine.unknown.times());
   std::uint64_t lost = 0;
   for (const Device& device : machine.devices) {
     lost += device.lost;

@@ -56,6 +56,16 @@ int driver_version(std::string_view text) {
   return version;
 }
 
+UnknownPolicy unknown_policy(std::string_view text) {
+  constexpr std::pair<std::string_view, UnknownPolicy> policies[] = {
+      {"error", UnknownPolicy::error}, {"warn", UnknownPolicy::warn}, {"ignore", UnknownPolicy::ignore}};
+  const auto* const found = std::ranges::find(policies, text, &std::pair<std::string_view, UnknownPolicy>::first);
+  if (found == std::end(policies)) {
+    throw std::invalid_argument("unknown must be error, warn or ignore, not '" + std::string(text) + "'");
+  }
+  return found->second;
+}
+
 }  // namespace
 
 std::string version_text(int version) {
@@ -107,12 +117,12 @@ Spec Spec::parse(std::string_view text) {
         spec.resident_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
       } else if (key == "visible" && value == "all") {
         spec.visible.reset();
-      } else if (key == "unknown" && value == "error") {
-        spec.refuses_unknown = true;
+      } else if (key == "unknown") {
+        spec.unknown = unknown_policy(value);
       } else {
         throw std::invalid_argument("unknown key '" + std::string(key) +
                                     "': known are devices, driver, connections, max_contexts, memory, resident, "
-                                    "visible=all, unknown=error");
+                                    "visible=all, unknown");
       }
     }
     first = false;

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "machine/unknown.hpp"
+
 namespace software_driver {
 
 // The driver versions that are modelled, as cuDriverGetVersion says them.
@@ -25,7 +27,7 @@ struct Spec {
   std::uint64_t memory_bytes = 0;      // 0: as the profile says
   std::uint64_t resident_bytes = 0;    // that device memory may take of the host's; 0: half of it
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES, where it is set
-  bool refuses_unknown = false;        // times that hold guesses
+  UnknownPolicy unknown = UnknownPolicy::error;
 
   // Throws std::invalid_argument with a message for a person.
   static Spec parse(std::string_view text);

@@ -1,75 +1,73 @@
-// Marks on ranges of memory, and the counts of what was read of them.
+// Marks on memory wherever it stands, and the decisions about reads of it.
 #include "machine/unknown.hpp"
 
-#include <algorithm>
 #include <cstdio>
-#include <iterator>
 
 namespace software_driver {
-namespace {
 
-// The first entry that may reach into what begins at an address.
-template <class Marks>
-auto first_at(Marks& marks, std::uint64_t address) {
-  const auto next = marks.upper_bound(address);
-  return next == marks.begin() ? next : std::prev(next);
-}
-
-}  // namespace
-
-std::vector<Unknown::Part> Unknown::parts(std::uint64_t address, std::uint64_t size) const {
-  std::vector<Part> found;
-  const std::uint64_t end = address + size;
-  for (auto at = first_at(marks_, address); at != marks_.end() && at->first < end; ++at) {
-    const std::uint64_t from = std::max(at->first, address);
-    const std::uint64_t to = std::min(at->second.end, end);
-    if (from < to) {
-      found.push_back({from - address, to - from, at->second.kernel});
+std::vector<MarkTable::Part> Unknown::parts(const Bytes& bytes, std::uint64_t at, std::uint64_t size) const {
+  std::vector<MarkTable::Part> found;
+  std::uint64_t before = 0;
+  bytes.each_place(at, size, [&](const File* file, std::uint64_t begin, std::uint64_t length) {
+    MarkTable* const table = file != nullptr ? file->existing_marks() : of_host_.get();
+    if (table != nullptr) {
+      for (MarkTable::Part& part : table->parts(begin, length)) {
+        part.offset += before;
+        found.push_back(std::move(part));
+      }
     }
-  }
+    before += length;
+  });
   return found;
 }
 
-void Unknown::mark(std::uint64_t address, std::uint64_t size, const std::string& kernel) {
-  clear(address, size);
-  marks_.insert_or_assign(address, Mark{address + size, kernel});
+void Unknown::mark(const Bytes& bytes, std::uint64_t at, std::uint64_t size, const std::string& kernel) {
+  bytes.each_place(at, size, [&](const File* file, std::uint64_t begin, std::uint64_t length) {
+    (file != nullptr ? file->marks() : of_host()).mark(begin, length, kernel);
+  });
 }
 
-void Unknown::clear(std::uint64_t address, std::uint64_t size) {
-  const std::uint64_t end = address + size;
-  for (auto at = first_at(marks_, address); at != marks_.end() && at->first < end;) {
-    if (at->second.end <= address) {
-      ++at;
-      continue;
+void Unknown::clear(const Bytes& bytes, std::uint64_t at, std::uint64_t size) {
+  bytes.each_place(at, size, [&](const File* file, std::uint64_t begin, std::uint64_t length) {
+    if (MarkTable* const table = file != nullptr ? file->existing_marks() : of_host_.get()) {
+      table->clear(begin, length);
     }
-    const std::uint64_t from = at->first;
-    const Mark cut = std::move(at->second);
-    at = marks_.erase(at);
-    if (from < address) {
-      marks_.emplace(from, Mark{address, cut.kernel});
-    }
-    if (cut.end > end) {
-      at = marks_.emplace(end, cut).first;
-    }
-  }
+  });
 }
 
-void Unknown::count_result(const std::string& kernel) {
-  if (++results_[kernel] == 1) {
-    std::fprintf(stderr,
-                 "software driver (simulated): the program reads memory that kernel %s writes, but kernels "
-                 "are not executed: register a function for it, or the arguments that it writes\n",
-                 kernel.c_str());
+MarkTable& Unknown::of_host() {
+  if (!of_host_) {
+    of_host_ = std::make_unique<MarkTable>();
   }
+  return *of_host_;
 }
 
-void Unknown::count_time(const std::string& kernel) {
-  if (++times_[kernel] == 1) {
-    std::fprintf(stderr,
-                 "software driver (simulated): the program reads a time that includes kernel %s, whose cost "
-                 "is not registered: it is not a time of any card\n",
-                 kernel.c_str());
+FailurePtr Unknown::read(const std::string& kernel) {
+  const std::string reason = "it reads memory that kernel " + kernel +
+                             " writes, and the kernel was not executed: register a function for the kernel, or the "
+                             "arguments that it writes";
+  return is_refused(reason) ? std::make_shared<Failure>(CUDA_ERROR_NOT_SUPPORTED, reason) : nullptr;
+}
+
+bool Unknown::refuses_time(const std::string& kernel, const char* function) {
+  const std::string reason = "the time includes kernel " + kernel + ", whose duration is not known: register its cost";
+  if (!is_refused(reason)) {
+    return false;
   }
+  say_failure(function, {CUDA_ERROR_NOT_SUPPORTED, reason});
+  return true;
+}
+
+bool Unknown::is_refused(const std::string& reason) {
+  if (policy_ == UnknownPolicy::warn && warnings_.insert(reason).second) {
+    std::fprintf(stderr, "software driver (simulated): the program goes on with an unknown value: %s\n",
+                 reason.c_str());
+  }
+  return policy_ == UnknownPolicy::error;
+}
+
+void say_failure(const char* function, const Failure& failure) {
+  std::fprintf(stderr, "software driver (simulated): %s fails: %s\n", function, failure.reason.c_str());
 }
 
 }  // namespace software_driver

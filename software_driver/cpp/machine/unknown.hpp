@@ -1,44 +1,55 @@
-// What nobody computed: the memory that kernels without a function should have written, and the times that hold
-// guesses.
+// Answers to programs that read what was not executed: memory that kernels should have written, and times that include
+// kernels of unknown duration.
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "abi/abi.hpp"
+#include "machine/marks.hpp"
+#include "machine/memory.hpp"
 
 namespace software_driver {
 
+// A read of what is unknown fails, is reported once for each kernel, or goes unnoticed.
+enum class UnknownPolicy { error, warn, ignore };
+
+// Work without its result. The first wait that covers the work reports the failure; later waits do not.
+struct Failure {
+  CUresult code;
+  std::string reason;
+  bool is_reported = false;
+};
+using FailurePtr = std::shared_ptr<Failure>;
+
 class Unknown {
  public:
-  // Of a range: bytes that a kernel should have written.
-  struct Part {
-    std::uint64_t offset;
-    std::uint64_t size;
-    std::string kernel;
-  };
-  using Counts = std::map<std::string, std::uint64_t>;  // by kernel
+  explicit Unknown(UnknownPolicy policy) : policy_(policy) {}
 
-  bool is_empty() const noexcept { return marks_.empty(); }
-  std::vector<Part> parts(std::uint64_t address, std::uint64_t size) const;
-  void mark(std::uint64_t address, std::uint64_t size, const std::string& kernel);
-  void clear(std::uint64_t address, std::uint64_t size);
+  // The marked parts of `size` bytes from the byte `at` on.
+  std::vector<MarkTable::Part> parts(const Bytes& bytes, std::uint64_t at, std::uint64_t size) const;
+  void mark(const Bytes& bytes, std::uint64_t at, std::uint64_t size, const std::string& kernel);
+  void clear(const Bytes& bytes, std::uint64_t at, std::uint64_t size);
 
-  // The host reads what a kernel should have written, or a time that includes one of an assumed cost. Counted, and said
-  // once of each kernel.
-  void count_result(const std::string& kernel);
-  void count_time(const std::string& kernel);
-  const Counts& results() const noexcept { return results_; }
-  const Counts& times() const noexcept { return times_; }
+  // Decides about a read of memory that a kernel should have written. Null where the program goes on.
+  FailurePtr read(const std::string& kernel);
+  // Decides about a time that includes a kernel of unknown duration. True where the call fails.
+  bool refuses_time(const std::string& kernel, const char* function);
 
  private:
-  struct Mark {
-    std::uint64_t end;
-    std::string kernel;
-  };
-  std::map<std::uint64_t, Mark> marks_;  // by their first byte; they do not overlap
-  Counts results_;
-  Counts times_;
+  MarkTable& of_host();
+  bool is_refused(const std::string& reason);
+
+  UnknownPolicy policy_;
+  std::unique_ptr<MarkTable> of_host_;  // made for the first mark
+  std::set<std::string> warnings_;
 };
+
+// Says on stderr why a call fails.
+void say_failure(const char* function, const Failure& failure);
 
 }  // namespace software_driver

@@ -12,6 +12,7 @@
 #include "abi/cuda_software_driver.h"
 #include "chip/chip.hpp"
 #include "machine/sms.hpp"
+#include "machine/unknown.hpp"
 
 namespace software_driver {
 
@@ -83,6 +84,7 @@ struct Grid {
   std::uint64_t seen = 0;  // blocks, from the first on, that a function has to be called for one by one
   std::vector<std::vector<unsigned char>> arguments;
   std::shared_ptr<const std::string> guessed;  // the name of a kernel whose cost is assumed
+  bool failed = false;                         // its function has
 };
 
 // The kernels of an assumed cost that are over at a moment: how many, and the last.
@@ -90,6 +92,11 @@ struct Guesses {
   std::uint64_t count = 0;
   std::shared_ptr<const std::string> kernel;
 };
+
+// The kernel of an assumed cost that ended between two moments; null if there is none.
+inline const std::string* guess_between(const Guesses& one, const Guesses& other) {
+  return one.count == other.count ? nullptr : (one.count < other.count ? other : one).kernel.get();
+}
 
 // What copies go through. Those of one direction share the link to the host, so they take turns.
 enum class Engine { none, to_device, to_host, in_device };
@@ -112,9 +119,10 @@ using Effect = std::function<Rest()>;
 struct Task {
   std::uint64_t duration = 0;
   Engine engine = Engine::none;
-  double bytes = 0;             // that a copy or a fill moves inside device memory, after its duration
-  Effect effect;                // at completion, with the machine locked
-  std::function<void()> marks;  // likewise: what is known of the memory that it touches
+  double bytes = 0;  // that a copy or a fill moves inside device memory, after its duration
+  Effect effect;     // at completion, with the machine locked
+  std::function<void(Work&)>
+      marks;                    // likewise: marks the memory that it writes, and fails where it reads marked memory
   bool shows = false;           // a program that makes no calls sees its effect
   std::function<bool()> until;  // it waits for this, which others bring about
   std::function<void()> host;   // instead of a duration: called on a thread of the machine, done when it returns
@@ -133,7 +141,11 @@ struct Work : Task {
   Seen seen = Seen::by_all;  // of work of a green context
   bool done = false;
   std::uint64_t ended = 0;
-  Guesses guesses;  // when it ended
+  Guesses guesses;                   // when it ended
+  std::vector<FailurePtr> failures;  // its own, and those of the work before it
+
+  void inherit_failures(const Work& before);
+  void fail(FailurePtr failure);
 
   // Whether it does nothing but mark a place in an order.
   bool is_mark() const noexcept {

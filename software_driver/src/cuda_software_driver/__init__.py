@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ._session import LiveObject as LiveObject
     from ._session import Misuse as Misuse
     from ._session import Session as Session
-    from ._session import UnknownResultWarning as UnknownResultWarning
     from ._session import cards as cards
     from ._session import driver_versions as driver_versions
     from ._session import make_spec as make_spec
@@ -38,7 +37,6 @@ _NAMES_OF_MODULE = {
         "LiveObject",
         "Misuse",
         "Session",
-        "UnknownResultWarning",
         "cards",
         "driver_versions",
         "make_spec",

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -75,7 +76,7 @@ class KernelCost(ctypes.Structure):
 
 
 RecordFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Block))
+KernelFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Block))
 
 
 class Library:
@@ -188,9 +189,15 @@ class Library:
     ) -> object:
         """Register a kernel. Keep the result alive as long as the kernel may run."""
 
-        def run(_user: int | None, block: Any) -> None:
-            if function is not None:
-                function(block.contents)
+        def run(_user: int | None, block: Any) -> int:
+            try:
+                if function is not None:
+                    function(block.contents)
+            # The launch fails; ctypes would drop the exception, and the launch would count as carried out.
+            except BaseException:
+                traceback.print_exc()
+                return 1
+            return 0
 
         callback = KernelFunction(run) if function is not None else KernelFunction()
         array = None if sizes is None else (ctypes.c_size_t * len(sizes))(*sizes)

@@ -7,12 +7,10 @@ import os
 import sys
 import threading
 import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from ._library import Block, KernelCost, Library, RecordFunction, library_path
 
@@ -22,15 +20,11 @@ __all__ = [
     "LiveObject",
     "Misuse",
     "Session",
-    "UnknownResultWarning",
     "cards",
-    "check_policy",
     "driver_versions",
     "library",
     "make_spec",
-    "report_unknown",
     "session",
-    "unknown_now",
 ]
 
 # A handle that no object of the machine ever had: the call returns an error to the program, and nothing is lost. It is
@@ -89,12 +83,6 @@ class LedgerError(AssertionError):
     __module__ = __name__.rpartition(".")[0]  # the public name
 
 
-class UnknownResultWarning(UserWarning):
-    """The program read memory that an unregistered kernel should have written, or a time with an assumed cost."""
-
-    __module__ = __name__.rpartition(".")[0]  # the public name
-
-
 @dataclass(frozen=True)
 class LiveObject:
     """A driver object that the program created and did not destroy."""
@@ -139,44 +127,6 @@ class Misuse:
         return f"{self.kind}: {self.function}({self.handle:#x}) by thread {self.thread}: {self.detail}"
 
 
-def _sentences(results: Counter[str], times: Counter[str]) -> tuple[str, ...]:
-    return (
-        *(
-            f"unknown result: memory that kernel {name} writes was read ({count} times), but kernels are not executed; "
-            "register a function for it, or the arguments that it writes"
-            for name, count in results.items()
-        ),
-        *(
-            f"unknown time: a time was read ({count} times) that includes kernel {name}; register its cost"
-            for name, count in times.items()
-        ),
-    )
-
-
-def unknown_now() -> tuple[Counter[str], Counter[str]]:
-    """The number of reads of unknown results and times so far, by kernel, on the machine that it started."""
-    data = library().answer("Ledger") or {"unknown_results": {}, "unknown_times": {}}
-    return Counter(data["unknown_results"]), Counter(data["unknown_times"])
-
-
-def check_policy(unknown: str) -> None:
-    """Raise ValueError unless it is a Policy."""
-    if unknown not in get_args(Policy):
-        raise ValueError(f"unknown is {unknown!r}; it must be one of {', '.join(map(repr, get_args(Policy)))}")
-
-
-def report_unknown(before: tuple[Counter[str], Counter[str]], policy: Policy) -> None:
-    """Raise or warn, as the policy says, if the program read unknown results or times since then."""
-    __tracebackhide__ = True
-    check_policy(policy)
-    results, times = (now - then for now, then in zip(unknown_now(), before, strict=True))
-    found = "\n".join(_sentences(results, times))
-    if found and policy == "error":
-        raise LedgerError(found)
-    if found and policy == "warn":
-        warnings.warn(found, UnknownResultWarning, stacklevel=2)
-
-
 @dataclass(frozen=True)
 class Ledger:
     """The live objects and the misuse of a simulated machine."""
@@ -187,8 +137,6 @@ class Ledger:
     green_contexts_made: int
     green_contexts_destroyed: int
     absent: dict[str, int]  # calls of functions that are not modelled
-    unknown_results: dict[str, int]  # reads of memory that a kernel should have written, by kernel
-    unknown_times: dict[str, int]  # times read that include a kernel whose cost is assumed, by kernel
 
     @property
     def faults(self) -> tuple[Misuse, ...]:
@@ -204,17 +152,10 @@ class Ledger:
         """The live objects of one kind, such as ``"stream"``."""
         return tuple(found for found in self.live if found.kind == kind)
 
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """The unknown results that the program read, in one sentence per kernel."""
-        return _sentences(Counter(self.unknown_results), Counter(self.unknown_times))
-
     def __str__(self) -> str:
-        state = "not clean" if not self.is_clean else "clean, but not all is known" if self.unknown else "clean"
-        lines = [f"ledger (simulated): {state}"]
+        lines = [f"ledger (simulated): {'clean' if self.is_clean else 'not clean'}"]
         lines += [f"  alive: {found}" for found in self.live]
         lines += [f"  {note}" for note in self.misuse]
-        lines += [f"  {sentence}" for sentence in self.unknown]
         lines += [f"  not modelled: {name}, called {count} times" for name, count in self.absent.items()]
         if self.lost_bytes:
             lines.append(f"  device memory lost to destroyed green contexts: {self.lost_bytes} bytes")
@@ -233,17 +174,14 @@ class Ledger:
             green_contexts_made=data["green_contexts_made"],
             green_contexts_destroyed=data["green_contexts_destroyed"],
             absent=data["absent"],
-            unknown_results=data["unknown_results"],
-            unknown_times=data["unknown_times"],
         )
 
 
 class Session:
     """The simulated machine that is the driver of this package during a session."""
 
-    def __init__(self, spec: str, unknown: Policy = "warn") -> None:
+    def __init__(self, spec: str) -> None:
         self.spec = spec
-        self.unknown = unknown
         self._lib = library()
         self._kept: list[object] = []
         self._final: Ledger | None = None
@@ -350,7 +288,9 @@ class Session:
         the driver.
 
         ``reads`` and ``writes`` have the numbers of the arguments through which the kernel reads and writes memory:
-        None means every one. What it writes is unknown if it has no function, or if what it reads is unknown.
+        None means every one. What it writes is unknown if it has no function, if the function raises an
+        exception, or if what it reads is unknown. After an exception, the next wait that covers the launch answers
+        CUDA_ERROR_LAUNCH_FAILED.
 
         Raises ValueError unless the throughput is 0 to 1, if tiles have no time or no number, and for negative numbers
         of arguments.
@@ -369,10 +309,10 @@ class Session:
         self._lib.kernel_access(name, reads, writes)
 
     def check(self) -> None:
-        """Raise LedgerError unless nothing is alive and nothing was misused, nor unknown if that is an error."""
+        """Raise LedgerError unless nothing is alive and nothing was misused."""
         __tracebackhide__ = True
         ledger = self.ledger()
-        if not ledger.is_clean or (self.unknown == "error" and ledger.unknown):
+        if not ledger.is_clean:
             raise LedgerError(str(ledger))
 
 
@@ -393,7 +333,7 @@ def session(
     *,
     check: bool = True,
     trace: bool = False,
-    unknown: Policy = "warn",
+    unknown: Policy = "error",
     **options: int,
 ) -> Iterator[Session]:
     """A fresh simulated machine, for programs that open ``library_path()``. If cuda_gctx is installed, it uses it too.
@@ -404,13 +344,12 @@ def session(
     check: at the end, live objects and misuse raise LedgerError; an exception of the block takes precedence.
     trace: on the main thread, the ledger also reports the line that made each object; for objects of other
     threads it reports only the thread.
-    unknown: what follows if the program read results of kernels that nobody computed, or times of kernels whose cost is
-    not registered. "warn": an UnknownResultWarning at the end; "error": no time between two events that includes such a
-    kernel (CUDA_ERROR_NOT_SUPPORTED), and a LedgerError at the end, as part of check; "ignore": nothing.
+    unknown: the answer to a call that reads a result of a kernel that was not executed, or a time that includes a
+    kernel of unknown duration. "error": CUDA_ERROR_NOT_SUPPORTED, and stderr names the kernel; "warn": stderr names the
+    kernel once, and the call goes on; "ignore": the call goes on.
     """
-    check_policy(unknown)
-    spec = make_spec(profile, driver, devices, **options) + (",unknown=error" if unknown == "error" else "")
-    with _in_use(_machine(spec, unknown, trace)) as current:
+    spec = make_spec(profile, driver, devices, **options) + (f",unknown={unknown}" if unknown != "error" else "")
+    with _in_use(_machine(spec, trace)) as current:
         try:
             yield current
         finally:
@@ -419,19 +358,17 @@ def session(
                 gc.collect()
     if check:
         current.check()
-    if unknown == "warn" and (found := current.ledger().unknown):
-        warnings.warn("\n".join(found), UnknownResultWarning, stacklevel=3)
 
 
 @contextmanager
-def _machine(spec: str, unknown: Policy, trace: bool) -> Iterator[Session]:
+def _machine(spec: str, trace: bool) -> Iterator[Session]:
     """A fresh machine of the library; the present machine is suspended meanwhile."""
     global _tracing
     library().push()
     try:
         # The devices that the caller asked for, whatever CUDA_VISIBLE_DEVICES leaves to programs.
         library().configure(f"{spec},visible=all")
-        current = Session(spec, unknown)
+        current = Session(spec)
         trace = trace and threading.current_thread() is threading.main_thread()
         if trace:
             _tracing += 1
