@@ -1,4 +1,4 @@
-"""``cuda-gctx run``: run a command with a given layout of partitions."""
+"""``cuda-gctx run``: run a command with a given layout of partitions, or in one of them."""
 
 from __future__ import annotations
 
@@ -7,44 +7,72 @@ import sys
 
 import click
 
-from cuda_gctx.cli._exit import CannotRun
+from cuda_gctx import Layout
+from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand
+from cuda_gctx.cli._programs import chosen_driver, part_environment
 from cuda_gctx.cli._requests import layout_of
-from cuda_gctx.interop.at_start import HOOK, PARTITION_VARIABLE
+from cuda_gctx.interop.mps import mps_settings
+from cuda_gctx.interpose import InterposeError
+from cuda_gctx.interpose.supervision import Program, Supervision, demand_command
 from cuda_gctx.partitions import BACKGROUND, LAYOUT_VARIABLE
+
+TURNS = (
+    "no MPS daemon runs, so processes take turns on the GPU: the partition bounds the SMs of the program, not the time "
+    "that it waits for other programs"
+)
 
 
 @click.command(cls=LayoutCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--layout", "text", required=True, metavar="LAYOUT", help="The partitions: decode=16,prefill=rest")
-@click.option(
-    "--as", "name", metavar="NAME", help="Run the torch work of the command's main threads in this partition."
-)
+@click.option("--as", "name", metavar="NAME", help="Run the command and its children in this partition, unchanged.")
+@click.option("--strict", is_flag=True, help="With --as: fail if work leaves the partition.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def run(text: str, name: str | None, program: tuple[str, ...]) -> None:
-    """Run a command with a given layout of partitions.
+@click.pass_context
+def run(ctx: click.Context, text: str, name: str | None, strict: bool, program: tuple[str, ...]) -> None:
+    """Run a command with a given layout of partitions, or in one of them.
 
-    Sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens when it is called without arguments. LAYOUT has the
-    same form as for plan, as one word; it can also be JSON or the path of a file. An invalid layout is an error before
-    the command starts. A layout that does not fit the device is an error when it is opened.
+    Without --as, sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens when it is called without arguments. With
+    --as, the partition is the whole device for the command and its children. LAYOUT has the same form as for plan, as
+    one word; it can also be JSON or the path of a file. An invalid layout is an error before the command starts. A
+    layout that does not fit the device is an error when it is opened.
     """
     try:
         layout = layout_of([text])
     except click.BadParameter as error:
         raise click.BadParameter(f"{text!r} is not a layout: {error.message}", param_hint="--layout") from None
+    if name is not None:
+        ctx.exit(_run_in_part(layout, name, strict, program))
+    if strict:
+        raise click.UsageError("--strict is about a program in a partition: add --as NAME")
     # The command may have another working directory.
     environment = {**os.environ, LAYOUT_VARIABLE: layout.to_json() if os.path.isfile(text) else text}
-    if name is not None:
-        if name not in (*layout.names, BACKGROUND):
-            raise click.BadParameter(
-                f"there is no partition {name!r}: the names are {', '.join(layout.names)}, and {BACKGROUND} for "
-                "the SMs that remain",
-                param_hint="--as",
-            )
-        environment[PARTITION_VARIABLE] = name
-        inherited = os.environ.get("PYTHONPATH")
-        environment["PYTHONPATH"] = HOOK + (os.pathsep + inherited if inherited else "")
     sys.stdout.flush()
     try:
         os.execvpe(program[0], program, environment)
     except OSError as error:
         raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
+
+
+def _run_in_part(layout: Layout, name: str, strict: bool, program: tuple[str, ...]) -> int:
+    if name not in (*layout.names, BACKGROUND):
+        raise click.BadParameter(
+            f"there is no partition {name!r}: the names are {', '.join(layout.names)}, and {BACKGROUND} for "
+            "the SMs that remain",
+            param_hint="--as",
+        )
+    try:
+        demand_command(program)
+        real = chosen_driver()
+        environment = part_environment(layout, name, real, os.environ)
+        if not mps_settings().daemon:
+            click.echo(f"cuda-gctx: {TURNS}", err=True)
+        with Supervision(real.path, strict=strict) as supervision:
+            supervision.start(Program(name, program, environment))
+            status = supervision.wait()
+            click.echo(f"\n{supervision}", err=True)
+    except InterposeError as error:
+        raise Failure(str(error)) from None
+    except OSError as error:
+        raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
+    return status

@@ -37,7 +37,7 @@ from cuda_gctx.partitions.order import Order
 from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.store import Loan, StoredContext
 from cuda_gctx.partitions.verification import VerifyReport, refuse_capture_of, verify
-from cuda_gctx.partitions.words import LAYOUT_VARIABLE, given_layout, given_names
+from cuda_gctx.partitions.words import given_layout, given_names, no_layout
 
 if TYPE_CHECKING:
     from torch.cuda import Stream as TorchStream
@@ -642,7 +642,7 @@ def partition(
                 "to what the program requests, unset it, or request nothing, dev.partition()"
             )
     elif given is None:
-        raise ValueError(f"a layout needs at least one partition: request one, or set {LAYOUT_VARIABLE}")
+        raise ValueError(no_layout())
     else:
         layout = given.layout
     try:

@@ -11,11 +11,22 @@ from typing import NamedTuple
 from cuda_gctx._core.extension import environment_variable
 from cuda_gctx.partitions.layout import Layout, Request
 
-__all__ = ["LAYOUT_VARIABLE", "REST", "GivenLayout", "given_layout", "given_names", "layout_of_text"]
+__all__ = [
+    "LAYOUT_VARIABLE",
+    "PART_VARIABLE",
+    "REST",
+    "GivenLayout",
+    "given_layout",
+    "given_names",
+    "layout_of_text",
+    "no_layout",
+]
 
 # The layout that Device.partition() opens without arguments.
 LAYOUT_VARIABLE = "CUDA_GCTX_LAYOUT"
 _VARIABLE = LAYOUT_VARIABLE.encode()
+# The partition in which "cuda-gctx run --as" puts this process: its name, its position, and the groups of the layout.
+PART_VARIABLE = "CUDA_GCTX_PART"
 # The word for all remaining SMs.
 REST = "rest"
 
@@ -49,6 +60,9 @@ def _layout_of_words(words: Sequence[str]) -> Layout:
     split = [word.rpartition("=") for word in words]
     names = [name for name, equals, _ in split if equals]
     requests = [_request(request) for *_, request in split]
+    if names:
+        # Beside named partitions, the word for all remaining SMs is a name too.
+        names = [name if equals else request for name, equals, request in split if equals or request == REST]
     if names and len(names) != len(words):
         raise ValueError("name all partitions or none of them: decode=16 prefill=rest, or 16 rest")
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -84,6 +98,17 @@ def given_layout() -> GivenLayout | None:
         return GivenLayout(layout_of_text(value), text)
     except ValueError as error:
         raise ValueError(f"{text} is not a layout: {error}") from None
+
+
+def no_layout() -> str:
+    """The message about a missing layout."""
+    part = environment_variable(PART_VARIABLE.encode())
+    if part:
+        return (
+            f"this process runs in partition {part.split()[0]}, which is its whole device and has no layout: request "
+            "the partitions to split it into"
+        )
+    return f"a layout needs at least one partition: request one, or set {LAYOUT_VARIABLE}"
 
 
 def given_names(layout: Layout) -> str:

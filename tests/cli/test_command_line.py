@@ -233,7 +233,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
             ["plan", "some"],
             "invalid request 'some': write a number of SMs (16), a fraction of the device (0.25), or 'rest'",
         ),
-        (["plan", "decode=16", "rest"], "name all partitions or none of them"),
+        (["plan", "decode=16", "8"], "name all partitions or none of them"),
         (["plan", "a=8", "a=16"], "a different name"),
         (["plan", "rest", "rest"], "request the remaining SMs"),
         (["plan", "1.5"], "a share of a device (a float above 0 and below 1), not 1.5"),

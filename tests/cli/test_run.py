@@ -1,69 +1,32 @@
-"""``cuda-gctx run``: the layout that a command gets, and torch in one partition from the start of a process on."""
+"""``cuda-gctx run``: the layout that a command gets, and programs in one partition of it."""
 
 from __future__ import annotations
 
 import json
-import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from cuda_gctx import Layout
+from cuda_software_driver import library_path
 
-from ..conftest import REPOSITORY
 from .test_command_line import child, run
 
 pytestmark = pytest.mark.sim_only
 
 SHOW = "import os; print(os.environ['CUDA_GCTX_LAYOUT'])"
 PARTITION = "from cuda_gctx import Device\nwith Device().partition() as parts: print(parts.names, parts[0].sm_count)"
-# torch on the software driver, with torch's list of what to call when it initialises CUDA.
-TORCH = """
-import ctypes, importlib.util, sys
-from types import SimpleNamespace
-targets = []
-blas = SimpleNamespace(
-    cublasGetSmCountTarget=lambda handle, count: 0,
-    cublasSetSmCountTarget=lambda handle, count: targets.append(count.value) or 0,
+# Opens the driver by its file, as a process without the library, and stays until the poll has seen it.
+LINGER = f"import ctypes, time; ctypes.CDLL({library_path()!r}); time.sleep(1.5)"
+IN_PART = (
+    "from cuda.bindings import driver as cu\ncu.cuInit(0)\n"
+    "context = cu.cuDevicePrimaryCtxRetain(0)[1]\n"
+    "print(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0)[1])"
 )
-load = ctypes.CDLL
-ctypes.CDLL = lambda name, *options, **named: blas if "cublas" in str(name) else load(name, *options, **named)
-spec = importlib.util.spec_from_file_location("stand_in_torch", {path!r})
-stand_in = importlib.util.module_from_spec(spec)
-sys.modules["stand_in_torch"] = stand_in
-spec.loader.exec_module(stand_in)
-torch = stand_in.StandInTorch()
-queued = []
-torch.targets = targets
-torch.cuda._lazy_call = queued.append
-torch.cuda.init = lambda: [call() for call in queued]
-sys.modules["torch"] = torch
-"""
-PROGRAM = """
-import sys, threading
-assert "torch" not in sys.modules and "cuda_gctx._core.extension" not in sys.modules
-import torch
-from cuda_gctx import Stream
-print("before", torch.cuda.current_stream().cuda_stream == torch._defaults[0].handle)
-torch.cuda.init()
-def show(where):
-    stream = torch.cuda.current_stream()
-    print(where, Stream(stream).resources.sm.sm_count, "SMs of device", stream.device.index)
-show("main")
-print("hint", torch.targets)
-other = threading.Thread(target=show, args=("thread",))
-other.start()
-other.join()
-"""
-
-
-@pytest.fixture
-def hooked(tmp_path: Path) -> str:
-    """The folder of a torch that runs on the software driver, and of another sitecustomize."""
-    (tmp_path / "torch.py").write_text(TORCH.format(path=str(REPOSITORY / "tests" / "stand_in_torch.py")))
-    (tmp_path / "sitecustomize.py").write_text("print('hidden', flush=True)")
-    return str(tmp_path)
+AS_DECODE = ("run", "--layout", "decode=16,rest", "--as", "decode")
 
 
 def test_a_command_gets_the_layout() -> None:
@@ -98,36 +61,68 @@ def test_a_command_that_cannot_be_run_ends_with_127() -> None:
     assert (done.returncode, done.stderr) == (127, "Error: cannot run no-such-command: No such file or directory\n")
 
 
-def test_torch_runs_in_the_partition_from_its_start_on(hooked: str) -> None:
-    for rank, device in (("1", 1), ("2", 0)):
-        done = child(
-            *("run", "--layout", "decode=16,prefill=rest", "--as", "decode", "--", sys.executable, "-c", PROGRAM),
-            PYTHONPATH=os.pathsep.join(filter(None, [hooked, os.environ.get("PYTHONPATH")])),
-            LOCAL_RANK=rank,
-            CUDA_GCTX_DRIVER="sim:h200@13.0,devices=2",
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == [
-            "hidden",  # in the process of cuda-gctx, too
-            "hidden",
-            "before True",
-            f"main 16 SMs of device {device}",
-            "hint [16]",
-            "thread 132 SMs of device 0",  # is not reached
-        ]
-        assert "torch runs in partition decode, 16 SMs of NVIDIA H200" in done.stderr
+def test_a_program_and_its_children_run_in_the_partition() -> None:
+    for command in ([sys.executable, "-I", "-c", IN_PART], ["sh", "-c", f"{sys.executable} -c '{IN_PART}'"]):
+        done = child(*AS_DECODE, "--", *command)
+        assert (done.stdout, done.returncode) == ("16\n", 0), done.stderr
+        assert "no MPS daemon runs, so processes take turns" in done.stderr
+        assert re.search(r"^\d+ python\S* +decode +16 +0 +0$", done.stderr, re.MULTILINE), done.stderr
 
 
-def test_a_percentage_of_mps_is_refused_where_torch_starts(hooked: str, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "control")
-    done = child(
-        *("run", "--layout", "decode=16", "--as", "decode", "--", sys.executable, "-c", PROGRAM),
-        PYTHONPATH=os.pathsep.join(filter(None, [hooked, os.environ.get("PYTHONPATH")])),
-        CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),
-        CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50",
-    )
-    assert done.returncode == 1
+def test_a_program_that_opens_no_driver_is_in_no_table() -> None:
+    done = child(*AS_DECODE, "--", sys.executable, "-c", "raise SystemExit(5)")
+    assert done.returncode == 5
+    assert "no process opened the driver" in done.stderr
+
+
+def test_an_end_by_a_signal_is_the_status_of_a_shell() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert child(*AS_DECODE, "--", sys.executable, "-c", code).returncode == 137
+
+
+def test_a_signal_reaches_the_program() -> None:
+    code = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(3))\nprint('ready', flush=True)\nsignal.pause()"
+    command = [sys.executable, "-m", "cuda_gctx.cli", *AS_DECODE, "--", sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(60) == 3
+
+
+def test_what_leaves_the_partition_is_listed_and_strict_makes_it_a_failure() -> None:
+    context = "from cuda.bindings import driver as cu\ncu.cuInit(0)\nprint(int(cu.cuCtxCreate(None, 0, 0)[0]))"
+    without = f"import os\nos.environ.pop('LD_AUDIT')\nos.execv('{sys.executable}', ['python', '-c', {LINGER!r}])"
+    for code, escape in ((context, "cuCtxCreate by cydriver"), (without, "opened the driver without the library")):
+        for strict in (False, True):
+            options = ["--strict"] if strict else []
+            done = child(*AS_DECODE, *options, "--", sys.executable, "-c", code)
+            assert done.returncode == strict, done.stderr
+            assert escape in done.stderr
+
+
+def test_strict_is_about_a_partition() -> None:
+    done = run("run", "--layout", "decode=16", "--strict", "--", "true")
+    assert (done.exit_code, "add --as NAME" in done.stderr) == (2, True)
+
+
+def test_a_percentage_of_mps_is_refused_before_the_command_runs() -> None:
+    done = child(*AS_DECODE, "--", "touch", "never", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
+    assert (done.returncode, done.stdout) == (1, "")
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 overrides partitions" in done.stderr
+    assert not Path("never").exists()
+
+
+def test_a_process_in_a_partition_has_no_layout() -> None:
+    code = "from cuda_gctx import Device\ntry: Device().partition()\nexcept ValueError as error: print(error)"
+    done = child(*AS_DECODE, "--", sys.executable, "-c", code)
+    assert "this process runs in partition decode, which is its whole device and has no layout" in done.stdout
+
+
+def test_a_command_in_a_partition_that_cannot_be_run_ends_with_127() -> None:
+    done = child(*AS_DECODE, "--", "no-such-command")
+    assert done.returncode == 127
+    assert "Error: cannot run no-such-command: No such file or directory" in done.stderr
 
 
 def test_mps_is_told_as_text_and_as_json() -> None:
@@ -137,12 +132,3 @@ def test_mps_is_told_as_text_and_as_json() -> None:
     assert [process["chunks"] for process in document["plan"]["processes"]] == [2, 14]
     refused = run("mps", "decode=128", "prefill=rest")
     assert (refused.exit_code, "needs 17 chunks" in refused.stderr) == (1, True)
-
-
-def test_a_partition_that_the_device_cannot_give_is_an_error_where_torch_starts(hooked: str) -> None:
-    done = child(
-        *("run", "--layout", "decode=16,prefill=200", "--as", "decode", "--", sys.executable, "-c", PROGRAM),
-        PYTHONPATH=os.pathsep.join(filter(None, [hooked, os.environ.get("PYTHONPATH")])),
-    )
-    assert done.returncode == 1
-    assert "SplitError: CUDA_GCTX_LAYOUT='decode=16,prefill=200': " in done.stderr

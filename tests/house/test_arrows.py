@@ -42,9 +42,10 @@ STANDS_ON: dict[str, set[str]] = {
     "cuda_gctx": {"partitions"},
     "interop": {"measure", "partitions"},
     "compat": {"cuda_gctx", "interop"},
+    "interpose": {"_cpp/resources", "cuda_gctx"},
     "tune": {"cuda_gctx", "draw", "interop"},
     "comm": {"cuda_gctx", "extending", "interop"},
-    "cli": {"comm", "compat", "tune"},
+    "cli": {"comm", "compat", "interpose", "tune"},
     **{program: {"comm", "compat", "native", "tune"} for program in PROGRAMS},
 }
 

@@ -24,7 +24,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
     "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
     "tests/comm/test_handler.py": {"_gpu", "_messages"},
-    "tests/comm/test_kernels_on_cpu.py": {"_kept"},
     "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
     "tests/compat/test_flashinfer.py": {"cuda_gctx._core.extension"},
     "tests/compat/test_torch_green.py": {"_active", "cuda_gctx._core.extension"},

@@ -26,6 +26,7 @@ MAY_NAME = {
     "_core/extension.pyi": "Device.is_simulated",
     "cli/_checks.py": "the choice of a driver, which doctor shows",
     "cli/_options.py": "--profile and --driver",
+    "cli/_programs.py": "the machine that programs in a partition see",
     "cli/_root.py": "the list of commands",
     "cli/demo.py": "the fallback of the demo, and its label",
     "cli/doctor.py": "--profile",

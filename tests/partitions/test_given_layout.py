@@ -37,6 +37,10 @@ def test_a_layout_by_position_has_shares_too() -> None:
     assert layout_of_text("0.25,64") is Layout(0.25, 64)
 
 
+def test_the_rest_beside_named_partitions_is_named_rest() -> None:
+    assert layout_of_text("control=16,rest") is Layout(control=16, rest=None)
+
+
 def test_the_given_layout_is_opened(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, "decode=16,prefill=rest")
     with dev.partition() as parts:

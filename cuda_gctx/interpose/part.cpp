@@ -1,0 +1,362 @@
+#include "part.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <mutex>
+#include <shared_mutex>
+#include <sstream>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "driver/driver.hpp"
+#include "real_driver.hpp"
+#include "reports.hpp"
+#include "resources/descriptor.hpp"
+#include "resources/split.hpp"
+
+namespace gctx::interpose {
+namespace {
+
+constexpr int most_devices = 64;
+
+// Never destroyed: programs use the driver at exit.
+std::array<Part, most_devices>& parts() {
+  static auto* const all = new std::array<Part, most_devices>;
+  return *all;
+}
+std::atomic<int> used_devices{0};  // one more than the highest device with a part
+
+struct Others {
+  std::shared_mutex mutex;
+  std::unordered_set<CUcontext> foreign;           // contexts of the program
+  std::unordered_map<CUcontext, CUdevice> former;  // contexts of parts that a reset has ended
+};
+Others& others() {
+  static auto* const all = new Others;
+  return *all;
+}
+
+// The part as the environment names it: NAME, its position, and the groups of the layout.
+struct Wish {
+  std::string name;
+  std::size_t position = 0;
+  std::vector<std::string> groups;
+};
+
+// CUDA_GCTX_PART: "NAME POSITION GROUP...". A group is a number of SMs, a share of the device, "aligned" for the
+// remaining SMs in whole units, or "rest" for all remaining SMs; "/N" and "/backfill" add co-scheduling and backfill.
+const Wish* wish() {
+  static const Wish* const parsed = []() -> const Wish* {
+    const char* const text = std::getenv("CUDA_GCTX_PART");
+    if (text == nullptr || *text == '\0') {
+      return nullptr;
+    }
+    std::istringstream words(text);
+    auto* result = new Wish;
+    words >> result->name >> result->position;
+    for (std::string group; words >> group;) {
+      result->groups.push_back(group);
+    }
+    return result;
+  }();
+  return parsed;
+}
+
+unsigned number(std::string_view text) {
+  unsigned value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+GroupRequest request_of(const std::string& group, const SmResource& whole) {
+  GroupRequest request;
+  std::istringstream words(group);
+  std::string count;
+  std::getline(words, count, '/');
+  for (std::string option; std::getline(words, option, '/');) {
+    if (option == "backfill") {
+      request.backfill = true;
+    } else {
+      request.coscheduled = number(option);
+    }
+  }
+  if (count.find('.') != std::string::npos) {
+    const unsigned grain = whole.alignment;
+    // The slack is more than a share loses by the rounding of its digits.
+    const auto units = static_cast<unsigned>(std::floor(std::stod(count) * whole.sm_count / grain + 1e-6));
+    if (units * grain < whole.min_partition_size) {
+      fail_value(count + " of " + std::to_string(whole.sm_count) + " SMs are fewer than the smallest partition (" +
+                 std::to_string(whole.min_partition_size) + " SMs)");
+    }
+    request.count = units * grain;
+  } else if (count != "aligned") {
+    request.count = number(count);
+  }
+  return request;
+}
+
+const Driver& core_driver() {
+  static const auto* const driver = new Driver(real_driver_path());
+  return *driver;
+}
+
+std::shared_ptr<SmResource> resource_from(const Driver& driver, CUdevice device, const CUdevResource& queried,
+                                          bool is_whole) {
+  auto resource = std::make_shared<SmResource>();
+  resource->driver = &driver;
+  resource->device = device;
+  resource->units.push_back(queried);
+  resource->sm_count = queried.sm.smCount;
+  resource->min_partition_size = queried.sm.minSmPartitionSize;
+  resource->alignment = queried.sm.smCoscheduledAlignment;
+  resource->flags = driver.has(Feature::structured_split) ? queried.sm.flags : 0;
+  resource->splittable = true;
+  resource->whole_device = is_whole;
+  return resource;
+}
+
+// A context over SMs, and the resource that the driver reports for the context.
+CUgreenCtx create(const Driver& driver, CUdevice device, const SmResource& sms, CUdevResource& resource) {
+  CUgreenCtx green = nullptr;
+  GCTX_CALL(driver, cuGreenCtxCreate, &green, descriptor_of(driver, sms), device, CU_GREEN_CTX_DEFAULT_STREAM);
+  driver.check(real.cuGreenCtxGetDevResource(green, &resource, CU_DEV_RESOURCE_TYPE_SM), "cuGreenCtxGetDevResource");
+  return green;
+}
+
+// The SMs of the part, by the split that the whole layout makes on this device.
+SmResourcePtr split_off(const Driver& driver, CUdevice device, bool dry_run) {
+  driver.require(Feature::green_contexts);
+  CUdevResource queried{};
+  GCTX_CALL(driver, cuDeviceGetDevResource, device, &queried, CU_DEV_RESOURCE_TYPE_SM);
+  const SmResourcePtr whole = resource_from(driver, device, queried, true);
+  const Wish& wanted = *wish();
+  std::vector<GroupRequest> requests;
+  std::size_t position = wanted.groups.size();  // among the requests; the remainder has the last one
+  for (std::size_t i = 0; i < wanted.groups.size(); ++i) {
+    if (wanted.groups[i] != "rest") {
+      if (i == wanted.position) {
+        position = requests.size();
+      }
+      requests.push_back(request_of(wanted.groups[i], *whole));
+    }
+  }
+  if (requests.empty()) {
+    return whole;
+  }
+  // The context that makes the remainder of a split splittable lives as long as the process.
+  const Requery requery = [&](const SmResourcePtr& group) {
+    CUdevResource answer{};
+    create(driver, device, *group, answer);
+    auto usable = resource_from(driver, device, answer, false);
+    usable->come_from(group);
+    return usable;
+  };
+  const SplitResult result = split(driver, whole, requests, dry_run, requery);
+  SmResourcePtr part = position < requests.size() ? result.group(position) : result.remainder();
+  if (part->sm_count == 0) {
+    fail_value("the other partitions take all " + std::to_string(whole->sm_count) + " SMs: request fewer for them");
+  }
+  return part;
+}
+
+// Runs something that throws errors of the core, and turns them into a CUresult and one sentence.
+template <typename Action>
+CUresult guarded(CUdevice device, const Action& action) {
+  CUresult result = CUDA_SUCCESS;
+  try {
+    action();
+    return CUDA_SUCCESS;
+  } catch (const Error& error) {
+    result = error.code != CUDA_SUCCESS ? error.code : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    static std::once_flag once;
+    std::call_once(once, [&] {
+      tell("partition %s of device %d cannot be opened: %s", wish()->name.c_str(), device, error.what());
+      report("\"event\": \"failure\", \"device\": %d", device);
+    });
+  }
+  return result;
+}
+
+CUresult create_part(Part& part) {
+  return guarded(part.device, [&] {
+    const Driver& driver = core_driver();
+    driver.require(Feature::green_contexts);
+    CUcontext primary = nullptr;
+    driver.check(real.cuDevicePrimaryCtxRetain(&primary, part.device), "cuDevicePrimaryCtxRetain");
+    try {
+      CUdevResource whole{};
+      GCTX_CALL(driver, cuDeviceGetDevResource, part.device, &whole, CU_DEV_RESOURCE_TYPE_SM);
+      const SmResourcePtr sms = split_off(driver, part.device, false);
+      const CUgreenCtx green = create(driver, part.device, *sms, part.resource);
+      CUcontext context = nullptr;
+      driver.check(real.cuCtxFromGreenCtx(&context, green), "cuCtxFromGreenCtx");
+      part.device_sm_count = whole.sm.smCount;
+      part.sm_count.store(part.resource.sm.smCount);
+      part.primary.store(primary);
+      part.green.store(green);
+      int used = used_devices.load();
+      while (used <= part.device && !used_devices.compare_exchange_weak(used, part.device + 1)) {
+      }
+      part.context.store(context);
+    } catch (...) {
+      real.cuDevicePrimaryCtxRelease_v2(part.device);
+      throw;
+    }
+    report("\"event\": \"part\", \"device\": %d, \"part\": \"%s\", \"sms\": %u", part.device, wish()->name.c_str(),
+           part.sm_count.load());
+  });
+}
+
+// The device of a context that nobody has seen yet, if it is the primary context. The CUDA runtime has its handle from
+// a private function of the driver before it retains the context.
+int device_of_primary(CUcontext context) {
+  CUdevice device = -1;
+  if (real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+    real.cuCtxGetDevice(&device);
+    CUcontext popped = nullptr;
+    real.cuCtxPopCurrent_v2(&popped);
+  }
+  int count = 0;
+  real.cuDeviceGetCount(&count);
+  for (CUdevice i = device >= 0 ? device : 0; i < (device >= 0 ? device + 1 : count); ++i) {
+    CUcontext primary = nullptr;
+    if (real.cuDevicePrimaryCtxRetain(&primary, i) == CUDA_SUCCESS) {
+      if (primary == context) {
+        return i;  // stays retained: the release would end a primary context that the runtime is about to use
+      }
+      real.cuDevicePrimaryCtxRelease_v2(i);
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+bool has_part() { return wish() != nullptr; }
+
+Part* part_of(CUcontext context) {
+  const int used = used_devices.load(std::memory_order_acquire);
+  for (int i = 0; context != nullptr && i < used; ++i) {
+    Part& part = parts()[static_cast<std::size_t>(i)];
+    if (part.context.load(std::memory_order_acquire) == context) {
+      return &part;
+    }
+  }
+  return nullptr;
+}
+
+Part* current_part() {
+  CUcontext context = nullptr;
+  return real.cuCtxGetCurrent(&context) == CUDA_SUCCESS ? part_of(context) : nullptr;
+}
+
+CUcontext inside(CUcontext context) {
+  if (context == nullptr || !has_part() || part_of(context) != nullptr) {
+    return context;
+  }
+  int device = -1;
+  for (int i = 0; i < used_devices.load(); ++i) {
+    if (parts()[static_cast<std::size_t>(i)].primary.load() == context) {
+      device = i;
+    }
+  }
+  if (device < 0) {
+    {
+      Others& known = others();
+      const std::shared_lock lock(known.mutex);
+      if (known.foreign.count(context) != 0) {
+        return context;
+      }
+      const auto former = known.former.find(context);
+      device = former != known.former.end() ? former->second : -1;
+    }
+    if (device < 0 && (device = device_of_primary(context)) < 0) {
+      add_foreign(context);
+      return context;
+    }
+  }
+  CUresult result = CUDA_SUCCESS;
+  const Part* const part = open_part(device, result);
+  return part != nullptr ? part->context.load() : context;
+}
+
+CUcontext outside(CUcontext context) {
+  const Part* const part = part_of(context);
+  return part != nullptr ? part->primary.load() : context;
+}
+
+Part* open_part(CUdevice device, CUresult& result) {
+  result = CUDA_SUCCESS;
+  if (device < 0 || device >= most_devices) {
+    result = CUDA_ERROR_INVALID_DEVICE;
+    return nullptr;
+  }
+  Part& part = parts()[static_cast<std::size_t>(device)];
+  if (part.context.load(std::memory_order_acquire) == nullptr) {
+    const std::lock_guard lock(part.mutex);
+    if (part.context.load() == nullptr) {
+      part.device = device;
+      result = create_part(part);
+    }
+  }
+  return result == CUDA_SUCCESS ? &part : nullptr;
+}
+
+unsigned part_sm_count(CUdevice device) {
+  if (device < 0 || device >= most_devices) {
+    return 0;
+  }
+  Part& part = parts()[static_cast<std::size_t>(device)];
+  if (part.sm_count.load(std::memory_order_acquire) == 0) {
+    const std::lock_guard lock(part.mutex);
+    if (part.sm_count.load() == 0) {
+      guarded(device, [&] { part.sm_count.store(split_off(core_driver(), device, true)->sm_count); });
+    }
+  }
+  return part.sm_count.load();
+}
+
+Part* opened_part(CUdevice device) {
+  Part* const part = device >= 0 && device < most_devices ? &parts()[static_cast<std::size_t>(device)] : nullptr;
+  return part != nullptr && part->context.load() != nullptr ? part : nullptr;
+}
+
+void close_part(CUdevice device) {
+  if (device < 0 || device >= most_devices) {
+    return;
+  }
+  Part& part = parts()[static_cast<std::size_t>(device)];
+  const std::lock_guard lock(part.mutex);
+  const CUcontext context = part.context.load();
+  if (context == nullptr) {
+    return;
+  }
+  {
+    Others& known = others();
+    const std::lock_guard guard(known.mutex);
+    known.former[context] = device;
+  }
+  part.context.store(nullptr);
+  real.cuGreenCtxDestroy(part.green.exchange(nullptr));
+  real.cuDevicePrimaryCtxRelease_v2(device);
+}
+
+void add_foreign(CUcontext context) {
+  Others& known = others();
+  const std::lock_guard lock(known.mutex);
+  known.former.erase(context);
+  known.foreign.insert(context);
+}
+
+void drop_foreign(CUcontext context) {
+  Others& known = others();
+  const std::lock_guard lock(known.mutex);
+  known.foreign.erase(context);
+}
+
+}  // namespace gctx::interpose

@@ -1,0 +1,72 @@
+#include "reports.hpp"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdarg>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace gctx::interpose {
+
+void report(const char* members, ...) {
+  const char* const path = std::getenv("CUDA_GCTX_REPORTS");
+  sockaddr_un address{};
+  if (path == nullptr || std::strlen(path) >= sizeof address.sun_path) {
+    return;
+  }
+  char text[1024];
+  int size = std::snprintf(text, sizeof text, "{\"pid\": %d, \"program\": \"%s\", ", static_cast<int>(getpid()),
+                           program_invocation_short_name);
+  std::va_list arguments;
+  va_start(arguments, members);
+  size += std::vsnprintf(text + size, sizeof text - static_cast<std::size_t>(size) - 1, members, arguments);
+  va_end(arguments);
+  if (static_cast<std::size_t>(size) >= sizeof text - 1) {
+    return;
+  }
+  text[size++] = '}';
+  // A new socket for each message: programs close descriptors that they do not know.
+  const int out = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (out < 0) {
+    return;
+  }
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path);
+  const int kept = errno;
+  sendto(out, text, static_cast<std::size_t>(size), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address),
+         sizeof address);
+  errno = kept;
+  close(out);
+}
+
+void tell(const char* sentence, ...) {
+  char text[1024];
+  std::va_list arguments;
+  va_start(arguments, sentence);
+  std::vsnprintf(text, sizeof text, sentence, arguments);
+  va_end(arguments);
+  std::fprintf(stderr, "cuda-gctx: process %d (%s): %s\n", static_cast<int>(getpid()), program_invocation_short_name,
+               text);
+}
+
+const char* caller_of(const void* address) {
+  Dl_info info{};
+  if (dladdr(address, &info) == 0 || info.dli_fname == nullptr) {
+    return "unknown code";
+  }
+  const char* const slash = std::strrchr(info.dli_fname, '/');
+  return slash != nullptr ? slash + 1 : info.dli_fname;
+}
+
+bool is_strict() {
+  const char* const value = std::getenv("CUDA_GCTX_STRICT");
+  return value != nullptr && *value == '1';
+}
+
+}  // namespace gctx::interpose

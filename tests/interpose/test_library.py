@@ -1,0 +1,280 @@
+"""What a program in a part is told, and where its work runs. The programs know nothing of the package."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cuda_gctx.interpose import InterposeError
+
+from ..common import needs_cuda_header
+from .common import BEGIN, answers, compiled, part_environment, run_in_part
+
+pytestmark = pytest.mark.sim_only
+
+
+@pytest.mark.parametrize(("name", "sms"), [("control", 16), ("rest", 116)])
+def test_the_part_is_the_device(name: str, sms: int) -> None:
+    code = """
+print(ask(cu.cuDeviceGetAttribute(SMS, device)))
+context = use()
+print(sms_of(context), sms_of(ask(cu.cuCtxGetCurrent())))
+print(ask(cu.cuDeviceGetDevResource(device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)).sm.smCount)
+"""
+    assert answers(code, name=name).split() == [str(sms)] * 4
+
+
+def test_parts_of_two_programs_are_the_groups_of_one_split() -> None:
+    code = """
+import ctypes
+context = use()
+resource = ask(cu.cuCtxGetDevResource(context, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+print(bytes((ctypes.c_ubyte * 92).from_address(resource.getPtr() + 4)).hex())
+"""
+    assert answers(code, name="control") != answers(code, name="rest", layout="control=16,rest=16")
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "sms"),
+    [
+        ("control=0.25,rest", "control", 32),
+        ("a=16,b=32,c=8", "b", 32),
+        ("a=16,b=32,c=8", "background", 76),
+        ('{"schema": 2, "partitions": [{"name": "a", "options": {"count": 10, "backfill": true}}]}', "a", 10),
+    ],
+)
+def test_every_form_of_layout_has_its_part(layout: str, name: str, sms: int) -> None:
+    assert answers("print(sms_of(use()))", layout, name) == str(sms)
+
+
+def test_a_layout_without_a_background_partition_has_none_for_programs() -> None:
+    with pytest.raises(InterposeError, match="has no background partition: rest takes all remaining SMs"):
+        part_environment("control=16,rest", "background")
+
+
+def test_a_layout_that_does_not_fit_is_an_error_with_a_sentence() -> None:
+    done = run_in_part(
+        [sys.executable, "-c", BEGIN + "print(cu.cuDevicePrimaryCtxRetain(device)[0].name)"],
+        part_environment("control=200,rest"),
+    )
+    assert done.stdout == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION\n"
+    assert "partition control of device 0 cannot be opened" in done.stderr
+    assert done.stderr.count("cannot be opened") == 1
+
+
+def test_a_driver_without_green_contexts_is_an_error_with_a_sentence() -> None:
+    done = run_in_part(
+        [sys.executable, "-c", BEGIN + "print(int(cu.cuDevicePrimaryCtxRetain(device)[0]) != 0)"],
+        part_environment(machine="h200@12.3"),
+    )
+    assert done.stdout == "True\n"
+    assert "green contexts need CUDA driver 12.4 or newer" in done.stderr
+
+
+def test_no_green_context_is_reported_that_the_program_did_not_create() -> None:
+    code = """
+context = use()
+stream = ask(cu.cuStreamCreate(1))
+print(int(ask(cu.cuStreamGetCtx(stream))) == int(context), int(ask(cu.cuStreamGetGreenCtx(stream))))
+memory = ask(cu.cuMemAlloc(64))
+print(int(ask(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT, memory))) == int(context))
+"""
+    assert answers(code).split() == ["True", "0", "True"]
+
+
+def test_what_the_program_splits_stays_inside() -> None:
+    code = """
+use()
+whole = ask(cu.cuDeviceGetDevResource(device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+groups, count, rest = ask(cu.cuDevSmResourceSplitByCount(1, whole, 0, 8))
+green = ask(cu.cuGreenCtxCreate(ask(cu.cuDevResourceGenerateDesc([groups[0]], 1)), device, 1))
+inner = ask(cu.cuCtxFromGreenCtx(green))
+ask(cu.cuCtxSetCurrent(inner))
+print(sms_of(inner), rest.sm.smCount, int(ask(cu.cuCtxGetCurrent())) == int(inner))
+stream = ask(cu.cuGreenCtxStreamCreate(green, 1, 0))
+print(int(ask(cu.cuStreamGetGreenCtx(stream))) == int(green))
+"""
+    assert answers(code).split() == ["8", "8", "True", "True"]
+
+
+def test_the_package_works_inside_of_a_part() -> None:
+    code = """
+from cuda_gctx import Device
+with Device().partition(a=8, b=None) as parts:
+    print(Device().resources.sm.sm_count, parts.a.sm_count, parts.b.sm_count)
+"""
+    assert answers(code).split() == ["16", "8", "8"]
+
+
+def test_a_wait_for_the_part_covers_contexts_inside() -> None:
+    code = """
+context = use()
+whole = ask(cu.cuDeviceGetDevResource(device, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+groups, count, rest = ask(cu.cuDevSmResourceSplitByCount(1, whole, 0, 8))
+green = ask(cu.cuGreenCtxCreate(ask(cu.cuDevResourceGenerateDesc([groups[0]], 1)), device, 1))
+stream = ask(cu.cuGreenCtxStreamCreate(green, 1, 0))
+launch(stream)
+print(is_done(stream))
+ask(cu.cuCtxSynchronize())
+print(is_done(stream))
+launch(stream)
+event = ask(cu.cuEventCreate(0))
+ask(cu.cuCtxRecordEvent(context, event))
+ask(cu.cuEventSynchronize(event))
+print(is_done(stream))
+"""
+    assert answers(code).split() == ["False", "True", "True"]
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_the_null_stream_and_blocking_streams_wait_for_each_other(flags: int) -> None:
+    code = f"""
+use()
+NULL = cu.CUstream(0)
+stream = ask(cu.cuStreamCreate({flags}))
+launch(stream)
+event = ask(cu.cuEventCreate(0))
+ask(cu.cuEventRecord(event, NULL))
+ask(cu.cuEventSynchronize(event))
+print(is_done(stream))
+ask(cu.cuCtxSynchronize())
+launch(NULL)
+ask(cu.cuEventRecord(event, stream))
+ask(cu.cuEventSynchronize(event))
+print(is_done(NULL))
+ask(cu.cuCtxSynchronize())
+memory = ask(cu.cuMemAlloc(64))
+launch(stream)
+ask(cu.cuMemcpyDtoH(bytearray(64), memory, 64))
+print(is_done(stream))
+launch(stream)
+ask(cu.cuStreamDestroy(stream))
+print(is_done(NULL))
+"""
+    blocking = flags == 0
+    assert answers(code).split() == [str(blocking)] * 3 + [str(not blocking)]
+
+
+def test_a_capture_of_a_blocking_stream_is_left_alone() -> None:
+    code = """
+use()
+stream = ask(cu.cuStreamCreate(0))
+launch(stream)
+ask(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+launch(cu.CUstream(0))
+launch(stream)
+graph = ask(cu.cuStreamEndCapture(stream))
+print(ask(cu.cuGraphGetNodes(graph, 8))[1])
+"""
+    assert answers(code) == "1"
+
+
+def test_each_thread_has_a_stream_of_its_own() -> None:
+    code = """
+import threading
+use()
+OWN = cu.CUstream(2)
+ids = []
+def work():
+    context = use()
+    ids.append(ask(cu.cuStreamGetId(OWN)))
+    launch(OWN)
+    print(sms_of(ask(cu.cuStreamGetCtx(OWN))), is_done(OWN))
+    ask(cu.cuStreamSynchronize(OWN))
+    print(is_done(OWN))
+work()
+thread = threading.Thread(target=work)
+thread.start(); thread.join()
+print(len(set(ids)))
+# The stream of an ended thread serves the next one.
+thread = threading.Thread(target=work)
+thread.start(); thread.join()
+print(len(set(ids)))
+launch(OWN)
+event = ask(cu.cuEventCreate(0))
+ask(cu.cuEventRecord(event, cu.CUstream(0)))
+ask(cu.cuEventSynchronize(event))
+print("ordered", is_done(OWN))
+"""
+    one = ["16", "False", "True"]
+    assert answers(code).split() == [*one, *one, "2", *one, "2", "ordered", "True"]
+
+
+def test_a_reset_works_and_the_device_can_be_used_again() -> None:
+    code = """
+context = use()
+ask(cu.cuMemAlloc(64))
+launch(cu.CUstream(2))
+print(cu.cuDevicePrimaryCtxReset(device)[0].name)
+print(sms_of(use()), cu.cuMemAlloc(64)[0].name)
+launch(cu.CUstream(2))
+ask(cu.cuStreamSynchronize(cu.CUstream(2)))
+ask(cu.cuCtxSetCurrent(context))
+print(sms_of(ask(cu.cuCtxGetCurrent())), cu.cuDevicePrimaryCtxReset(device)[0].name)
+"""
+    assert answers(code).split() == ["CUDA_SUCCESS", "16", "CUDA_SUCCESS", "16", "CUDA_SUCCESS"]
+
+
+def test_no_context_is_created_on_devices_that_the_program_does_not_use() -> None:
+    code = """
+print(ask(cu.cuDeviceGetAttribute(SMS, 1)))
+use(1)
+print(sms_of(ask(cu.cuCtxGetCurrent())), [ask(cu.cuDevicePrimaryCtxGetState(number))[1] for number in range(3)])
+"""
+    assert answers(code, machine="h200@13.0,devices=3") == "16\n16 [0, 1, 0]"
+
+
+def test_a_context_of_the_program_is_passed_on_and_strict_refuses_it() -> None:
+    code = "answer = cu.cuCtxCreate(None, 0, device)\nprint(answer[0].name, sms_of(ask(cu.cuCtxGetCurrent())))"
+    assert answers(code) == "CUDA_SUCCESS 132"
+    refused = run_in_part(
+        [sys.executable, "-c", BEGIN + "print(cu.cuCtxCreate(None, 0, device)[0].name)"],
+        part_environment(CUDA_GCTX_STRICT="1"),
+    )
+    assert refused.stdout == "CUDA_ERROR_NOT_PERMITTED\n"
+    assert "called cuCtxCreate, whose context would use all SMs" in refused.stderr
+
+
+def test_a_program_without_a_part_is_left_alone() -> None:
+    environment = part_environment()
+    del environment["CUDA_GCTX_PART"]
+    done = run_in_part(
+        [sys.executable, "-c", BEGIN + "print(ask(cu.cuDeviceGetAttribute(SMS, device)), sms_of(use()))"], environment
+    )
+    assert done.stdout == "132 132\n", done.stderr
+
+
+def test_children_are_in_the_part(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(BEGIN + "print(sms_of(use()))")
+    code = """
+import os, subprocess, sys
+if os.fork() == 0:
+    subprocess.run([sys.executable, "child.py"])
+    os._exit(0)
+os.wait()
+"""
+    assert run_in_part([sys.executable, "-I", "-c", code], part_environment(), tmp_path).stdout == "16\n"
+
+
+# Asks for the SM count through a library whose name decides what the library is told.
+ASKER = """
+#include <cuda.h>
+int count(void) {
+  int sms = 0;
+  cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0);
+  return sms;
+}
+"""
+
+
+@needs_cuda_header
+@pytest.mark.parametrize(
+    ("library", "sms"), [("libcublasLt.so.13", 132), ("libcublas.so.13", 132), ("libother.so", 16)]
+)
+def test_cublas_reads_the_sm_count_of_the_card(tmp_path: Path, library: str, sms: int) -> None:
+    compiled(tmp_path / library, ASKER, "-shared", "-fPIC")
+    code = f"import ctypes\nask(cu.cuInit(0))\nprint(ctypes.CDLL({str(tmp_path / library)!r}).count())"
+    code = f"import ctypes\nctypes.CDLL('libcuda.so.1', mode=ctypes.RTLD_GLOBAL)\n{code}"
+    assert answers(code) == str(sms)
