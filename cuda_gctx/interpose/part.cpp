@@ -1,13 +1,11 @@
 #include "part.hpp"
 
-#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
-#include <sstream>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -48,6 +46,25 @@ struct Wish {
   std::vector<std::string> groups;
 };
 
+unsigned number(std::string_view text) {
+  unsigned value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+// Streams of the C++ library would bring its locales.
+std::vector<std::string> split_text(std::string_view text, char separator) {
+  std::vector<std::string> words;
+  while (true) {
+    const auto end = text.find(separator);
+    words.emplace_back(text.substr(0, end));
+    if (end == std::string_view::npos) {
+      return words;
+    }
+    text.remove_prefix(end + 1);
+  }
+}
+
 // CUDA_GCTX_PART: "NAME POSITION GROUP...". A group is a number of SMs, a share of the device, "aligned" for the
 // remaining SMs in whole units, or "rest" for all remaining SMs; "/N" and "/backfill" add co-scheduling and backfill.
 const Wish* wish() {
@@ -56,39 +73,31 @@ const Wish* wish() {
     if (text == nullptr || *text == '\0') {
       return nullptr;
     }
-    std::istringstream words(text);
-    auto* result = new Wish;
-    words >> result->name >> result->position;
-    for (std::string group; words >> group;) {
-      result->groups.push_back(group);
+    const std::vector<std::string> words = split_text(text, ' ');
+    if (words.size() < 3) {
+      return nullptr;
     }
-    return result;
+    return new Wish{words[0], number(words[1]), {words.begin() + 2, words.end()}};
   }();
   return parsed;
 }
 
-unsigned number(std::string_view text) {
-  unsigned value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
 GroupRequest request_of(const std::string& group, const SmResource& whole) {
   GroupRequest request;
-  std::istringstream words(group);
-  std::string count;
-  std::getline(words, count, '/');
-  for (std::string option; std::getline(words, option, '/');) {
-    if (option == "backfill") {
+  const std::vector<std::string> words = split_text(group, '/');
+  const std::string& count = words.front();
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    if (words[i] == "backfill") {
       request.backfill = true;
     } else {
-      request.coscheduled = number(option);
+      request.coscheduled = number(words[i]);
     }
   }
   if (count.find('.') != std::string::npos) {
     const unsigned grain = whole.alignment;
     // The slack is more than a share loses by the rounding of its digits.
-    const auto units = static_cast<unsigned>(std::floor(std::stod(count) * whole.sm_count / grain + 1e-6));
+    const auto units =
+        static_cast<unsigned>(std::floor(std::strtod(count.c_str(), nullptr) * whole.sm_count / grain + 1e-6));
     if (units * grain < whole.min_partition_size) {
       fail_value(count + " of " + std::to_string(whole.sm_count) + " SMs are fewer than the smallest partition (" +
                  std::to_string(whole.min_partition_size) + " SMs)");

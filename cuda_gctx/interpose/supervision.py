@@ -184,10 +184,23 @@ class Supervision:
                 with suppress(BlockingIOError):
                     while os.read(woken, 512):
                         pass
+        if self._own_groups:
+            self._send(signal.SIGTERM)  # processes that the programs have left behind
         self._receive()
         if self._strict and not status and self.escapes:
             return 1
         return status or 0
+
+    def end(self) -> None:
+        """End the programs that run, because another one could not be started."""
+        self._send(signal.SIGTERM)
+        for program in self._programs:
+            if program.process is not None:
+                try:
+                    program.process.wait(GRACE_S)
+                except subprocess.TimeoutExpired:
+                    self._send(signal.SIGKILL)
+                    program.process.wait()
 
     def _send(self, number: int) -> None:
         for program in self._programs:

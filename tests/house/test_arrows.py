@@ -42,7 +42,7 @@ STANDS_ON: dict[str, set[str]] = {
     "cuda_gctx": {"partitions"},
     "interop": {"measure", "partitions"},
     "compat": {"cuda_gctx", "interop"},
-    "interpose": {"_cpp/resources", "cuda_gctx"},
+    "interpose": {"_cpp/resources", "cuda_gctx", "interop"},
     "tune": {"cuda_gctx", "draw", "interop"},
     "comm": {"cuda_gctx", "extending", "interop"},
     "cli": {"comm", "compat", "interpose", "tune"},

@@ -1,0 +1,175 @@
+"""A daemon of MPS for the programs of one command, so that they run at the same time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cuda_gctx.interop.mps import PIPES, mps_settings
+from cuda_gctx.interpose import InterposeError
+from cuda_gctx.interpose.supervision import prctl
+
+__all__ = ["MEMORY_VARIABLE", "mps_daemon", "terminate_clients"]
+
+CONTROL = "nvidia-cuda-mps-control"
+LOGS = "CUDA_MPS_LOG_DIRECTORY"
+MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+START_S = 10.0
+_PR_SET_PDEATHSIG = 1
+# A path of a socket of the daemon must fit into 108 bytes.
+_BASE = "/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()
+
+
+def _control(environment: Mapping[str, str], *commands: str) -> str:
+    """What the daemon answers to commands."""
+    done = subprocess.run(
+        [CONTROL],
+        input="".join(f"{command}\n" for command in commands),
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    return done.stdout
+
+
+def _devices() -> Iterator[tuple[str, str]]:
+    """The compute mode and the MIG mode of each device that nvidia-smi names."""
+    smi = shutil.which("nvidia-smi")
+    if smi is None:
+        return
+    command = [smi, "--query-gpu=compute_mode,mig.mode.current", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    for line in done.stdout.splitlines():
+        mode, _, mig = line.partition(",")
+        yield mode.strip(), mig.strip()
+
+
+def _refuse_unusable_devices(ignores_devices: bool) -> None:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
+        raise InterposeError("MPS cannot share a slice of MIG with parts: name a whole GPU in CUDA_VISIBLE_DEVICES")
+    if ignores_devices:
+        return
+    for mode, mig in _devices():
+        if mig == "Enabled":
+            raise InterposeError(
+                "MIG is on for a GPU of this machine: its slices already divide the SMs, so use run --as"
+            )
+        if mode == "Prohibited":
+            raise InterposeError("the compute mode of a GPU is Prohibited: no program can use it")
+
+
+def _own_running_daemon() -> bool:
+    """Whether a daemon runs that this user's programs use. Raises InterposeError for the daemon of another user."""
+    settings = mps_settings()
+    if not settings.daemon:
+        return False
+    owner = os.stat(Path(settings.folder) / "control").st_uid
+    if owner != os.getuid():
+        raise InterposeError(
+            f"a daemon of MPS of another user (uid {owner}) runs in {settings.folder}: only its user can share the GPU"
+        )
+    return True
+
+
+def _end_daemon(folder: Path) -> None:
+    """End the daemon of a folder, its servers and its clients, and remove the folder."""
+    with suppress(OSError, subprocess.SubprocessError):
+        _control({**os.environ, PIPES: str(folder), LOGS: str(folder)}, "quit")
+    setting = f"{PIPES}={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if setting in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_abandoned_daemons() -> None:
+    """End the daemons of commands that were killed. A command holds a lock as long as it lives."""
+    for lock in Path(_BASE).glob(f"gctx-mps-{os.getuid()}-*/lock"):
+        with suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _end_daemon(lock.parent)
+
+
+@contextmanager
+def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
+    """Yield the variables of a running daemon: of this user's own, or of one that ends with the block.
+
+    ignores_devices: the modes of this machine's devices do not matter. Raises InterposeError where MPS cannot work.
+    """
+    if shutil.which(CONTROL) is None:
+        raise InterposeError(
+            f"{CONTROL} is not installed, and programs take turns without MPS: install it, or pass --no-mps"
+        )
+    _refuse_unusable_devices(ignores_devices)
+    _end_abandoned_daemons()
+    if _own_running_daemon():
+        yield {}
+        return
+    folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_BASE))
+    variables = {PIPES: str(folder), LOGS: str(folder)}
+    # The daemon sees all devices; CUDA_VISIBLE_DEVICES selects those of each program.
+    environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | variables
+    with (folder / "lock").open("w") as lock, (folder / "output").open("wb") as output:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        daemon = subprocess.Popen(
+            [CONTROL, "-f"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=_end_with_the_command,
+        )
+        try:
+            _wait_until_ready(daemon, folder)
+            yield variables
+        finally:
+            with suppress(OSError, subprocess.SubprocessError):
+                _control(environment, "quit")
+            try:
+                daemon.wait(START_S)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_the_command() -> None:
+    os.setpgid(0, 0)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and daemon.poll() is None:
+        with suppress(OSError):
+            if stat.S_ISFIFO((folder / "control").stat().st_mode):
+                return
+        time.sleep(0.02)
+    said = (folder / "output").read_text(errors="replace").strip().splitlines()
+    raise InterposeError(
+        f"the daemon of MPS does not start: {said[-1] if said else 'it says nothing'}; end the programs that use the "
+        "GPU, or pass --no-mps"
+    )
+
+
+def terminate_clients(variables: Mapping[str, str], processes: Sequence[int]) -> None:
+    """Tell the servers to end the clients among some processes, before these are killed."""
+    environment = {**os.environ, **variables}
+    with suppress(OSError, subprocess.SubprocessError):
+        for server in _control(environment, "get_server_list").split():
+            clients = set(_control(environment, f"get_client_list {server}").split())
+            for process in processes:
+                if str(process) in clients:
+                    _control(environment, f"terminate_client {server} {process}")

@@ -1,0 +1,53 @@
+"""The stand-in for nvidia-cuda-mps-control."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "cuda_software_driver.mps_control"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe")}
+
+
+def ask(environment: dict[str, str], commands: str) -> CompletedProcess[str]:
+    return subprocess.run(COMMAND, env=environment, input=commands, capture_output=True, text=True, check=False)
+
+
+def test_a_daemon_answers_until_it_quits(environment: dict[str, str], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe" / "control"
+    with subprocess.Popen([*COMMAND, "-f"], env=environment) as daemon:
+        while not pipe.exists():
+            time.sleep(0.01)
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        assert ask(environment, "get_server_list\nterminate_client 1 2\nps\n").stdout == ""
+        assert ask(environment, "dance\n").stdout == "Unrecognized command: dance\n"
+        second = subprocess.run([*COMMAND, "-f"], env=environment, capture_output=True, text=True, check=False)
+        assert (second.returncode, "already running" in second.stderr) == (1, True)
+        assert ask(environment, "quit\n").returncode == 0
+        assert daemon.wait(30) == 0
+    assert not pipe.exists()
+    assert ask(environment, "ps\n").returncode == 1
+
+
+def test_a_daemon_can_refuse_to_start(environment: dict[str, str]) -> None:
+    refused = subprocess.run(
+        [*COMMAND, "-f"],
+        env={**environment, "CUDA_SOFTWARE_DRIVER_MPS": "refuse"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (refused.returncode, refused.stderr) == (1, "the daemon is refused (simulated)\n")
+    other = subprocess.run([*COMMAND, "-S"], env=environment, capture_output=True, text=True, check=False)
+    assert other.returncode == 2
