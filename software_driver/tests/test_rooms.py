@@ -12,9 +12,10 @@ CPP = PROJECT / "cpp"
 MAY_INCLUDE = {
     "abi": set(),
     "chip": set(),
+    "ptx": set(),
     "machine": {"abi", "chip"},
     "calls": {"abi", "chip", "machine"},
-    "tests": {"abi", "chip"},
+    "tests": {"abi", "chip", "ptx"},
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 
