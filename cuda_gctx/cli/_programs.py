@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import click
 
 from cuda_gctx import Layout
 from cuda_gctx.cli.sim import software_driver
 from cuda_gctx.interop.mps import PERCENTAGE, mps_settings
-from cuda_gctx.interpose import InterposeError, environment_of, installed_driver
+from cuda_gctx.interpose import InterposeError, environment_of, installed_driver, is_tried
 
 # The machine that the software driver simulates in a program.
 MACHINE = "CUDA_SOFTWARE_DRIVER_MACHINE"
@@ -33,6 +35,22 @@ def chosen_driver() -> ChosenDriver:
             raise InterposeError(f"the driver that CUDA_GCTX_DRIVER names does not exist: {choice}")
         return ChosenDriver(os.path.realpath(choice))
     return ChosenDriver(str(software_driver().library_path()), choice.partition(":")[2] or "h200")
+
+
+def program_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add ``--strict`` and ``--verify``; the command receives them by name."""
+    strict = click.option("--strict", is_flag=True, help="Fail if work leaves its partition.")
+    verify = click.option(
+        "--verify/--no-verify",
+        default=None,
+        help="Run a kernel in each stream to prove where its work runs (default: with drivers that were not tried).",
+    )
+    return strict(verify(command))
+
+
+def wants_proof(verify: bool | None, real: ChosenDriver) -> bool:
+    """The value of ``--verify``, or whether the driver was not tried on a card."""
+    return verify if verify is not None else real.machine is None and not is_tried(real.path)
 
 
 def part_environment(layout: Layout, name: str, real: ChosenDriver, inherited: Mapping[str, str]) -> dict[str, str]:

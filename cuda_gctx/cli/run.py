@@ -10,7 +10,7 @@ import click
 from cuda_gctx import Layout
 from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand
-from cuda_gctx.cli._programs import chosen_driver, part_environment
+from cuda_gctx.cli._programs import chosen_driver, part_environment, program_options, wants_proof
 from cuda_gctx.cli._requests import layout_of
 from cuda_gctx.interop.mps import mps_settings
 from cuda_gctx.interpose import InterposeError
@@ -26,10 +26,12 @@ TURNS = (
 @click.command(cls=LayoutCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--layout", "text", required=True, metavar="LAYOUT", help="The partitions: decode=16,prefill=rest")
 @click.option("--as", "name", metavar="NAME", help="Run the command and its children in this partition, unchanged.")
-@click.option("--strict", is_flag=True, help="With --as: fail if work leaves the partition.")
+@program_options
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_context
-def run(ctx: click.Context, text: str, name: str | None, strict: bool, program: tuple[str, ...]) -> None:
+def run(
+    ctx: click.Context, text: str, name: str | None, strict: bool, verify: bool | None, program: tuple[str, ...]
+) -> None:
     """Run a command with a given layout of partitions, or in one of them.
 
     Without --as, sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens when it is called without arguments. With
@@ -42,9 +44,9 @@ def run(ctx: click.Context, text: str, name: str | None, strict: bool, program: 
     except click.BadParameter as error:
         raise click.BadParameter(f"{text!r} is not a layout: {error.message}", param_hint="--layout") from None
     if name is not None:
-        ctx.exit(_run_in_part(layout, name, strict, program))
-    if strict:
-        raise click.UsageError("--strict is about a program in a partition: add --as NAME")
+        ctx.exit(_run_in_part(layout, name, strict, verify, program))
+    if strict or verify is not None:
+        raise click.UsageError("--strict and --verify are about a program in a partition: add --as NAME")
     # The command may have another working directory.
     environment = {**os.environ, LAYOUT_VARIABLE: layout.to_json() if os.path.isfile(text) else text}
     sys.stdout.flush()
@@ -54,7 +56,7 @@ def run(ctx: click.Context, text: str, name: str | None, strict: bool, program: 
         raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
 
 
-def _run_in_part(layout: Layout, name: str, strict: bool, program: tuple[str, ...]) -> int:
+def _run_in_part(layout: Layout, name: str, strict: bool, verify: bool | None, program: tuple[str, ...]) -> int:
     if name not in (*layout.names, BACKGROUND):
         raise click.BadParameter(
             f"there is no partition {name!r}: the names are {', '.join(layout.names)}, and {BACKGROUND} for "
@@ -67,7 +69,7 @@ def _run_in_part(layout: Layout, name: str, strict: bool, program: tuple[str, ..
         environment = part_environment(layout, name, real, os.environ)
         if not mps_settings().daemon:
             click.echo(f"cuda-gctx: {TURNS}", err=True)
-        with Supervision(real.path, strict=strict) as supervision:
+        with Supervision(real.path, strict=strict, verify=wants_proof(verify, real)) as supervision:
             supervision.start(Program(name, program, environment))
             status = supervision.wait()
             click.echo(f"\n{supervision}", err=True)

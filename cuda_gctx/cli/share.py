@@ -18,7 +18,7 @@ import click
 from cuda_gctx import Device, Layout
 from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand, open_driver
-from cuda_gctx.cli._programs import chosen_driver, part_environment
+from cuda_gctx.cli._programs import ChosenDriver, chosen_driver, part_environment, program_options, wants_proof
 from cuda_gctx.cli._requests import layout_of
 from cuda_gctx.interpose import InterposeError
 from cuda_gctx.interpose.mps_daemon import MEMORY_VARIABLE, mps_daemon, terminate_clients
@@ -80,11 +80,18 @@ def _relay(target: IO[bytes]) -> None:
 
 @click.command(cls=LayoutCommand, context_settings={"allow_interspersed_args": False})
 @click.option("--until", metavar="NAME", help="When this program ends, end the others.")
-@click.option("--strict", is_flag=True, help="Fail if work leaves its partition.")
+@program_options
 @click.option("--no-mps", "without_mps", is_flag=True, help="Start no daemon of MPS: the programs take turns.")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PART -- COMMAND : PART -- COMMAND")
 @click.pass_context
-def share(ctx: click.Context, until: str | None, strict: bool, without_mps: bool, words: tuple[str, ...]) -> None:
+def share(
+    ctx: click.Context,
+    until: str | None,
+    strict: bool,
+    verify: bool | None,
+    without_mps: bool,
+    words: tuple[str, ...],
+) -> None:
     """Run programs side by side, each in its partition, unchanged.
 
     PART is a part of a layout: control=16, 0.25 or rest. A word mem=8G after it limits the device memory of device 0.
@@ -96,20 +103,28 @@ def share(ctx: click.Context, until: str | None, strict: bool, without_mps: bool
     if until is not None and until not in layout.names:
         raise click.BadParameter(f"no program is named {until!r}: the names are {', '.join(layout.names)}")
     try:
-        ctx.exit(_run(layout, requests, until, strict, without_mps))
+        real = chosen_driver()
+        supervision = Supervision(real.path, strict=strict, verify=wants_proof(verify, real))
+        ctx.exit(_run(layout, requests, until, real, supervision, without_mps))
     except InterposeError as error:
         raise Failure(str(error)) from None
 
 
-def _run(layout: Layout, requests: Sequence[Request], until: str | None, strict: bool, without_mps: bool) -> int:
-    real = chosen_driver()
+def _run(
+    layout: Layout,
+    requests: Sequence[Request],
+    until: str | None,
+    real: ChosenDriver,
+    supervision: Supervision,
+    without_mps: bool,
+) -> int:
     for request in requests:
         demand_command(request.command)
     part_environment(layout, layout.names[0], real, os.environ)  # refuses before the daemon starts
     open_driver()
     planned = plan(Device(), layout)
     daemon = nullcontext(dict[str, str]()) if without_mps else mps_daemon(real.machine is not None)
-    with daemon as variables, Supervision(real.path, strict=strict) as supervision:
+    with daemon as variables, supervision:
         for number, (name, request, part) in enumerate(zip(layout.names, requests, planned, strict=False)):
             environment = part_environment(layout, name, real, {**os.environ, **variables})
             if request.memory is not None:

@@ -18,10 +18,12 @@ import cuda_gctx
 from cuda_gctx.partitions import BACKGROUND, LAYOUT_VARIABLE, Layout, PartitionSpec
 from cuda_gctx.partitions.words import PART_VARIABLE
 
-__all__ = ["InterposeError", "environment_of", "installed_driver"]
+__all__ = ["InterposeError", "environment_of", "installed_driver", "is_tried"]
 
 # From this version of glibc on, an auditor costs a program nothing and is called for every way to load a library.
 AUDITED_SINCE = (2, 35)
+# The versions of the drivers that programs in partitions were tried with (docs/evidence).
+TRIED_VERSIONS = (13000,)
 LIBRARY = "libcuda_gctx_interpose.so"
 AUDITOR = "libcuda_gctx_auditor.so"
 
@@ -59,6 +61,16 @@ def installed_driver() -> str:
     info = Info()
     ctypes.CDLL(None).dladdr(ctypes.cast(driver.cuInit, ctypes.c_void_p), ctypes.byref(info))
     return os.path.realpath(os.fsdecode(info.file))
+
+
+def is_tried(driver: str) -> bool:
+    """Whether programs in partitions were tried on cards with a driver of this version.
+
+    driver: the path of the driver.
+    """
+    version = ctypes.c_int()
+    library = ctypes.CDLL(driver, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    return library.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value in TRIED_VERSIONS
 
 
 def _word_of(name: str, spec: PartitionSpec) -> str:

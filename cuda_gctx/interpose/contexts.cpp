@@ -6,6 +6,7 @@
 #include "part.hpp"
 #include "real_driver.hpp"
 #include "reports.hpp"
+#include "verification.hpp"
 
 using namespace gctx::interpose;
 
@@ -78,8 +79,13 @@ void hide_green(CUgreenCtx* green) {
   }
 }
 
+// The device whose part was current on this thread at a reset. A primary context would stay current.
+thread_local CUdevice left_current = -1;
+
 CUresult reset(CUdevice device, decltype(&::cuDevicePrimaryCtxReset_v2) call) {
   CUcontext primary = nullptr;
+  const Part* const current = current_part();
+  const bool is_current = current != nullptr && current->device == device;
   // A reset waits for work, which the end of a green context does not.
   if (has_part() && real.cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
     CUcontext popped = nullptr;
@@ -90,10 +96,15 @@ CUresult reset(CUdevice device, decltype(&::cuDevicePrimaryCtxReset_v2) call) {
     real.cuDevicePrimaryCtxRelease_v2(device);
     if (Part* const part = opened_part(device); part != nullptr) {
       forget_streams(*part);
+      forget_probe(*part);
     }
     close_part(device);
   }
-  return call(device);
+  const CUresult result = call(device);
+  if (is_current && real.cuCtxSetCurrent(nullptr) == CUDA_SUCCESS) {
+    left_current = device;
+  }
+  return result;
 }
 
 template <typename Call>
@@ -127,6 +138,11 @@ INTERPOSE_API CUresult cuDevicePrimaryCtxRetain(CUcontext* pctx, CUdevice dev) {
     return result;
   }
   *pctx = part->context.load();
+  CUcontext current = nullptr;
+  if (left_current == dev && real.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == nullptr) {
+    real.cuCtxSetCurrent(*pctx);
+  }
+  left_current = -1;
   return CUDA_SUCCESS;
 }
 

@@ -4,11 +4,11 @@
 #include <unordered_map>
 #include <vector>
 
-#include "reports.hpp"
+#include "verification.hpp"
 
 namespace gctx::interpose {
 
-std::atomic<bool> watching{false};
+std::atomic<bool> watching{verifies()};
 
 namespace {
 
@@ -136,6 +136,9 @@ CUstream actual_stream(CUstream stream, bool of_thread) {
 }
 
 CUresult Turn::begin(CUstream stream) {
+  if (verifies()) {
+    verify_stream(stream);
+  }
   Order& known = order();
   const std::lock_guard lock(known.mutex);
   if (is_null(stream)) {

@@ -275,12 +275,12 @@ CUcontext inside(CUcontext context) {
     }
   }
   if (device < 0) {
+    if (is_foreign(context)) {
+      return context;
+    }
     {
       Others& known = others();
       const std::shared_lock lock(known.mutex);
-      if (known.foreign.count(context) != 0) {
-        return context;
-      }
       const auto former = known.former.find(context);
       device = former != known.former.end() ? former->second : -1;
     }
@@ -360,6 +360,12 @@ void add_foreign(CUcontext context) {
   const std::lock_guard lock(known.mutex);
   known.former.erase(context);
   known.foreign.insert(context);
+}
+
+bool is_foreign(CUcontext context) {
+  Others& known = others();
+  const std::shared_lock lock(known.mutex);
+  return known.foreign.count(context) != 0;
 }
 
 void drop_foreign(CUcontext context) {

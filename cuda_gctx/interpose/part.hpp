@@ -50,5 +50,6 @@ void close_part(CUdevice device);
 // Notes a context that the program created itself, or its end.
 void add_foreign(CUcontext context);
 void drop_foreign(CUcontext context);
+bool is_foreign(CUcontext context);
 
 }  // namespace gctx::interpose

@@ -30,6 +30,7 @@ __all__ = ["Program", "Supervision"]
 
 REPORTS_VARIABLE = "CUDA_GCTX_REPORTS"
 STRICT_VARIABLE = "CUDA_GCTX_STRICT"
+VERIFY_VARIABLE = "CUDA_GCTX_VERIFY"
 # Programs have this time to end by themselves.
 GRACE_S = 10.0
 POLL_S = 0.5
@@ -50,6 +51,7 @@ class Process:
     part: str | None = None
     sms: dict[int, int] = field(default_factory=dict)  # by device
     streams: int | None = None
+    verified: str | None = None
     escapes: list[str] = field(default_factory=list)
 
 
@@ -72,7 +74,8 @@ class Program:
 class Supervision:
     """Starts programs, and waits for them. Use it as a context."""
 
-    def __init__(self, real: str, *, strict: bool = False) -> None:
+    def __init__(self, real: str, *, strict: bool = False, verify: bool = False) -> None:
+        self._verify = verify
         self._real = os.path.realpath(real)
         self._strict = strict
         self._programs: list[Program] = []
@@ -112,6 +115,8 @@ class Supervision:
         environment = {**program.environment, REPORTS_VARIABLE: self._reports_path}
         if self._strict:
             environment[STRICT_VARIABLE] = "1"
+        if self._verify:
+            environment[VERIFY_VARIABLE] = "1"
         self._own_groups = self._own_groups or own_group
         sys.stdout.flush()
         program.process = subprocess.Popen(
@@ -235,6 +240,8 @@ class Supervision:
             process.sms[int(report["device"])] = int(report["sms"])
         elif event == "escape":
             process.escapes.append(str(report["what"]))
+        elif event == "verified":
+            process.verified = f"{int(report['streams'])} streams, {int(report['sms'])} SMs"
         elif event == "end":
             process.streams = int(report["streams"])
 
@@ -292,11 +299,13 @@ class Supervision:
                 process.part,
                 ", ".join(map(str, process.sms.values())) or None,
                 process.streams,
+                *([process.verified] if self._verify else []),
                 len(process.escapes),
             )
             for process in self._processes.values()
         ]
-        return "\n".join([table(("process", "partition", "SMs", "streams", "escapes"), rows), *self.escapes])
+        columns = ("process", "partition", "SMs", "streams", *(["verified"] if self._verify else []), "escapes")
+        return "\n".join([table(columns, rows), *self.escapes])
 
 
 def demand_command(command: Sequence[str]) -> None:

@@ -101,7 +101,36 @@ def test_what_leaves_the_partition_is_listed_and_strict_makes_it_a_failure() -> 
             assert escape in done.stderr
 
 
-def test_strict_is_about_a_partition() -> None:
+def test_verify_proves_where_the_streams_run() -> None:
+    code = (
+        "from cuda.bindings import driver as cu\ncu.cuInit(0)\n"
+        "cu.cuCtxSetCurrent(cu.cuDevicePrimaryCtxRetain(0)[1])\n"
+        "memory = cu.cuMemAlloc(64)[1]\n"
+        "for stream in (cu.CUstream(0), cu.cuStreamCreate(0)[1], cu.cuStreamCreate(1)[1], cu.CUstream(2)):\n"
+        "    print(int(cu.cuMemsetD8Async(memory, 1, 64, stream)[0]))"
+    )
+    done = child(*AS_DECODE, "--verify", "--strict", "--", sys.executable, "-c", code)
+    assert (done.stdout, done.returncode) == ("0\n" * 4, 0), done.stderr
+    assert "4 streams, 16 SMs" in done.stderr
+
+
+def test_verify_finds_work_in_the_primary_context() -> None:
+    # As if the library did not replace cuCtxSetCurrent.
+    code = (
+        "import ctypes, os\nfrom cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuDevicePrimaryCtxRetain(0)\n"
+        "real = ctypes.CDLL(os.path.dirname(os.environ['LD_AUDIT'].split(':')[0]) + '/libcuda-real.so.1')\n"
+        "primary = ctypes.c_void_p()\n"
+        "real.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 0), real.cuCtxSetCurrent(primary)\n"
+        "cu.cuMemsetD8(cu.cuMemAlloc(64)[1], 1, 64)"
+    )
+    for verify in (False, True):
+        options = ["--verify"] if verify else []
+        done = child(*AS_DECODE, "--strict", *options, "--", sys.executable, "-c", code)
+        assert done.returncode == verify, done.stderr
+        assert ("work in a context outside of the partition" in done.stderr) == verify
+
+
+def test_strict_and_verify_are_about_a_partition() -> None:
     done = run("run", "--layout", "decode=16", "--strict", "--", "true")
     assert (done.exit_code, "add --as NAME" in done.stderr) == (2, True)
 

@@ -213,8 +213,11 @@ launch(cu.CUstream(2))
 ask(cu.cuStreamSynchronize(cu.CUstream(2)))
 ask(cu.cuCtxSetCurrent(context))
 print(sms_of(ask(cu.cuCtxGetCurrent())), cu.cuDevicePrimaryCtxReset(device)[0].name)
+# As the primary context, the part is current again once it is retained.
+ask(cu.cuDevicePrimaryCtxRetain(device))
+print(sms_of(ask(cu.cuCtxGetCurrent())), cu.cuMemAlloc(64)[0].name)
 """
-    assert answers(code).split() == ["CUDA_SUCCESS", "16", "CUDA_SUCCESS", "16", "CUDA_SUCCESS"]
+    assert answers(code).split() == ["CUDA_SUCCESS", "16", "CUDA_SUCCESS", "16", "CUDA_SUCCESS", "16", "CUDA_SUCCESS"]
 
 
 def test_no_context_is_created_on_devices_that_the_program_does_not_use() -> None:

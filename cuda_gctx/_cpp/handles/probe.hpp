@@ -12,18 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "driver/probe_ptx.hpp"
 #include "handles/runtime.hpp"
 #include "handles/types.hpp"
 
 namespace gctx {
-
-// What one block of the probe writes, in this layout.
-struct ProbeBlock {
-  std::uint64_t sm = 0;
-  std::uint64_t start_ns = 0;  // of the device's global timer
-  std::uint64_t end_ns = 0;
-  std::uint64_t index = 0;
-};
 
 // Memory of a device, which is freed unless its context is gone.
 struct ProbeMemory {
