@@ -6,7 +6,8 @@ from typing import Protocol
 
 __all__ = ["until_done"]
 
-# The pauses grow: short waits end quickly, and long ones cost little.
+# The first polls have no pause between them; then the pauses grow. Short waits end quickly, and long ones cost little.
+POLLS_WITHOUT_PAUSE = 5
 FIRST_PAUSE_S = 20e-6
 LONGEST_PAUSE_S = 1e-3
 
@@ -22,7 +23,10 @@ async def until_done(event: Completing) -> None:
     """Return when the event is done. Cancelling the wait cancels nothing on the device."""
     import asyncio
 
-    pause = 0.0
+    pause = FIRST_PAUSE_S
+    polls = 0
     while not event.is_done:
-        await asyncio.sleep(pause)
-        pause = min(max(pause * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        polls += 1
+        await asyncio.sleep(0 if polls <= POLLS_WITHOUT_PAUSE else pause)
+        if polls > POLLS_WITHOUT_PAUSE:
+            pause = min(pause * 2, LONGEST_PAUSE_S)

@@ -162,7 +162,7 @@ def test_the_load_keeps_a_few_launches_queued_and_never_more(sim: Callable[..., 
     device = Device()
     with device.create_stream() as stream:
         with background_load(stream) as load:
-            for _ in range(10):
+            for _ in range(3):  # more polls than that let time pass
                 load.fill()
             assert machine.calls("cuLaunchKernel") == LOAD_LAUNCHES
             stream.sync()

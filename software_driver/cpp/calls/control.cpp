@@ -231,7 +231,7 @@ void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord r
 }
 
 uint64_t softwareDriverTime(void) {
-  return with_machine(uint64_t{0}, [](Machine& machine) { return machine.clock.now(); });
+  return with_machine(uint64_t{0}, [](Machine& machine) { return machine.clock.look(machine.thread().time); });
 }
 
 void softwareDriverAdvance(uint64_t ns) {
@@ -242,8 +242,7 @@ void softwareDriverAdvance(uint64_t ns) {
   if (!machine) {
     return;
   }
-  machine->clock.pass(ns);
-  machine->clock.catch_up(lock);
+  machine->clock.advance_thread(lock, machine->thread().time, ns);
   lock.unlock();
 }
 

@@ -22,7 +22,6 @@ void admit(Present& here, Fn function) {
   ++machine.calls_made;
   refuse_if(info(function).since > machine.version(), CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(!machine.initialized && !wanted.is_early, CUDA_ERROR_NOT_INITIALIZED);
-  machine.clock.pass(wanted.host_ns);
   if (!machine.faults.rules.empty()) {
     if (const auto code = machine.faults.next(function)) {
       refuse(*code);
@@ -70,6 +69,22 @@ bool disturbs_streams_of(const Context& context) {
   return any;
 }
 
+// The time that a call takes its thread.
+class TimedCall {
+ public:
+  TimedCall(Clock& clock, ThreadTime& thread, std::uint64_t ns) : clock_(clock), thread_(thread) {
+    thread_.is_callback = HostThreads::is_inside_function();
+    clock_.enter(thread_, ns);
+  }
+  ~TimedCall() { clock_.times().leave(thread_); }
+  TimedCall(const TimedCall&) = delete;
+  TimedCall& operator=(const TimedCall&) = delete;
+
+ private:
+  Clock& clock_;
+  ThreadTime& thread_;
+};
+
 // Ends a call that the capture, where there is one, does not survive.
 void refuse_in(Capture* capture, CUresult code) {
   if (capture != nullptr) {
@@ -83,17 +98,19 @@ void refuse_in(Capture* capture, CUresult code) {
 CUresult carry_out(Fn function, const Arguments& arguments, CUresult (*body)(Call& call)) noexcept {
   Present& here = present();
   std::shared_ptr<Machine> keep;
+  const InCall inside;
   std::unique_lock lock(here.mutex);
   try {
     admit(here, function);
     keep = here.machine;
     Call call{*keep, lock, function, keep->thread(), arguments.numbers};
+    const TimedCall timed(keep->clock, call.thread.time, contract(function).host_ns);
     check(call, arguments);
     const CUresult result = body(call);
     // As on hardware, a caller that runs far ahead of the device is made to wait. Here, where nothing is looked at any
     // more that another thread may destroy meanwhile.
     if (keep->clock.is_full()) {
-      keep->clock.relieve(lock);
+      keep->clock.relieve(lock, call.thread.time);
     }
     return result;
   } catch (const Refused& refused) {

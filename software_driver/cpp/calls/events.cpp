@@ -106,8 +106,7 @@ void tell_elapsed(Call& c, float* milliseconds, CUevent first, CUevent last) {
   refuse_if(((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_HANDLE);
   refuse_if(start->device != end->device || !start->record || !end->record, CUDA_ERROR_INVALID_HANDLE);
   if (!start->record->done || !end->record->done) {
-    c.machine.clock.pass(polling_step_ns);
-    c.machine.clock.catch_up(c.lock);
+    c.machine.clock.catch_up(c.lock, c.thread.time);
     // Looked up again: the lock may have been open meanwhile.
     start = &find_event(c, first);
     end = &find_event(c, last);
@@ -188,8 +187,7 @@ SOFTWARE_DRIVER_QUERY(cuEventQuery, Call& c, Event& event) {
   const auto shared = event.shared;
   const auto is_done = [&] { return shared ? shared->is_done(shared->counts->recorded) : !work || work->done; };
   if (!is_done()) {
-    c.machine.clock.pass(polling_step_ns);
-    c.machine.clock.catch_up(c.lock);
+    c.machine.clock.poll(c.lock, c.thread.time, work);
   }
   refuse_if(!is_done(), CUDA_ERROR_NOT_READY);
   report_failures(c, {work});

@@ -93,7 +93,7 @@ void enqueue(Call& c, Stream& stream, GraphNode node) {
 
 void finish(Call& c, const std::vector<WorkPtr>& works) {
   for (const WorkPtr& work : works) {
-    refuse_if(!c.machine.clock.finish(c.lock, work), CUDA_ERROR_NOT_PERMITTED);
+    refuse_if(!c.machine.clock.finish(c.lock, c.thread.time, work), CUDA_ERROR_NOT_PERMITTED);
   }
 }
 

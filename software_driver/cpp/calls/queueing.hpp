@@ -5,9 +5,6 @@
 
 namespace software_driver {
 
-// A query that finds work unfinished takes this much virtual time, so that polling ends.
-inline constexpr std::uint64_t polling_step_ns = 10'000;
-
 // The legacy default stream waits for the blocking streams of its context, which it cannot while one is capturing: that
 // capture is invalidated.
 void may_queue(const Stream& stream);

@@ -79,8 +79,7 @@ SOFTWARE_DRIVER_CALL(cuStreamGetCtx_v2, Call& c, Stream& stream, CUcontext* cont
 SOFTWARE_DRIVER_QUERY(cuStreamQuery, Call& c, Stream& stream) {
   const WorkPtr last = stream.last;
   if (last && !last->done) {
-    c.machine.clock.pass(polling_step_ns);
-    c.machine.clock.catch_up(c.lock);
+    c.machine.clock.poll(c.lock, c.thread.time, last);
   }
   refuse_if(last && !last->done, CUDA_ERROR_NOT_READY);
   report_failures(c, {last});

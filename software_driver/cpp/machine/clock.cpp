@@ -14,6 +14,7 @@ namespace {
 
 // Another process writes without a word to this one.
 constexpr std::chrono::milliseconds between_looks_at_memory{1};
+constexpr std::chrono::milliseconds between_looks_at_threads{1};
 
 bool is_ready(const Work& work, std::uint64_t time) {
   return work.submitted <= time &&
@@ -121,7 +122,7 @@ void Clock::submit(const WorkPtr& work) {
   if (work->sequence != 0) {
     broken_law("work is queued twice");
   }
-  work->submitted = now_;
+  work->submitted = times_.submit(time_);
   work->sequence = ++sequence_;
   std::erase_if(work->after, [&](const WorkPtr& before) {
     if (before && before->done) {
@@ -132,7 +133,7 @@ void Clock::submit(const WorkPtr& work) {
   // What only marks a place in an order is there at once where nothing stands before it.
   if (work->is_mark() && work->after.empty() && (work->connection == nullptr || work->connection->waiting.empty())) {
     work->done = true;
-    work->ended = std::max(now_, time_);
+    work->ended = work->submitted;
     work->guesses = guesses_;
     work->queues.reset();
     return;
@@ -331,6 +332,7 @@ void Clock::complete(const WorkPtr& work) {
   }
   work->done = true;
   work->ended = time_;
+  times_.wake(work, time_);
   work->after.clear();
   outstanding_.erase(work->sequence);
   if (work->engine != Engine::none) {
@@ -410,7 +412,9 @@ bool Clock::wait_for_host(Lock& lock) {
   if (Wall::now() >= until) {
     return false;
   }
+  times_.end_driver_time();
   advanced_.wait_until(lock, until);
+  times_.begin_driver_time();
   return true;
 }
 
@@ -441,12 +445,16 @@ std::uint64_t Clock::next_moment() {
 
 // Up to `limit`, or until `reached`.
 template <class Reached>
-void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
+void Clock::advance(Lock& lock, std::uint64_t limit, Bound bound, Reached&& reached) {
   // Whatever happens here, others that wait for their turn get it.
   struct Turn {
-    explicit Turn(Clock& of) : clock(of) { clock.advancing_ = true; }
+    explicit Turn(Clock& of) : clock(of) {
+      clock.advancing_ = true;
+      clock.times_.begin_driver_time();
+    }
     ~Turn() {
       clock.advancing_ = false;
+      clock.times_.end_driver_time();
       clock.advanced_.notify_all();
     }
     Turn(const Turn&) = delete;
@@ -471,7 +479,7 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
       continue;
     }
     const std::uint64_t moment = next_moment();
-    if (moment == never || moment > limit) {
+    if (moment == never || moment > limit || (!bound.none && times_.expects_call_before(moment, bound.self))) {
       break;
     }
     if (moment < time_) {
@@ -505,33 +513,73 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Reached&& reached) {
   }
 }
 
-void Clock::catch_up(Lock& lock) {
+void Clock::catch_up(Lock& lock, const ThreadTime& thread) {
   if (advancing_ || HostThreads::is_inside_function()) {
     return;
   }
-  const std::uint64_t limit = now_;
+  const std::uint64_t limit = thread.now;
   if (!outstanding_.empty()) {
-    advance(lock, limit, [] { return false; });
+    advance(lock, limit, {&thread}, [] { return false; });
   }
-  if (!advancing_) {
+  if (!advancing_ && !times_.expects_call_before(limit, &thread)) {
     time_ = std::max(time_, limit);
   }
 }
 
-bool Clock::finish(Lock& lock, WorkPtr target) {
+void Clock::poll(Lock& lock, ThreadTime& thread, const WorkPtr& work) {
+  thread.now += unchanged_poll_ns;
+  catch_up(lock, thread);
+  if (!work || work->done) {
+    return thread.polled.clear();
+  }
+  auto found = std::ranges::find(thread.polled, work, &ThreadTime::Polled::work);
+  if (found == thread.polled.end()) {
+    found = thread.polled.insert(found, {work, 0});
+  }
+  if (++found->count < unchanged_polls || advancing_ || HostThreads::is_inside_function()) {
+    return;
+  }
+  const auto first_done = [&] {
+    return std::ranges::find_if(thread.polled, [](const ThreadTime::Polled& polled) { return polled.work->done; });
+  };
+  const std::uint64_t limit = thread.now + longest_jump_ns;
+  advance(lock, limit, {&thread}, [&] { return first_done() != thread.polled.end(); });
+  if (const auto done = first_done(); done != thread.polled.end()) {
+    thread.now = std::max(thread.now, done->work->ended);
+    thread.polled.clear();
+  } else if (next_moment() != never && !times_.expects_call_before(limit, &thread)) {
+    thread.now = limit;
+    thread.polled.clear();
+  }
+}
+
+bool Clock::finish(Lock& lock, ThreadTime& thread, WorkPtr target) {
+  // Whatever ends the wait, the thread may call again.
+  struct Wait {
+    Wait(ThreadTime& of, const WorkPtr& work) : waiting(of) { waiting.target = work; }
+    ~Wait() { waiting.target = nullptr; }
+    Wait(const Wait&) = delete;
+    Wait& operator=(const Wait&) = delete;
+    ThreadTime& waiting;
+  };
+  thread.polled.clear();
   while (target && !target->done) {
     if (HostThreads::is_inside_function()) {
       return false;
     }
+    const Wait wait(thread, target);
     if (advancing_) {
       advanced_.wait(lock);
       continue;
     }
-    advance(lock, never, [&] { return target->done; });
-    if (target->done || next_moment() != never) {
-      continue;
+    advance(lock, never, {&thread}, [&] { return target->done; });
+    if (target->done) {
+      break;
     }
-    if (!waits_.empty()) {
+    if (next_moment() != never) {
+      // Another thread may call before that moment; it says nothing when it does not.
+      advanced_.wait_for(lock, between_looks_at_threads);
+    } else if (!waits_.empty()) {
       advanced_.wait_for(lock, between_looks_at_memory);
     } else if (host_calls_.empty()) {
       return false;
@@ -540,29 +588,36 @@ bool Clock::finish(Lock& lock, WorkPtr target) {
     }
   }
   if (target) {
-    now_ = std::max(now_, target->ended);
+    thread.now = std::max(thread.now, target->ended);
   }
   return true;
 }
 
+void Clock::advance_thread(Lock& lock, ThreadTime& thread, std::uint64_t ns) {
+  thread.now = now(thread) + ns;
+  if (!advancing_ && !HostThreads::is_inside_function()) {
+    advance(lock, thread.now, {.none = true}, [] { return false; });
+    time_ = std::max(time_, thread.now);
+  }
+}
+
 template <class Reached>
-void Clock::pass_until(Lock& lock, Reached&& reached) {
+void Clock::pass_until(Lock& lock, Bound bound, Reached&& reached) {
   if (!advancing_ && !outstanding_.empty() && !HostThreads::is_inside_function()) {
-    advance(lock, never, reached);
-    now_ = std::max(now_, time_);
+    advance(lock, never, bound, reached);
   }
 }
 
 void Clock::reach_host_function(Lock& lock) {
-  pass_until(lock, [&, made = host_calls_made_] { return host_calls_made_ != made; });
+  pass_until(lock, {.none = true}, [&, made = host_calls_made_] { return host_calls_made_ != made; });
 }
 
 void Clock::reach_effects(Lock& lock) {
-  pass_until(lock, [&, made = host_calls_made_] { return to_show_ == 0 || host_calls_made_ != made; });
+  pass_until(lock, {.none = true}, [&, made = host_calls_made_] { return to_show_ == 0 || host_calls_made_ != made; });
 }
 
-void Clock::relieve(Lock& lock) {
-  pass_until(lock, [&] { return !is_full(); });
+void Clock::relieve(Lock& lock, const ThreadTime& thread) {
+  pass_until(lock, {&thread}, [&] { return !is_full(); });
 }
 
 }  // namespace software_driver

@@ -20,6 +20,7 @@
 
 #include "chip/chip.hpp"
 #include "machine/sms.hpp"
+#include "machine/thread_times.hpp"
 #include "machine/work.hpp"
 
 namespace software_driver {
@@ -37,9 +38,16 @@ class Clock {
 
   void add_device(const Chip& chip) { devices_.push_back({Sms(chip), {}, {}, {}, 0}); }
 
-  std::uint64_t now() const noexcept { return now_; }
+  ThreadTimes& times() noexcept { return times_; }
+  std::uint64_t now(const ThreadTime& thread) const noexcept { return std::max(thread.now, time_); }
+  // The same for a thread that looks at its clock, which may have made it wait for its turn.
+  std::uint64_t look(ThreadTime& thread) const {
+    thread.sleeps = Caller::count_sleeps();
+    return now(thread);
+  }
   const Guesses& guesses() const noexcept { return guesses_; }  // up to now
-  void pass(std::uint64_t ns) noexcept { now_ += ns; }
+  // A thread makes a call that takes it `ns`.
+  void enter(ThreadTime& thread, std::uint64_t ns) { times_.enter(thread, time_, ns); }
 
   void submit(const WorkPtr& work);
   // Waits of the primary context see work of a green context from now on, if it was hidden.
@@ -65,11 +73,16 @@ class Clock {
   std::vector<WorkPtr> outstanding_of(std::uint64_t context);
   // A context is gone.
   void forget(std::uint64_t context) { by_context_.erase(context); }
-  // Carries out what is over by now. Does not wait for another thread that is at it.
-  void catch_up(Lock& lock);
-  // Carries out work until `target` is done, and moves the time of the host there. False when that cannot be: called
+  // Carries out work up to the time of a thread. Waits for no other thread.
+  void catch_up(Lock& lock, const ThreadTime& thread);
+  // Catches up for a thread that asks whether `work` is done. After several such polls without a change the thread
+  // jumps to the end of the first of the works that it polls.
+  void poll(Lock& lock, ThreadTime& thread, const WorkPtr& work);
+  // Carries out work until `target` is done, and moves the thread's clock there. False when that cannot be: called
   // from inside a kernel or host function, where waiting is not allowed.
-  bool finish(Lock& lock, WorkPtr target);
+  bool finish(Lock& lock, ThreadTime& thread, WorkPtr target);
+  // Moves the clock of a thread, whatever other threads do.
+  void advance_thread(Lock& lock, ThreadTime& thread, std::uint64_t ns);
   // Lets time pass until the next host function is called: a program that makes no calls waits for it.
   void reach_host_function(Lock& lock);
   // Lets time pass until all effects that show are there, or until the next host function is called.
@@ -79,7 +92,7 @@ class Clock {
   // The real driver lets about a thousand launches wait before it makes the caller wait.
   bool is_full() const noexcept { return outstanding_.size() > 1024; }
   // Makes room when it is full.
-  void relieve(Lock& lock);
+  void relieve(Lock& lock, const ThreadTime& thread);
 
  private:
   using Wall = std::chrono::steady_clock;
@@ -112,10 +125,15 @@ class Clock {
   };
 
   static bool has_reported(const WorkPtr& work);
+  // Which threads' next calls time waits for: all others than `self`, or none.
+  struct Bound {
+    const ThreadTime* self = nullptr;
+    bool none = false;
+  };
   template <class Reached>
-  void advance(Lock& lock, std::uint64_t limit, Reached&& reached);
+  void advance(Lock& lock, std::uint64_t limit, Bound bound, Reached&& reached);
   template <class Reached>
-  void pass_until(Lock& lock, Reached&& reached);
+  void pass_until(Lock& lock, Bound bound, Reached&& reached);
   void expect_effect(Work& work);
   bool start_ready();
   bool start_heads();
@@ -143,8 +161,8 @@ class Clock {
   std::vector<HostCall> host_calls_;  // given to the host threads, not returned
   std::uint64_t host_calls_made_ = 0;
   std::size_t to_show_ = 0;  // outstanding work whose effects show
-  std::uint64_t now_ = 0;    // of the host
-  std::uint64_t time_ = 0;   // up to which work has been carried out
+  ThreadTimes times_;
+  std::uint64_t time_ = 0;  // up to which work has been carried out
   std::uint64_t sequence_ = 0;
   Guesses guesses_;
   std::map<std::uint64_t, WorkPtr> outstanding_;  // by their sequence

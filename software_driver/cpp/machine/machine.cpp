@@ -88,8 +88,13 @@ std::uint64_t Device::resident() const {
 
 ThreadState& Machine::thread() {
   const std::uint64_t number = this_thread();
-  ThreadState& state = threads[number];
-  state.serial = number;
+  const auto [found, is_new] = threads.try_emplace(number);
+  ThreadState& state = found->second;
+  if (is_new) {
+    state.serial = number;
+    state.time.caller = this_caller();
+    clock.times().add(state.time);
+  }
   return state;
 }
 

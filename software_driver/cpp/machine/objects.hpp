@@ -16,6 +16,7 @@
 #include "machine/graph.hpp"
 #include "machine/handles.hpp"
 #include "machine/memory.hpp"
+#include "machine/thread_times.hpp"
 #include "machine/work.hpp"
 
 namespace software_driver {
@@ -289,6 +290,7 @@ struct ThreadState {
   std::vector<CurrentContext> stack;
   CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   std::uint64_t serial = 0;
+  ThreadTime time;
 };
 
 }  // namespace software_driver

@@ -2,6 +2,7 @@
 #include "machine/present.hpp"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -21,7 +22,10 @@ constexpr unsigned idle_looks = 5;
 
 // What is kept for the thread goes.
 void forget(Machine& machine, std::uint64_t thread) {
-  machine.threads.erase(thread);
+  if (const auto found = machine.threads.find(thread); found != machine.threads.end()) {
+    machine.clock.times().remove(found->second.time);
+    machine.threads.erase(found);
+  }
   machine.contexts.each([&](Context& context) {
     const auto found = context.thread_streams.find(thread);
     if (found != context.thread_streams.end()) {
@@ -84,7 +88,15 @@ void after_fork_in_parent() { present().mutex.unlock(); }
 void after_fork_in_child() {
   Present& here = present();
   here.forked = here.machine != nullptr && here.machine->initialized;
-  each_machine(here, [](Machine& machine) { machine.host_threads.abandon(); });
+  this_caller()->id = gettid();
+  each_machine(here, [](Machine& machine) {
+    machine.host_threads.abandon();
+    // The other threads are not here.
+    for (auto& [number, state] : machine.threads) {
+      machine.clock.times().remove(state.time);
+    }
+    machine.threads.clear();
+  });
   here.mutex.unlock();
 }
 
