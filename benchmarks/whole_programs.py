@@ -32,7 +32,7 @@ CLI = ["cuda-gctx"]
 # Beyond these seconds a program hangs.
 LIMIT_S = 90
 # The load starts with the latency program, which waits for this long.
-WAIT_S = 4.0
+WAIT_S = 3.0
 LATENCY_SMS = 16
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 # Pairs of programs: a latency program and a load.

@@ -53,9 +53,11 @@ def mps_settings() -> MPSSettings:
     """Read the environment of this process, and look for the pipe of a daemon."""
     folder = os.environ.get(PIPES, "/tmp/nvidia-mps")
     try:
-        daemon = stat.S_ISFIFO((Path(folder) / "control").stat().st_mode)
+        mode = (Path(folder) / "control").stat().st_mode
     except OSError:
-        daemon = False
+        mode = 0
+    # A pipe or a socket, by the version of MPS.
+    daemon = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
     percentage = os.environ.get(PERCENTAGE)
     if percentage is not None and _is_all(percentage):
         percentage = None

@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import tempfile
 import time
@@ -26,12 +25,18 @@ MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 START_S = 10.0
 _PR_SET_PDEATHSIG = 1
 # A path of a socket of the daemon must fit into 108 bytes.
-_BASE = "/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()
+_LONGEST_BASE = 60
 
 
-def _control(environment: Mapping[str, str], *commands: str) -> str:
-    """What the daemon answers to commands."""
-    done = subprocess.run(
+def _base() -> str:
+    """The folder for the folders of daemons."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= _LONGEST_BASE else "/tmp"
+
+
+def _control(environment: Mapping[str, str], *commands: str) -> subprocess.CompletedProcess[str]:
+    """Send commands to the daemon of an environment. The status is not 0 if no daemon runs."""
+    return subprocess.run(
         [CONTROL],
         input="".join(f"{command}\n" for command in commands),
         env=dict(environment),
@@ -40,7 +45,6 @@ def _control(environment: Mapping[str, str], *commands: str) -> str:
         timeout=START_S,
         check=False,
     )
-    return done.stdout
 
 
 def _devices() -> Iterator[tuple[str, str]]:
@@ -79,7 +83,9 @@ def _own_running_daemon() -> bool:
         raise InterposeError(
             f"a daemon of MPS of another user (uid {owner}) runs in {settings.folder}: only its user can share the GPU"
         )
-    return True
+    with suppress(subprocess.SubprocessError):
+        return _control(os.environ, "get_server_list").returncode == 0  # not if a dead daemon left the file
+    return False
 
 
 def _end_daemon(folder: Path) -> None:
@@ -96,7 +102,7 @@ def _end_daemon(folder: Path) -> None:
 
 def _end_abandoned_daemons() -> None:
     """End the daemons of commands that were killed. A command holds a lock as long as it lives."""
-    for lock in Path(_BASE).glob(f"gctx-mps-{os.getuid()}-*/lock"):
+    for lock in Path(_base()).glob(f"gctx-mps-{os.getuid()}-*/lock"):
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _end_daemon(lock.parent)
@@ -117,7 +123,7 @@ def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
     if _own_running_daemon():
         yield {}
         return
-    folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_BASE))
+    folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_base()))
     variables = {PIPES: str(folder), LOGS: str(folder)}
     # The daemon sees all devices; CUDA_VISIBLE_DEVICES selects those of each program.
     environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | variables
@@ -132,7 +138,7 @@ def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
             preexec_fn=_end_with_the_command,
         )
         try:
-            _wait_until_ready(daemon, folder)
+            _wait_until_ready(daemon, folder, environment)
             yield variables
         finally:
             with suppress(OSError, subprocess.SubprocessError):
@@ -150,13 +156,13 @@ def _end_with_the_command() -> None:
     prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path) -> None:
+def _wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, environment: Mapping[str, str]) -> None:
     end = time.monotonic() + START_S
     while time.monotonic() < end and daemon.poll() is None:
-        with suppress(OSError):
-            if stat.S_ISFIFO((folder / "control").stat().st_mode):
+        with suppress(subprocess.SubprocessError):
+            if (folder / "control").exists() and _control(environment, "get_server_list").returncode == 0:
                 return
-        time.sleep(0.02)
+        time.sleep(0.05)
     said = (folder / "output").read_text(errors="replace").strip().splitlines()
     raise InterposeError(
         f"the daemon of MPS does not start: {said[-1] if said else 'it says nothing'}; end the programs that use the "
@@ -168,8 +174,8 @@ def terminate_clients(variables: Mapping[str, str], processes: Sequence[int]) ->
     """Tell the servers to end the clients among some processes, before these are killed."""
     environment = {**os.environ, **variables}
     with suppress(OSError, subprocess.SubprocessError):
-        for server in _control(environment, "get_server_list").split():
-            clients = set(_control(environment, f"get_client_list {server}").split())
+        for server in _control(environment, "get_server_list").stdout.split():
+            clients = set(_control(environment, f"get_client_list {server}").stdout.split())
             for process in processes:
                 if str(process) in clients:
                     _control(environment, f"terminate_client {server} {process}")

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -33,13 +34,21 @@ def arguments(*words: str) -> list[str]:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def folder() -> Iterator[Path]:
+    """The folder for the folders of daemons, which must be short. No daemon is left in it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+        assert folders_of_daemons(Path(name)) == []
+
+
+@pytest.fixture
+def environment(tmp_path: Path, folder: Path) -> dict[str, str]:
     """The environment with a control program of MPS, and no daemon."""
     control = tmp_path / "nvidia-cuda-mps-control"
     control.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cuda_software_driver.mps_control "$@"\n')
     control.chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none")}
+    return {**os.environ, "PATH": path, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none"), "TMPDIR": str(folder)}
 
 
 @pytest.fixture
@@ -58,14 +67,8 @@ def share(environment: dict[str, str]) -> Callable[..., CompletedProcess[str]]:
     return started
 
 
-def folders_of_daemons() -> list[Path]:
-    return list(Path("/tmp").glob(f"gctx-mps-{os.getuid()}-*"))
-
-
-@pytest.fixture(autouse=True)
-def _no_daemon_is_left() -> Iterator[None]:
-    yield
-    assert folders_of_daemons() == []
+def folders_of_daemons(folder: Path) -> list[Path]:
+    return list(folder.glob(f"gctx-mps-{os.getuid()}-*"))
 
 
 def test_each_program_has_its_part(share: Callable[..., CompletedProcess[str]]) -> None:
@@ -94,7 +97,7 @@ def test_a_memory_limit_is_that_of_its_program(share: Callable[..., CompletedPro
 def test_the_daemon_runs_while_the_programs_run(share: Callable[..., CompletedProcess[str]], tmp_path: Path) -> None:
     show = (
         "import os, pathlib; folder = pathlib.Path(os.environ['CUDA_MPS_PIPE_DIRECTORY'])\n"
-        f"print((folder / 'control').is_fifo(), len(str(folder)) < 60, str(folder) != {str(tmp_path / 'none')!r})"
+        f"print((folder / 'control').is_socket(), len(str(folder)) < 60, str(folder) != {str(tmp_path / 'none')!r})"
     )
     done = share("a=16", "--", *python(show), ":", "b=16", "--", "true")
     assert done.stdout == "True True True\n", done.stderr
@@ -176,7 +179,7 @@ def test_a_program_that_ignores_signals_is_killed(environment: dict[str, str], m
 
 
 def test_what_a_killed_command_leaves_ends_at_the_next_start(
-    environment: dict[str, str], share: Callable[..., CompletedProcess[str]]
+    environment: dict[str, str], share: Callable[..., CompletedProcess[str]], folder: Path
 ) -> None:
     process = begin(environment, "a=16", "--", *python(WAIT), ":", "b=16", "--", *python(WAIT))
     process.kill()
@@ -184,7 +187,7 @@ def test_what_a_killed_command_leaves_ends_at_the_next_start(
     assert process.stdout is not None
     assert process.stdout.read() == ""  # the programs end with the command
     process.communicate()
-    assert len(folders_of_daemons()) == 1
+    assert len(folders_of_daemons(folder)) == 1
     assert share("a=16", "--", "true", ":", "b=16", "--", "true").returncode == 0
 
 

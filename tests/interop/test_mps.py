@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,14 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "control")
+@pytest.fixture(params=["pipe", "socket"])
+def daemon(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        if request.param == "pipe":
+            os.mkfifo(tmp_path / "control")
+        else:
+            listener.bind(str(tmp_path / "control"))
+        yield
 
 
 def test_a_process_has_the_whole_device(dev: Device) -> None:

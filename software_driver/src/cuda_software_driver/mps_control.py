@@ -4,7 +4,7 @@
     python -m cuda_software_driver.mps_control -d    run a daemon in the background
     echo COMMAND | python -m cuda_software_driver.mps_control
 
-The folder of the pipe is CUDA_MPS_PIPE_DIRECTORY, or /tmp/nvidia-mps. Simulated processes share no GPU, so that the
+The folder of its socket is CUDA_MPS_PIPE_DIRECTORY, or /tmp/nvidia-mps. Simulated processes share no GPU, so that the
 daemon has no servers, and the commands are those of the real one without an effect on any program. With
 CUDA_SOFTWARE_DRIVER_MPS=refuse, the daemon does not start.
 """
@@ -37,15 +37,11 @@ def _answer(line: str) -> str:
 def _serve(folder: Path) -> int:
     """Run the daemon until it is told to quit."""
     folder.mkdir(parents=True, exist_ok=True)
-    pipe, file, log = folder / "control", folder / "nvidia-cuda-mps-control.pid", folder / "commands.log"
+    file, log = folder / "nvidia-cuda-mps-control.pid", folder / "commands.log"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        address = folder / "socket"
-        address.unlink(missing_ok=True)
-        listener.bind(str(address))
+        listener.bind(str(folder / "control"))
         listener.listen()
-        pipe.unlink(missing_ok=True)
         file.write_text(str(os.getpid()))
-        os.mkfifo(pipe)
         try:
             while True:
                 connection, _ = listener.accept()
@@ -58,7 +54,7 @@ def _serve(folder: Path) -> int:
                         lines.write(_answer(line))
                         lines.flush()
         finally:
-            for path in (pipe, file, address):
+            for path in (folder / "control", file):
                 path.unlink(missing_ok=True)
 
 
@@ -66,7 +62,7 @@ def _ask(folder: Path, commands: Sequence[str]) -> int:
     """Send commands to the daemon, and print its answers."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         try:
-            connection.connect(str(folder / "socket"))
+            connection.connect(str(folder / "control"))
         except OSError:
             print(f"Cannot find MPS control daemon process in {folder}", file=sys.stderr)
             return 1
