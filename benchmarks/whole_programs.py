@@ -32,7 +32,7 @@ CLI = ["cuda-gctx"]
 # Beyond these seconds a program hangs.
 LIMIT_S = 90
 # The load starts with the latency program, which waits for this long.
-WAIT_S = 3.0
+WAIT_S = 6.0
 LATENCY_SMS = 16
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 # Pairs of programs: a latency program and a load.
@@ -69,8 +69,18 @@ def commands_of(pair: str, seconds: float) -> tuple[list[str], list[str]]:
     latency, load = PAIRS[pair]
     return (
         [sys.executable, str(PROGRAMS / latency), str(WAIT_S), str(seconds)],
-        [sys.executable, str(PROGRAMS / load), str(seconds + WAIT_S + 2)],
+        [sys.executable, str(PROGRAMS / load), str(seconds + WAIT_S + 4)],
     )
+
+
+def judged(latency: Any, load: Any) -> Row:
+    """The row of two programs. Says so if the load did not run for as long as latencies were measured."""
+    row = {"latency": latency, "load": load}
+    windows = [answer.pop("window", None) for answer in (latency, load)]
+    if None not in windows:
+        (begin, end), (load_begin, load_end) = windows
+        row["ran_at_once"] = load_begin <= begin and end <= load_end
+    return row
 
 
 def side_by_side(pair: str, seconds: float, latency: Mapping[str, str], load: Mapping[str, str]) -> Row:
@@ -78,12 +88,15 @@ def side_by_side(pair: str, seconds: float, latency: Mapping[str, str], load: Ma
     first, second = commands_of(pair, seconds)
     started = [start(second, **load), start(first, **latency)]
     answers = [answer_of(process) for process in started]
-    return {"latency": answers[1], "load": answers[0]}
+    return judged(answers[1], answers[0])
 
 
 def alone(pair: str, seconds: float) -> Row:
     first, second = commands_of(pair, seconds)
-    return {"latency": answer_of(start(first)), "load": answer_of(start(second))}
+    answers = {"latency": answer_of(start(first)), "load": answer_of(start(second))}
+    for answer in answers.values():
+        answer.pop("window", None)
+    return answers
 
 
 def shared(pair: str, seconds: float) -> Row:
@@ -107,7 +120,7 @@ def shared(pair: str, seconds: float) -> Row:
         latency, load = (json.loads(lines[-1]) for lines in said)
     except (IndexError, ValueError):
         return {"failed": done.returncode, "errors": done.stderr[-600:]}
-    return {"latency": latency, "load": load, "table": done.stderr.strip().splitlines()[-4:]}
+    return {**judged(latency, load), "table": done.stderr.strip().splitlines()[-4:]}
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def main(wait_s: float, seconds: float) -> None:
         done = torch.cuda.Event()
         latencies: list[float] = []
         time.sleep(wait_s)
-        begin = time.perf_counter()
+        begin, window = time.perf_counter(), [time.time()]
         for step in range(int(RATE_HZ * seconds)):
             due = begin + step / RATE_HZ
             while time.perf_counter() < due:
@@ -44,6 +44,7 @@ def main(wait_s: float, seconds: float) -> None:
             while not done.query():
                 pass
             latencies.append(time.perf_counter() - due)
+        window.append(time.time())
         torch.cuda.synchronize()
         is_right = bool(torch.allclose(answer, expected, atol=1e-4))
     latencies.sort()
@@ -54,6 +55,7 @@ def main(wait_s: float, seconds: float) -> None:
                 "sms": torch.cuda.get_device_properties(0).multi_processor_count,
                 "steps": len(latencies),
                 "us": {**us, "max": round(latencies[-1] * 1e6, 1)},
+                "window": window,
                 "missed": sum(latency > DEADLINE_S for latency in latencies),
                 "is_right": is_right,
             }

@@ -23,7 +23,7 @@ def main(wait_s: float, seconds: float) -> None:
         done = torch.cuda.Event()
         latencies: list[float] = []
         time.sleep(wait_s)
-        end = time.perf_counter() + seconds
+        end, window = time.perf_counter() + seconds, [time.time()]
         while (begin := time.perf_counter()) < end:
             graph.replay()
             done.record(stream)
@@ -31,12 +31,13 @@ def main(wait_s: float, seconds: float) -> None:
                 pass
             latencies.append(time.perf_counter() - begin)
             time.sleep(0.0005)
+        window.append(time.time())
         torch.cuda.synchronize()
         is_right = bool(torch.equal(answer, expected))
     latencies.sort()
     us = {f"p{100 * share:g}": round(latencies[int(share * len(latencies))] * 1e6, 1) for share in (0.5, 0.99, 0.999)}
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    print(json.dumps({"sms": sms, "calls": len(latencies), "us": us, "is_right": is_right}))
+    print(json.dumps({"sms": sms, "calls": len(latencies), "us": us, "window": window, "is_right": is_right}))
 
 
 if __name__ == "__main__":

@@ -26,14 +26,15 @@ def main(seconds: float) -> None:
     for _ in range(2):
         step()
     torch.cuda.synchronize()
-    begin, steps = time.perf_counter(), 0
+    begin, steps, window = time.perf_counter(), 0, [time.time()]
     while time.perf_counter() - begin < seconds:
         loss = step()
         torch.cuda.synchronize()
         steps += 1
     rate = steps / (time.perf_counter() - begin)
+    window.append(time.time())
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    print(json.dumps({"sms": sms, "per_second": round(rate, 3), "loss": round(float(loss), 5)}))
+    print(json.dumps({"sms": sms, "per_second": round(rate, 3), "loss": round(float(loss), 5), "window": window}))
 
 
 if __name__ == "__main__":

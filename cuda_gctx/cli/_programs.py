@@ -15,6 +15,7 @@ from cuda_gctx.interpose import InterposeError, environment_of, installed_driver
 
 # The machine that the software driver simulates in a program.
 MACHINE = "CUDA_SOFTWARE_DRIVER_MACHINE"
+SM_COUNT_VARIABLE = "CUDA_GCTX_SM_COUNT"
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,26 @@ def chosen_driver() -> ChosenDriver:
 
 
 def program_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ``--strict`` and ``--verify``; the command receives them by name."""
+    """Add ``--strict``, ``--verify`` and ``--sm-count``; the command receives them by name."""
     strict = click.option("--strict", is_flag=True, help="Fail if work leaves its partition.")
     verify = click.option(
         "--verify/--no-verify",
         default=None,
         help="Run a kernel in each stream to prove where its work runs (default: with drivers that were not tried).",
     )
-    return strict(verify(command))
+    sm_count = click.option(
+        "--sm-count",
+        type=click.Choice(["part", "card"]),
+        default="part",
+        help="The SM count that programs read: 'card' where cuBLAS is linked statically (default: part).",
+    )
+    return strict(verify(sm_count(command)))
+
+
+def inherited_environment(sm_count: str) -> dict[str, str]:
+    """The environment of this command, with the choice of ``--sm-count`` for the library."""
+    environment = {key: value for key, value in os.environ.items() if key != SM_COUNT_VARIABLE}
+    return environment if sm_count == "part" else {**environment, SM_COUNT_VARIABLE: sm_count}
 
 
 def wants_proof(verify: bool | None, real: ChosenDriver) -> bool:

@@ -10,7 +10,7 @@ import click
 from cuda_gctx import Layout
 from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand
-from cuda_gctx.cli._programs import chosen_driver, part_environment, program_options, wants_proof
+from cuda_gctx.cli._programs import chosen_driver, inherited_environment, part_environment, program_options, wants_proof
 from cuda_gctx.cli._requests import layout_of
 from cuda_gctx.interop.mps import mps_settings
 from cuda_gctx.interpose import InterposeError
@@ -30,7 +30,13 @@ TURNS = (
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_context
 def run(
-    ctx: click.Context, text: str, name: str | None, strict: bool, verify: bool | None, program: tuple[str, ...]
+    ctx: click.Context,
+    text: str,
+    name: str | None,
+    strict: bool,
+    verify: bool | None,
+    sm_count: str,
+    program: tuple[str, ...],
 ) -> None:
     """Run a command with a given layout of partitions, or in one of them.
 
@@ -44,9 +50,9 @@ def run(
     except click.BadParameter as error:
         raise click.BadParameter(f"{text!r} is not a layout: {error.message}", param_hint="--layout") from None
     if name is not None:
-        ctx.exit(_run_in_part(layout, name, strict, verify, program))
-    if strict or verify is not None:
-        raise click.UsageError("--strict and --verify are about a program in a partition: add --as NAME")
+        ctx.exit(_run_in_part(layout, name, strict, verify, sm_count, program))
+    if strict or verify is not None or sm_count != "part":
+        raise click.UsageError("--strict, --verify and --sm-count are about a program in a partition: add --as NAME")
     # The command may have another working directory.
     environment = {**os.environ, LAYOUT_VARIABLE: layout.to_json() if os.path.isfile(text) else text}
     sys.stdout.flush()
@@ -56,7 +62,9 @@ def run(
         raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
 
 
-def _run_in_part(layout: Layout, name: str, strict: bool, verify: bool | None, program: tuple[str, ...]) -> int:
+def _run_in_part(
+    layout: Layout, name: str, strict: bool, verify: bool | None, sm_count: str, program: tuple[str, ...]
+) -> int:
     if name not in (*layout.names, BACKGROUND):
         raise click.BadParameter(
             f"there is no partition {name!r}: the names are {', '.join(layout.names)}, and {BACKGROUND} for "
@@ -66,7 +74,7 @@ def _run_in_part(layout: Layout, name: str, strict: bool, verify: bool | None, p
     try:
         demand_command(program)
         real = chosen_driver()
-        environment = part_environment(layout, name, real, os.environ)
+        environment = part_environment(layout, name, real, inherited_environment(sm_count))
         if not mps_settings().daemon:
             click.echo(f"cuda-gctx: {TURNS}", err=True)
         with Supervision(real.path, strict=strict, verify=wants_proof(verify, real)) as supervision:

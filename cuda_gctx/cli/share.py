@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,14 @@ import click
 from cuda_gctx import Device, Layout
 from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand, open_driver
-from cuda_gctx.cli._programs import ChosenDriver, chosen_driver, part_environment, program_options, wants_proof
+from cuda_gctx.cli._programs import (
+    ChosenDriver,
+    chosen_driver,
+    inherited_environment,
+    part_environment,
+    program_options,
+    wants_proof,
+)
 from cuda_gctx.cli._requests import layout_of
 from cuda_gctx.interpose import InterposeError
 from cuda_gctx.interpose.mps_daemon import MEMORY_VARIABLE, mps_daemon, terminate_clients
@@ -89,6 +96,7 @@ def share(
     until: str | None,
     strict: bool,
     verify: bool | None,
+    sm_count: str,
     without_mps: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -105,7 +113,7 @@ def share(
     try:
         real = chosen_driver()
         supervision = Supervision(real.path, strict=strict, verify=wants_proof(verify, real))
-        ctx.exit(_run(layout, requests, until, real, supervision, without_mps))
+        ctx.exit(_run(layout, requests, until, real, inherited_environment(sm_count), supervision, without_mps))
     except InterposeError as error:
         raise Failure(str(error)) from None
 
@@ -115,18 +123,19 @@ def _run(
     requests: Sequence[Request],
     until: str | None,
     real: ChosenDriver,
+    inherited: Mapping[str, str],
     supervision: Supervision,
     without_mps: bool,
 ) -> int:
     for request in requests:
         demand_command(request.command)
-    part_environment(layout, layout.names[0], real, os.environ)  # refuses before the daemon starts
+    part_environment(layout, layout.names[0], real, inherited)  # refuses before the daemon starts
     open_driver()
     planned = plan(Device(), layout)
     daemon = nullcontext(dict[str, str]()) if without_mps else mps_daemon(real.machine is not None)
     with daemon as variables, supervision:
         for number, (name, request, part) in enumerate(zip(layout.names, requests, planned, strict=False)):
-            environment = part_environment(layout, name, real, {**os.environ, **variables})
+            environment = part_environment(layout, name, real, {**inherited, **variables})
             if request.memory is not None:
                 environment[MEMORY_VARIABLE] = f"0={request.memory}"
             click.echo(f"cuda-gctx: {name}, {part.sm_count} SMs: {' '.join(request.command)}", err=True)

@@ -101,6 +101,10 @@ def test_what_leaves_the_partition_is_listed_and_strict_makes_it_a_failure() -> 
             assert escape in done.stderr
 
 
+def test_programs_with_a_static_cublas_can_read_the_count_of_the_card() -> None:
+    assert child(*AS_DECODE, "--sm-count", "card", "--", sys.executable, "-c", IN_PART).stdout == "132\n"
+
+
 def test_verify_proves_where_the_streams_run() -> None:
     code = (
         "from cuda.bindings import driver as cu\ncu.cuInit(0)\n"
@@ -130,9 +134,10 @@ def test_verify_finds_work_in_the_primary_context() -> None:
         assert ("work in a context outside of the partition" in done.stderr) == verify
 
 
-def test_strict_and_verify_are_about_a_partition() -> None:
-    done = run("run", "--layout", "decode=16", "--strict", "--", "true")
-    assert (done.exit_code, "add --as NAME" in done.stderr) == (2, True)
+def test_options_of_programs_are_about_a_partition() -> None:
+    for options in (["--strict"], ["--verify"], ["--sm-count", "card"]):
+        done = run("run", "--layout", "decode=16", *options, "--", "true")
+        assert (done.exit_code, "add --as NAME" in done.stderr) == (2, True)
 
 
 def test_a_percentage_of_mps_is_refused_before_the_command_runs() -> None:
