@@ -71,11 +71,14 @@ softwareDriverBlock describe(const Work& work, const Resident& resident, std::si
 
 bool Clock::has_reported(const WorkPtr& work) { return is_settled(work); }
 
-// Queued work and the queue that it stands in keep each other alive: they are parted here.
+// Queued work keeps its queue alive, and its followers, which keep it alive in turn: they are parted here.
 Clock::~Clock() {
   std::vector<std::deque<WorkPtr>> parted;
   for (Connection* connection : busy_) {
     parted.push_back(std::exchange(connection->waiting, {}));
+  }
+  for (const auto& [sequence, work] : outstanding_) {
+    work->followers.clear();
   }
 }
 
@@ -153,7 +156,13 @@ void Clock::submit(const WorkPtr& work) {
   }
   outstanding_.emplace(work->sequence, work);
   if (work->connection == nullptr) {
-    unbound_.push_back(work);
+    work->blockers = work->after.size();
+    for (const WorkPtr& before : work->after) {
+      before->followers.push_back(work);
+    }
+    if (work->blockers == 0) {
+      unbound_.push_back(work);
+    }
     return;
   }
   work->connection->waiting.push_back(work);
@@ -273,6 +282,14 @@ void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
     Grid& grid = *work->grid;
+    const bool is_plain = grid.cluster == 1 && grid.tiles == 0 && grid.seen == 0 && !grid.built_in &&
+                          grid.function == nullptr && grid.count.placed() == 0;
+    if (is_plain && device.sms.place_whole(work, grid.sms, grid.count.waiting(), grid.needs, grid.cost, time_)) {
+      grid.count.place(grid.count.waiting());
+      it = device.grids.erase(it);
+      continue;
+    }
+    device.sms.unfold(grid.sms, time_, [&](const WorkPtr& other, std::uint64_t blocks) { end_blocks(other, blocks); });
     // Runs that begin together are of one length: where nothing else is in the way they end together.
     const auto place = [&, left = grid.count.waiting()](std::span<const std::size_t> sms) {
       const std::uint64_t length = run_length(grid, left);
@@ -314,6 +331,13 @@ void Clock::end_blocks(std::size_t sm, const Resident& resident) {
   }
 }
 
+void Clock::end_blocks(const WorkPtr& work, std::uint64_t blocks) {
+  work->grid->count.end(blocks);
+  if (work->grid->count.is_over()) {
+    complete(work);
+  }
+}
+
 void Clock::complete(const WorkPtr& work) {
   if (work->done) {
     broken_law("work is done twice");
@@ -333,6 +357,11 @@ void Clock::complete(const WorkPtr& work) {
   work->done = true;
   work->ended = time_;
   times_.wake(work, time_);
+  for (WorkPtr& follower : std::exchange(work->followers, {})) {
+    if (--follower->blockers == 0) {
+      unbound_.push_back(std::move(follower));
+    }
+  }
   work->after.clear();
   outstanding_.erase(work->sequence);
   if (work->engine != Engine::none) {
@@ -497,7 +526,7 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Bound bound, Reached&& reac
     }
     for (DeviceLoad& device : devices_) {
       device.sms.collect(
-          time_,
+          time_, [&](const WorkPtr& work, std::uint64_t blocks) { end_blocks(work, blocks); },
           [&](Resident& resident) {
             if (!resident.work->grid) {
               broken_law("a block ends after its grid");

@@ -144,6 +144,7 @@ class Clock {
   void queue_grid(DeviceLoad& device, const WorkPtr& work);
   void place_blocks(DeviceLoad& device);
   void end_blocks(std::size_t sm, const Resident& resident);
+  void end_blocks(const WorkPtr& work, std::uint64_t blocks);
   void complete(const WorkPtr& work);
   bool run_unlocked(Lock& lock);
   bool wait_for_host(Lock& lock);
@@ -152,7 +153,7 @@ class Clock {
   HostThreads& host_threads_;
   std::vector<DeviceLoad> devices_;
   std::vector<Connection*> busy_;
-  std::vector<WorkPtr> unbound_;  // without a connection, not started
+  std::vector<WorkPtr> unbound_;  // without a connection, behind no other work, not started
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers_;
   std::vector<WorkPtr> waits_;  // started, and their conditions do not hold yet
   bool shared_ = false;

@@ -144,6 +144,68 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
   return best;
 }
 
+double Sms::rate_of(const BlockCost& cost, double alone_ns, double used) const {
+  const double share = used > 1 ? 1 / used : 1;
+  // What it needs of the throughput, compared with what it gets.
+  const double compute = cost.throughput > 0 ? cost.compute_ns / alone_ns : 0;
+  return compute > share ? share / compute : 1;
+}
+
+std::uint64_t Sms::end_of(const Whole& whole, std::uint64_t on_sm) const {
+  const double alone = alone_ns(whole.cost);
+  const double rate = rate_of(whole.cost, alone, static_cast<double>(on_sm) * whole.cost.throughput);
+  return moment_in((alone - rounding_ns) / rate, whole.started);
+}
+
+bool Sms::place_whole(const WorkPtr& work, const SmSet& among, std::uint64_t blocks, const BlockNeeds& needs,
+                      const BlockCost& cost, std::uint64_t now) {
+  const std::uint64_t count = among.count();
+  const auto is_taken = [&](const Whole& whole) { return (whole.sms & among).any(); };
+  if (cost.bytes > 0 || blocks > count * capacity(profile(), needs) || (busy_ & among).any() ||
+      std::ranges::any_of(wholes_, is_taken)) {
+    return false;
+  }
+  wholes_.push_back({work, among, blocks, blocks / count, blocks % count, needs, cost, now});
+  return true;
+}
+
+void Sms::unfold(const SmSet& among, std::uint64_t now,
+                 const std::function<void(const WorkPtr&, std::uint64_t)>& ended) {
+  std::erase_if(wholes_, [&](const Whole& whole) {
+    if ((whole.sms & among).none()) {
+      return false;
+    }
+    const std::uint64_t sm_count = whole.sms.count();
+    std::uint64_t gone = 0;
+    std::uint64_t number = 0;
+    for (std::size_t i = 0; i < sms_.size(); ++i) {
+      if (!whole.sms.test(i)) {
+        continue;
+      }
+      const std::uint64_t on_sm = whole.on(number);
+      const double rate = rate_of(whole.cost, alone_ns(whole.cost), static_cast<double>(on_sm) * whole.cost.throughput);
+      if (on_sm > 0 && end_of(whole, on_sm) <= now) {
+        gone += on_sm;
+      } else {
+        for (std::uint64_t k = 0; k < on_sm; ++k) {
+          place(std::array{i},
+                {.work = whole.work,
+                 .index = k * sm_count + number,
+                 .needs = whole.needs,
+                 .cost = whole.cost,
+                 .rate = rate},
+                whole.started);
+        }
+      }
+      ++number;
+    }
+    if (gone > 0) {
+      ended(whole.work, gone);
+    }
+    return true;
+  });
+}
+
 void Sms::place(std::span<const std::size_t> places, Resident run, std::uint64_t now) {
   run.run = ++runs_;
   run.places = places.size();
@@ -201,12 +263,9 @@ void Sms::share_throughput(Sm& sm) const {
   for (const Resident& resident : sm.residents) {
     used += resident.cost.throughput;
   }
-  const double share = used > 1 ? 1 / used : 1;
   sm.demand = 0;
   for (Resident& resident : sm.residents) {
-    // What it needs of the throughput, compared with what it gets.
-    const double compute = resident.cost.throughput > 0 ? resident.cost.compute_ns / resident.alone_ns : 0;
-    resident.rate = compute > share ? share / compute : 1;
+    resident.rate = rate_of(resident.cost, resident.alone_ns, used);
     sm.demand += resident.cost.bytes / resident.alone_ns * resident.rate;
   }
   if (sm.demand > profile().sm_bytes_per_ns) {
@@ -251,15 +310,26 @@ std::uint64_t Sms::next_end(std::uint64_t now) {
   }
   std::uint64_t soonest = never;
   each_busy([&](std::size_t, const Sm& sm) { soonest = std::min(soonest, sm.end); });
+  for (const Whole& whole : wholes_) {
+    soonest = std::min(soonest, end_of(whole, whole.on(0)));
+  }
   for (const Flow& flow : flows_) {
     soonest = std::min(soonest, moment_in((flow.left_bytes - rounding_ns) / flow.rate, now));
   }
   return soonest;
 }
 
-void Sms::collect(std::uint64_t now, const std::function<void(Resident&)>& give_more,
+void Sms::collect(std::uint64_t now, const std::function<void(const WorkPtr&, std::uint64_t)>& whole_ended,
+                  const std::function<void(Resident&)>& give_more,
                   const std::function<void(std::size_t, const Resident&)>& ended,
                   const std::function<void(const WorkPtr&)>& flow_ended) {
+  std::vector<Whole> over;
+  std::erase_if(wholes_, [&](Whole& whole) {
+    return end_of(whole, whole.on(0)) <= now && (over.push_back(std::move(whole)), true);
+  });
+  for (const Whole& whole : over) {
+    whole_ended(whole.work, whole.blocks);
+  }
   over_.clear();
   each_busy([&](std::size_t, Sm& sm) {
     if (sm.end > now) {

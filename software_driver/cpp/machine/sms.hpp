@@ -72,6 +72,14 @@ class Sms {
   // SMs for `count` blocks at once, all in one of `parts`; empty if there is no room.
   std::vector<std::size_t> room_together(const std::vector<SmSet>& parts, const BlockNeeds& needs,
                                          unsigned count) const;
+  // Places all blocks of a grid as one event, where that makes no difference: they fit at once on SMs that are empty,
+  // and use no memory. Returns false where it does.
+  bool place_whole(const WorkPtr& work, const SmSet& among, std::uint64_t blocks, const BlockNeeds& needs,
+                   const BlockCost& cost, std::uint64_t now);
+  // Turns grids that are placed whole on some of these SMs into blocks, for others to come beside them. `ended` gets
+  // the number of blocks that have ended by now.
+  void unfold(const SmSet& among, std::uint64_t now,
+              const std::function<void(const WorkPtr&, std::uint64_t blocks)>& ended);
   // Begins a run in each of the places: several are those of a cluster.
   void place(std::span<const std::size_t> places, Resident run, std::uint64_t now);
 
@@ -82,7 +90,8 @@ class Sms {
   std::uint64_t next_end(std::uint64_t now);
   // Takes away what has ended by `now` and is given nothing more to do. The blocks are asked in the order of their
   // beginning, so that those on other SMs come before those that share one.
-  void collect(std::uint64_t now, const std::function<void(Resident&)>& give_more,
+  void collect(std::uint64_t now, const std::function<void(const WorkPtr&, std::uint64_t blocks)>& whole_ended,
+               const std::function<void(Resident&)>& give_more,
                const std::function<void(std::size_t sm, const Resident&)>& ended,
                const std::function<void(const WorkPtr&)>& flow_ended);
   // Ends the runs that reach into a set of SMs after the blocks that are running, where `gives_way`, and reports how
@@ -121,6 +130,21 @@ class Sms {
     double left_bytes;
     double rate = 0;
   };
+  // A grid whose blocks are placed as one. Some SMs have one block more than the others, and end later.
+  struct Whole {
+    WorkPtr work;
+    SmSet sms;
+    std::uint64_t blocks;
+    std::uint64_t fewer;  // blocks on most SMs
+    std::uint64_t more;   // SMs with one block more
+    BlockNeeds needs;
+    BlockCost cost;
+    std::uint64_t started;
+
+    std::uint64_t on(std::uint64_t place) const noexcept { return fewer + (place < more ? 1 : 0); }
+  };
+  std::uint64_t end_of(const Whole& whole, std::uint64_t on_sm) const;
+  double rate_of(const BlockCost& cost, double alone_ns, double used) const;
   bool fits(const Sm& sm, const BlockNeeds& needs) const;
   template <class Visit>
   void each_busy(Visit&& visit);
@@ -133,6 +157,7 @@ class Sms {
   std::vector<Sm> sms_;
   SmSet busy_;
   std::vector<Flow> flows_;
+  std::vector<Whole> wholes_;
   std::vector<Resident*> over_;  // in collect(), kept for its memory alone
   std::uint64_t runs_ = 0;       // begun
   std::uint64_t flows_updated_ = 0;

@@ -130,6 +130,8 @@ struct Task {
 
 struct Work : Task {
   std::vector<WorkPtr> after;
+  std::vector<WorkPtr> followers;  // without a connection, that have this work in `after`
+  std::size_t blockers = 0;        // in `after`, not done
   std::uint64_t submitted = 0;
   std::uint64_t sequence = 0;
   int device = 0;

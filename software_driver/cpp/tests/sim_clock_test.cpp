@@ -176,6 +176,33 @@ void a_launch_costs_the_same_however_many_blocks_it_has() {
   }
 }
 
+// A launch whose blocks all fit at once is one event of the clock. Blocks that come beside them share their SMs as if
+// each block were an event: the first launch has done a half when the second begins, and both go on at half the rate.
+void a_launch_that_fits_at_once_shares_its_sms() {
+  const Bench bench;
+  const CUstream first = Bench::stream(0);
+  const CUstream second = Bench::stream(bench.partitions[0], 0);
+  const auto sync_at = [](CUstream stream) {
+    OK(cuStreamSynchronize, stream);
+    return now();
+  };
+  const auto is_near = [](std::uint64_t time, std::uint64_t wanted) {
+    return time >= wanted && time < wanted + 10'000;
+  };
+  const std::uint64_t before = now();
+  CHECK(bench.launch(first, {.blocks = sm_count}) == CUDA_SUCCESS);
+  pass(block_ns / 2);
+  CHECK(bench.launch(second, {.blocks = partition_sms}) == CUDA_SUCCESS);
+  CHECK(is_near(sync_at(first) - before, block_ns * 3 / 2));
+  CHECK(is_near(sync_at(second) - before, block_ns * 2));
+  // Some SMs have one block, which ends before the second launch begins; the others have two, at half the rate.
+  const std::uint64_t then = now();
+  CHECK(bench.launch(first, {.blocks = sm_count + partition_sms / 2}) == CUDA_SUCCESS);
+  pass(block_ns * 3 / 2);
+  CHECK(bench.launch(second, {.blocks = 1}) == CUDA_SUCCESS);
+  CHECK(is_near(sync_at(first) - then, block_ns * 2));
+}
+
 // Launches of every shape and priority in every partition.
 void any_mixture_of_kernels_ends(std::uint64_t seed, std::uint64_t launches) {
   std::mt19937 random(static_cast<std::uint32_t>(seed));
@@ -242,6 +269,7 @@ int main(int count_of, char** values) {
   clusters_give_way_and_lose_no_block();
   clusters_that_are_slowed_down_end();
   a_launch_costs_the_same_however_many_blocks_it_has();
+  a_launch_that_fits_at_once_shares_its_sms();
   any_mixture_of_kernels_ends(seed, argument(count_of, values, "--launches", 60));
   return software_driver::test::summary("sim_clock_test");
 }
