@@ -229,7 +229,7 @@ def test_per_thread_variants_do_what_the_function_does() -> None:
         assert driver.cuStreamSynchronize_ptsz(None) == 0
         assert driver.cuMemcpyDtoH_v2(ctypes.byref(word), address, ctypes.c_size_t(4)) == 0
         assert word.value == 7
-        assert driver.cuMemcpyBatchAsync_ptsz() == 801, "what is not modelled says so"
+        assert driver.cuMemcpy3DBatchAsync_ptsz() == 801, "what is not modelled says so"
         assert driver.cuMemFree_v2(address) == 0
         driver.cuCtxPopCurrent_v2(ctypes.byref(context))
         driver.cuDevicePrimaryCtxRelease_v2(0)

@@ -1,7 +1,12 @@
 // Copies and fills: they really happen, at the virtual time at which their stream gets to them.
 #include "calls/copies.hpp"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <span>
+#include <utility>
 
 #include "calls/allocations.hpp"
 #include "calls/queueing.hpp"
@@ -299,12 +304,15 @@ struct End {
 
 End of(CUarray array, std::size_t offset) { return {CU_MEMORYTYPE_ARRAY, 0, array, offset}; }
 
-void copy_row(Call& c, const End& to, const End& from, std::size_t size, Queue queue) {
+CUDA_MEMCPY3D row_of(const End& to, const End& from, std::size_t size) {
   const auto pointer = [](const End& end) { return reinterpret_cast<void*>(end.address); };
-  const CUDA_MEMCPY3D row{from.offset, 0, 0, 0, from.type, pointer(from), from.address, from.array, nullptr, 0, 0,
-                          to.offset,   0, 0, 0, to.type,   pointer(to),   to.address,   to.array,   nullptr, 0, 0,
-                          size,        1, 1};
-  return copy(c, row, queue);
+  return {from.offset, 0,         0,    0, from.type, pointer(from), from.address, from.array, nullptr,  0,
+          0,           to.offset, 0,    0, 0,         to.type,       pointer(to),  to.address, to.array, nullptr,
+          0,           0,         size, 1, 1};
+}
+
+void copy_row(Call& c, const End& to, const End& from, std::size_t size, Queue queue) {
+  return copy(c, row_of(to, from, size), queue);
 }
 
 // As a function of the header names it: a number or a pointer.
@@ -351,6 +359,40 @@ void copy_flat(Call& c, const CUDA_MEMCPY2D* flat, Queue queue) {
 }
 void copy_box(Call& c, const CUDA_MEMCPY3D* box, Queue queue) { return copy(c, *box, queue); }
 
+// `failed` is not given by newer versions.
+void copy_batch(Call& c, const CopyBatch& batch, std::size_t* failed, CUstream handle) {
+  // Documented: the stream must not be the legacy default stream. Assumed: the code.
+  refuse_if(handle == nullptr || handle == CU_STREAM_LEGACY, CUDA_ERROR_INVALID_VALUE);
+  std::size_t number = SIZE_MAX;
+  give(failed, number);
+  GraphNode node;
+  try {
+    plan_batch(c, batch, node, number);
+  } catch (const Refused&) {
+    give(failed, number);
+    throw;
+  }
+  Stream& stream = find_stream(c, handle);
+  if (!stream.capture || c.version() >= 13050) {
+    return enqueue(c, stream, std::move(node));
+  }
+  // Before 13.5, graphs have no node for a batch: each copy is a node. Assumed.
+  for (std::size_t i = 0; i < batch.sizes.size(); ++i) {
+    copy_row(c, {anywhere, batch.targets[i]}, {anywhere, batch.sources[i]}, batch.sizes[i], handle);
+  }
+}
+void copy_batch_v1(Call& c, CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes, std::size_t count,
+                   CUmemcpyAttributes* attributes, std::size_t* firsts, std::size_t attribute_count,
+                   std::size_t* failed, const Stream&) {
+  return copy_batch(c, read_batch({count, to, from, sizes, attributes, firsts, attribute_count, {}}), failed,
+                    reinterpret_cast<CUstream>(c.arguments[8]));
+}
+void copy_batch_v2(Call& c, CUdeviceptr* to, CUdeviceptr* from, std::size_t* sizes, std::size_t count,
+                   CUmemcpyAttributes* attributes, std::size_t* firsts, std::size_t attribute_count, const Stream&) {
+  return copy_batch(c, read_batch({count, to, from, sizes, attributes, firsts, attribute_count, {}}), nullptr,
+                    reinterpret_cast<CUstream>(c.arguments[7]));
+}
+
 void fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, Queue queue) {
   Stream& stream = find_stream(c, queue.handle);
   refuse_if(what.dst % what.elementSize != 0, CUDA_ERROR_INVALID_VALUE);
@@ -378,6 +420,76 @@ void fill_rows(Call& c, CUdeviceptr address, std::size_t pitch, Element value, s
 
 void plan_copy(Call& c, const CUDA_MEMCPY3D& copy, GraphNode& node) {
   return describe(c, copy, locate_both(c, copy), node);
+}
+
+CopyBatch read_batch(const CUDA_MEMCPY_BATCH_NODE_PARAMS& batch) {
+  const bool is_complete = batch.dsts && batch.srcs && batch.sizes && batch.attrs && batch.attrsIdxs;
+  refuse_if(!is_complete || batch.count == 0 || batch.numAttrs == 0 || batch.numAttrs > batch.count,
+            CUDA_ERROR_INVALID_VALUE);
+  const std::span attributes(batch.attrs, batch.numAttrs);
+  const std::span firsts(batch.attrsIdxs, batch.numAttrs);
+  const auto is_allowed = [](const CUmemcpyAttributes& one) {
+    return one.srcAccessOrder >= CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
+           one.srcAccessOrder <= CU_MEMCPY_SRC_ACCESS_ORDER_ANY &&
+           one.flags <= CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE;
+  };
+  const bool is_ascending = std::ranges::adjacent_find(firsts, std::ranges::greater_equal{}) == firsts.end();
+  refuse_if(firsts.front() != 0 || firsts.back() >= batch.count || !is_ascending ||
+                !std::ranges::all_of(attributes, is_allowed),
+            CUDA_ERROR_INVALID_VALUE);
+  return {{batch.dsts, batch.dsts + batch.count},
+          {batch.srcs, batch.srcs + batch.count},
+          {batch.sizes, batch.sizes + batch.count},
+          {attributes.begin(), attributes.end()},
+          {firsts.begin(), firsts.end()}};
+}
+
+void plan_batch(Call& c, CopyBatch batch, GraphNode& node, std::size_t& failed) {
+  std::vector<GraphNode> copies;
+  std::size_t attribute = 0;
+  for (std::size_t i = 0; i < batch.sizes.size(); ++i) {
+    while (attribute + 1 < batch.firsts.size() && batch.firsts[attribute + 1] <= i) {
+      ++attribute;
+    }
+    failed = i;
+    const CUDA_MEMCPY3D row = row_of({anywhere, batch.targets[i]}, {anywhere, batch.sources[i]}, batch.sizes[i]);
+    Located found = locate_both(c, row);
+    if (found.extent.is_empty()) {
+      continue;
+    }
+    // What may go when the call returns is read now.
+    if (batch.attributes[attribute].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) {
+      stage(c, found.extent, found.from);
+    }
+    describe(c, row, found, copies.emplace_back());
+  }
+  failed = SIZE_MAX;
+  for (const GraphNode& copy : copies) {
+    node.duration += copy.duration;
+    node.bytes += copy.bytes;
+    node.shows = node.shows || copy.shows;
+    // The engines differ where the copies do: the batch takes that of the first.
+    node.engine = node.engine == Engine::none ? copy.engine : node.engine;
+  }
+  node.marks = [copies](Work& work) {
+    for (const GraphNode& copy : copies) {
+      copy.marks(work);
+    }
+  };
+  node.effect = [copies]() -> Rest {
+    std::vector<Rest> rests;
+    for (const GraphNode& copy : copies) {
+      if (Rest rest = copy.effect()) {
+        rests.push_back(std::move(rest));
+      }
+    }
+    if (rests.empty()) {
+      return {};
+    }
+    return [rests = std::move(rests)] { std::ranges::for_each(rests, [](const Rest& rest) { rest(); }); };
+  };
+  node.type = CU_GRAPH_NODE_TYPE_MEMCPY_BATCH;
+  node.batch = std::move(batch);
 }
 
 void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, GraphNode& node) {
@@ -414,6 +526,8 @@ using namespace software_driver;
 
 SOFTWARE_DRIVER_ROW(cuMemcpy, copy_linear<anywhere, anywhere>)
 SOFTWARE_DRIVER_ROW(cuMemcpyAsync, copy_linear<anywhere, anywhere>)
+SOFTWARE_DRIVER_ROW(cuMemcpyBatchAsync, copy_batch_v1)
+SOFTWARE_DRIVER_ROW(cuMemcpyBatchAsync_v2, copy_batch_v2)
 SOFTWARE_DRIVER_ROW(cuMemcpyHtoD_v2, copy_linear<on_device, on_host>)
 SOFTWARE_DRIVER_ROW(cuMemcpyHtoDAsync_v2, copy_linear<on_device, on_host>)
 SOFTWARE_DRIVER_ROW(cuMemcpyDtoH_v2, copy_linear<on_host, on_device>)

@@ -38,6 +38,14 @@ void plan_host_node(const CUDA_HOST_NODE_PARAMS_v2& host, Step& node) {
   node.host = [function = host.fn, user = host.userData] { function(user); };
 }
 
+void plan_batch_node(Call& c, const CUDA_MEMCPY_BATCH_NODE_PARAMS& batch, GraphNode& node) {
+  refuse_if(c.version() < 13050, CUDA_ERROR_INVALID_VALUE);
+  // The handle of a green context is that of its context too.
+  context_for(c, batch.ctx, node);
+  std::size_t failed = 0;
+  return plan_batch(c, read_batch(batch), node, failed);
+}
+
 void plan_event_node(Call& c, CUevent event, Step& node) {
   find_event(c, event);
   node.parameters.eventRecord.event = event;
@@ -134,6 +142,13 @@ CUgraphNodeParams described(Call& c, GraphNode& node) {
     case CU_GRAPH_NODE_TYPE_MEMSET:
       parameters.memset.ctx = context;
       break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH: {
+      CopyBatch& batch = node.batch;
+      parameters.memcpyBatch = {
+          batch.sizes.size(),      batch.targets.data(), batch.sources.data(),    batch.sizes.data(),
+          batch.attributes.data(), batch.firsts.data(),  batch.attributes.size(), {context}};
+      break;
+    }
     case CU_GRAPH_NODE_TYPE_GRAPH:
       parameters.graph.graph = as_handle<CUgraph>(*node.bodies[0]);
       break;
@@ -186,6 +201,9 @@ GraphNode changed(Call& c, const GraphNode& node, CUgraphNodeParams parameters) 
     case CU_GRAPH_NODE_TYPE_MEMSET:
       parameters.memset.ctx = or_own(parameters.memset.ctx);
       break;
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH:
+      parameters.memcpyBatch.ctx = or_own(parameters.memcpyBatch.ctx);
+      break;
     case CU_GRAPH_NODE_TYPE_HOST:
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
@@ -207,6 +225,8 @@ void set_in_exec(Call& c, GraphExec& exec, const GraphNode& node, const CUgraphN
   // Recorded: what is executable stays in its context.
   refuse_if(node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy.node.context_id,
             CUDA_ERROR_INVALID_VALUE);
+  // Documented: an executable batch changes its addresses and sizes alone.
+  refuse_if(node.type == CU_GRAPH_NODE_TYPE_MEMCPY_BATCH && !may_become(copy.node, planned), CUDA_ERROR_INVALID_VALUE);
   adopt(copy.node, std::move(planned));
 }
 
@@ -262,8 +282,14 @@ using OfWait = Kind<CU_GRAPH_NODE_TYPE_WAIT_EVENT, CUevent, offsetof(CUgraphNode
 using OfMemory = Kind<CU_GRAPH_NODE_TYPE_MEM_ALLOC, CUDA_MEM_ALLOC_NODE_PARAMS, offsetof(CUgraphNodeParams, alloc)>;
 using OfFree = Kind<CU_GRAPH_NODE_TYPE_MEM_FREE, CUdeviceptr, offsetof(CUgraphNodeParams, free)>;
 
+// Attributes that a node may have, and that calls may change.
+bool is_of_nodes(CUlaunchAttributeID which) {
+  return which == CU_LAUNCH_ATTRIBUTE_COOPERATIVE || which == CU_LAUNCH_ATTRIBUTE_PRIORITY ||
+         which == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION || changes_nothing(which);
+}
+
 // Attributes that change nothing here read as zeros.
-void read_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchAttributeValue& value) {
+void tell_attribute(const LaunchPlan& plan, CUlaunchAttributeID which, CUlaunchAttributeValue& value) {
   switch (which) {
     case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
       value.cooperative = plan.cooperative ? 1 : 0;
@@ -299,6 +325,8 @@ void plan_node(Call& c, Graph& graph, CUgraphNodeParams& parameters, GraphNode& 
     case CU_GRAPH_NODE_TYPE_MEMSET:
       context_for(c, parameters.memset.ctx, node);
       return plan_fill(c, parameters.memset, node);
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH:
+      return plan_batch_node(c, parameters.memcpyBatch, node);
     case CU_GRAPH_NODE_TYPE_HOST:
       return plan_host_node(parameters.host, node);
     case CU_GRAPH_NODE_TYPE_GRAPH:
@@ -341,6 +369,15 @@ std::vector<Edge> read_edges(Call& c, const Graph& graph, const CUgraphNode* nod
 bool has_room_for_copy(Call& c, const Graph& graph) {
   constexpr std::size_t limit = 1'000'000;
   return c.machine.graph_nodes.live() + count_nodes(graph) <= limit;
+}
+
+bool may_become(const Step& old, const Step& now) {
+  const auto is_same = [](const CUmemcpyAttributes& one, const CUmemcpyAttributes& other) {
+    return one.srcAccessOrder == other.srcAccessOrder && one.flags == other.flags;
+  };
+  return old.context_id == now.context_id && old.batch.sizes.size() == now.batch.sizes.size() &&
+         old.batch.firsts == now.batch.firsts &&
+         std::ranges::equal(old.batch.attributes, now.batch.attributes, is_same);
 }
 
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {
@@ -407,10 +444,26 @@ SOFTWARE_DRIVER_CALL(cuGraphAddEmptyNode, Call& c, CUgraphNode* out, Graph& grap
   add(c, out, graph, dependencies, nullptr, count, &parameters);
 }
 
+SOFTWARE_DRIVER_CALL(cuGraphKernelNodeSetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
+                     const CUkernelNodeAttrValue* value) {
+  refuse_if(node.type != CU_GRAPH_NODE_TYPE_KERNEL || !is_of_nodes(which), CUDA_ERROR_INVALID_VALUE);
+  LaunchPlan changed = node.launch;
+  read_attribute({which, {}, *value}, changed);
+  node.launch = std::move(changed);
+}
+
+SOFTWARE_DRIVER_CALL(cuGraphKernelNodeCopyAttributes, Call&, GraphNode& to, const GraphNode& from) {
+  refuse_if(to.type != CU_GRAPH_NODE_TYPE_KERNEL || from.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
+  to.launch.cooperative = from.launch.cooperative;
+  to.launch.clusters = from.launch.clusters;
+  to.launch.cluster = from.launch.cluster;
+  to.launch.priority = from.launch.priority;
+}
+
 SOFTWARE_DRIVER_CALL(cuGraphKernelNodeGetAttribute, Call&, GraphNode& node, CUkernelNodeAttrID which,
                      CUkernelNodeAttrValue* out) {
   refuse_if(node.type != CU_GRAPH_NODE_TYPE_KERNEL, CUDA_ERROR_INVALID_VALUE);
   CUlaunchAttributeValue value{};
-  read_attribute(node.launch, which, value);
+  tell_attribute(node.launch, which, value);
   give(out, value);
 }

@@ -128,6 +128,7 @@ void pass_event(Call& c, const GraphNode& node, const WorkPtr& work) {
 Seen seen(Call& c, const GraphNode& node) {
   switch (node.type) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH:
       return Seen::by_all;
     case CU_GRAPH_NODE_TYPE_MEMSET:
     case CU_GRAPH_NODE_TYPE_HOST:
@@ -203,6 +204,8 @@ bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateRes
       const CUDA_MEMCPY3D& is = now.parameters.memcpy.copyParams;
       return was.srcMemoryType == is.srcMemoryType && was.dstMemoryType == is.dstMemoryType;
     }
+    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH:
+      return software_driver::may_become(old, now);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS_v2& was = old.parameters.memset;
       const CUDA_MEMSET_NODE_PARAMS_v2& is = now.parameters.memset;
@@ -293,7 +296,7 @@ void update_child(Call& c, GraphExec& exec, const GraphNode& node, const Graph& 
 // The copy of a node that can be switched off.
 ExecNode& find_switchable(GraphExec& exec, const GraphNode& node) {
   const bool can_be = node.type == CU_GRAPH_NODE_TYPE_KERNEL || node.type == CU_GRAPH_NODE_TYPE_MEMCPY ||
-                      node.type == CU_GRAPH_NODE_TYPE_MEMSET;
+                      node.type == CU_GRAPH_NODE_TYPE_MEMCPY_BATCH || node.type == CU_GRAPH_NODE_TYPE_MEMSET;
   return need(can_be ? find_copy(exec.nodes, node) : nullptr, CUDA_ERROR_INVALID_VALUE);
 }
 

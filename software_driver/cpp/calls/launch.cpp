@@ -107,46 +107,15 @@ void launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, void** 
   return enqueue(c, stream, std::move(node));
 }
 
-// Launch attributes that change nothing here are taken; what would change something and is not modelled is refused.
-void read_attributes(const CUlaunchConfig& config, LaunchPlan& plan) {
-  for (unsigned i = 0; i < config.numAttrs; ++i) {
-    const CUlaunchAttribute& attribute = config.attrs[i];
-    switch (attribute.id) {
-      case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-        plan.cooperative = attribute.value.cooperative != 0;
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
-        plan.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
-        break;
-      case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
-        plan.updatable = attribute.value.deviceUpdatableKernelNode.deviceUpdatable != 0;
-        break;
-      case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-        plan.priority = std::clamp(attribute.value.priority, -5, 0);
-        break;
-      case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-        plan.clusters = {attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z};
-        refuse_if(std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster,
-                  CUDA_ERROR_INVALID_VALUE);
-        for (unsigned& blocks : plan.clusters) {
-          blocks = std::max(blocks, 1u);
-        }
-        plan.cluster = static_cast<unsigned>(product(plan.clusters));
-        break;
-      default:
-        refuse_if(attribute.id != CU_LAUNCH_ATTRIBUTE_IGNORE && !changes_nothing(attribute.id),
-                  CUDA_ERROR_NOT_SUPPORTED);
-    }
-  }
-}
-
 LaunchPlan read_config(const CUlaunchConfig* config) {
   refuse_if(config->attrs == nullptr && config->numAttrs > 0, CUDA_ERROR_INVALID_VALUE);
   LaunchPlan plan;
   plan.grid = {config->gridDimX, config->gridDimY, config->gridDimZ};
   plan.threads = {config->blockDimX, config->blockDimY, config->blockDimZ};
   plan.shared_bytes = config->sharedMemBytes;
-  read_attributes(*config, plan);
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    read_attribute(config->attrs[i], plan);
+  }
   return plan;
 }
 
@@ -184,6 +153,34 @@ void potential_block_size(Call& c, int* min_grid, int* block, const KernelCode& 
 }
 
 }  // namespace
+
+void read_attribute(const CUlaunchAttribute& attribute, LaunchPlan& plan) {
+  switch (attribute.id) {
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+      plan.cooperative = attribute.value.cooperative != 0;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+      plan.programmatic = attribute.value.programmaticStreamSerializationAllowed != 0;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+      plan.updatable = attribute.value.deviceUpdatableKernelNode.deviceUpdatable != 0;
+      break;
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+      plan.priority = std::clamp(attribute.value.priority, -5, 0);
+      break;
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      plan.clusters = {attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z};
+      refuse_if(std::max({plan.clusters[0], plan.clusters[1], plan.clusters[2]}) > largest_cluster,
+                CUDA_ERROR_INVALID_VALUE);
+      for (unsigned& blocks : plan.clusters) {
+        blocks = std::max(blocks, 1u);
+      }
+      plan.cluster = static_cast<unsigned>(product(plan.clusters));
+      break;
+    default:
+      refuse_if(attribute.id != CU_LAUNCH_ATTRIBUTE_IGNORE && !changes_nothing(attribute.id), CUDA_ERROR_NOT_SUPPORTED);
+  }
+}
 
 bool changes_nothing(CUlaunchAttributeID which) {
   constexpr CUlaunchAttributeID all[] = {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,

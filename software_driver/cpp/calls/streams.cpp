@@ -1,4 +1,6 @@
 // Streams: making, asking, waiting, destroying.
+#include <algorithm>
+
 #include "calls/queueing.hpp"
 
 namespace software_driver {
@@ -29,6 +31,32 @@ void launch_host_function(Call& c, Stream& stream, CUhostFn function, void* user
   node.host = [function, user] { function(user); };
   node.parameters.host = {function, user, mode, {}};
   return enqueue(c, stream, std::move(node));
+}
+
+// Whether a stream may have an attribute of this value. Priorities are clamped, and windows and domains change nothing.
+bool is_of_streams(CUstreamAttrID which, const CUstreamAttrValue& value) {
+  switch (which) {
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      return true;
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+      return value.syncPolicy >= CU_SYNC_POLICY_AUTO && value.syncPolicy <= CU_SYNC_POLICY_BLOCKING_SYNC;
+    default:
+      return false;
+  }
+}
+
+// The value before the program sets another. Assumed.
+CUstreamAttrValue default_attribute(CUstreamAttrID which) {
+  CUstreamAttrValue value{};
+  if (which == CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY) {
+    value.syncPolicy = CU_SYNC_POLICY_AUTO;
+  } else if (which == CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP) {
+    value.memSyncDomainMap.remote = 1;
+  }
+  return value;
 }
 
 CUgreenCtx green_context_of(const Stream& stream) {
@@ -87,6 +115,34 @@ SOFTWARE_DRIVER_QUERY(cuStreamQuery, Call& c, Stream& stream) {
 }
 
 SOFTWARE_DRIVER_CALL(cuStreamSynchronize, Call& c, Stream& stream) { return wait_for(c, stream.last); }
+
+SOFTWARE_DRIVER_CALL(cuStreamSetAttribute, Call&, Stream& stream, CUstreamAttrID which,
+                     const CUstreamAttrValue* value) {
+  refuse_if(!is_of_streams(which, *value), CUDA_ERROR_INVALID_VALUE);
+  if (which == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+    stream.priority = std::clamp(value->priority, -5, 0);
+  } else {
+    stream.attributes[which] = *value;
+  }
+}
+
+SOFTWARE_DRIVER_CALL(cuStreamGetAttribute, Call&, Stream& stream, CUstreamAttrID which, CUstreamAttrValue* out) {
+  CUstreamAttrValue value = default_attribute(which);
+  refuse_if(!is_of_streams(which, value), CUDA_ERROR_INVALID_VALUE);
+  if (const auto found = stream.attributes.find(which); found != stream.attributes.end()) {
+    value = found->second;
+  }
+  if (which == CU_LAUNCH_ATTRIBUTE_PRIORITY) {
+    value.priority = stream.priority;
+  }
+  give(out, value);
+}
+
+SOFTWARE_DRIVER_CALL(cuStreamCopyAttributes, Call&, Stream& to, const Stream& from) {
+  refuse_if(to.context != from.context, CUDA_ERROR_INVALID_VALUE);
+  to.attributes = from.attributes;
+  to.priority = from.priority;
+}
 
 SOFTWARE_DRIVER_CALL(cuStreamAddCallback, Call& c, Stream& stream, CUstreamCallback function, void* user, unsigned) {
   GraphNode node;

@@ -142,3 +142,9 @@ SOFTWARE_DRIVER_CALL(cuTensorMapReplaceAddress, Call&, CUtensorMap* map, void* a
   changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
   std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
 }
+
+// Documented: without a choice of classes, all requests succeed and change nothing. Assumed: no modelled card has one.
+SOFTWARE_DRIVER_CALL(cuTensorMapSetAllocationClass, Call&, CUtensorMap*, CUtensorMapAllocClass,
+                     CUtensorMapAllocClass* out) {
+  give(out, CU_TENSOR_MAP_ALLOC_CLASS_SMALL);
+}

@@ -72,6 +72,15 @@ struct Edge {
 // Those that are not there yet.
 void extend(std::vector<Edge>& edges, const std::vector<Edge>& more);
 
+// The copies of a batch, as the call that made it described them.
+struct CopyBatch {
+  std::vector<CUdeviceptr> targets;
+  std::vector<CUdeviceptr> sources;
+  std::vector<std::size_t> sizes;
+  std::vector<CUmemcpyAttributes> attributes;
+  std::vector<std::size_t> firsts;  // the copy from which on each of the attributes holds
+};
+
 // What a node does, and the context that it does it in.
 struct Step : Task {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
@@ -80,6 +89,7 @@ struct Step : Task {
   LaunchPlan launch;
   CUgraphNodeParams parameters{};       // as the calls that ask for them return them; a kernel's are its LaunchPlan
   std::vector<CUmemAccessDesc> access;  // of what it allocates
+  CopyBatch batch;
 };
 
 // One step of a graph. Also what streams are given, whether or not they capture.

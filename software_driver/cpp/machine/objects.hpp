@@ -41,6 +41,7 @@ struct Stream : Object {
   WorkPtr last;
   std::shared_ptr<Capture> capture;
   std::vector<Edge> capture_tail;
+  std::map<CUlaunchAttributeID, CUlaunchAttributeValue> attributes;  // set by the program; the priority is above
 };
 
 struct Event : Object {
