@@ -93,6 +93,10 @@ def test_json_reports_the_same_and_says_that_it_is_simulated() -> None:
     ]
     behaviours = json.loads(command("explain", "--json").stdout)["behaviours"]
     assert len(behaviours) == len(command("explain").stdout.splitlines()) - 2
+    known = json.loads(command("instructions", "--json").stdout)["instructions"]
+    lines = command("instructions").stdout.splitlines()[2:]
+    assert [one["name"] for one in known] == [line.split()[0] for line in lines]
+    assert {one["name"] for one in known if not one["exact"]} >= {"sin", "ex2", "rsqrt"}
     assert json.loads(command("path", "--json").stdout)["path"] == sim.library_folder()
 
 

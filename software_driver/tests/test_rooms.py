@@ -13,8 +13,8 @@ MAY_INCLUDE = {
     "abi": set(),
     "chip": set(),
     "ptx": set(),
-    "machine": {"abi", "chip"},
-    "calls": {"abi", "chip", "machine"},
+    "machine": {"abi", "chip", "ptx"},
+    "calls": {"abi", "chip", "machine", "ptx"},
     "tests": {"abi", "chip", "ptx"},
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)

@@ -25,10 +25,10 @@ PTX = b"""
 .visible .global .align 4 .u32 total;
 .visible .global .align 4 .u32 later;
 .visible .const .align 4 .u32 limit;
-.visible .entry scale(.param .u64 in, .param .u64 out) { ret; }
-.visible .entry shift(.param .u64 in, .param .u64 out) { ret; }
-.visible .entry boxed(.param .align 8 .b8 box[24]) { ret; }
-.visible .entry alone() { ret; }
+.visible .entry scale(.param .u64 in, .param .u64 out) { wgmma.fence.sync.aligned; ret; }
+.visible .entry shift(.param .u64 in, .param .u64 out) { wgmma.fence.sync.aligned; ret; }
+.visible .entry boxed(.param .align 8 .b8 box[24]) { wgmma.fence.sync.aligned; ret; }
+.visible .entry alone() { wgmma.fence.sync.aligned; ret; }
 \0"""
 SIZE = 4096
 TIMED = 0  # the flags of an event
@@ -109,7 +109,8 @@ READ = """
 import ctypes
 from cuda_software_driver import library_path
 
-PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry scale(.param .u64 out) { ret; }\\n\\0"
+PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry scale(.param .u64 out)"
+PTX += b"{ wgmma.fence.sync.aligned; ret; }\\n\\0"
 
 def main():
     driver, context = ctypes.CDLL(library_path()), ctypes.c_void_p()
@@ -297,7 +298,8 @@ PROGRAM = """
 import ctypes, json, os, sys
 from cuda.bindings import driver as cu
 
-PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry scale(.param .u64 out) { ret; }\\n\\0"
+PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry scale(.param .u64 out)"
+PTX += b"{ wgmma.fence.sync.aligned; ret; }\\n\\0"
 GRAIN = 2 << 20
 
 def value(answer):

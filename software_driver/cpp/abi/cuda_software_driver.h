@@ -55,6 +55,7 @@ SOFTWARE_DRIVER_API const char* softwareDriverFaults(void);   /* the rules in fo
 SOFTWARE_DRIVER_API const char* softwareDriverProfiles(void); /* the cards that can be simulated */
 SOFTWARE_DRIVER_API const char* softwareDriverDrivers(void);  /* the driver versions that can be simulated */
 SOFTWARE_DRIVER_API const char* softwareDriverExplain(void);  /* each modelled behaviour and where it is known from */
+SOFTWARE_DRIVER_API const char* softwareDriverInstructions(void); /* of PTX that kernels are executed with */
 SOFTWARE_DRIVER_API const char* softwareDriverMachine(void); /* the present machine: profile, driver version, devices */
 
 /* Faults. `function` is a base name ("cuMemAlloc"), an exported name ("cuMemAlloc_v2") or "*". `code` is the CUresult

@@ -12,6 +12,7 @@
 #include "machine/present.hpp"
 #include "machine/reports.hpp"
 #include "machine/threads.hpp"
+#include "ptx/program.hpp"
 
 namespace {
 
@@ -158,6 +159,15 @@ const char* softwareDriverExplain(void) {
   json.begin_array();
   std::ranges::for_each(chip_behaviours(), write);
   std::ranges::for_each(other_behaviours, write);
+  return keep(json.end_array().text());
+}
+
+const char* softwareDriverInstructions(void) {
+  JsonWriter json;
+  json.begin_array();
+  for (const ptx::KnownInstruction& one : ptx::known_instructions()) {
+    json.object("name", one.name, "variants", one.variants, "exact", one.is_exact);
+  }
   return keep(json.end_array().text());
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 namespace software_driver {
 namespace {
@@ -34,6 +35,12 @@ void admit(Present& here, Fn function) {
 void check(Call& call, const Arguments& arguments) {
   if (contract(call.function).needs_context) {
     call.current = &current_context(call);
+    if (const FailurePtr& fault = call.device().fault) {
+      if (!std::exchange(fault->is_reported, true)) {
+        say_failure(info(call.function).symbol, *fault);
+      }
+      refuse(fault->code);
+    }
   }
   refuse_if(!fits(call.function, arguments, call.version()), CUDA_ERROR_INVALID_VALUE);
 }

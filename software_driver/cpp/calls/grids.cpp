@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "calls/allocations.hpp"
+#include "calls/execution.hpp"
 #include "calls/kernels.hpp"
 #include "machine/costs.hpp"
 
@@ -146,7 +147,8 @@ double throughput_of(unsigned threads) {
 
 }  // namespace
 
-std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const LaunchPlan& plan) {
+std::unique_ptr<Grid> make_grid(Call& c, const Context& context, const LaunchPlan& plan) {
+  Machine& machine = c.machine;
   auto grid = std::make_unique<Grid>();
   const auto threads = static_cast<unsigned>(product(plan.threads));
   grid->sms = context.sms;
@@ -179,14 +181,27 @@ std::unique_ptr<Grid> make_grid(Machine& machine, const Context& context, const 
   } else if (is_built_in(plan.code->name)) {
     fill_record(machine, *grid, plan.code->name == "record_blocks");
   }
-  if (grid->cost.compute_ns + grid->cost.bytes + grid->tile.compute_ns <= 0) {
+  const double declared = grid->cost.compute_ns + grid->cost.bytes + grid->tile.compute_ns;
+  grid->is_declared = declared > 0;
+  const bool has_own_function = grid->function != nullptr || grid->built_in;
+  if (!has_own_function && grid->tiles == 0 && execute(c, context, plan, *grid)) {
+    return grid;
+  }
+  if (!grid->is_declared) {
     grid->cost.compute_ns = default_block_ns;
     grid->guessed = {plan.code, &plan.code->name};
   }
   return grid;
 }
 
-std::function<void(Work&)> marks_of(Machine& machine, const Context& context, const LaunchPlan& plan) {
+std::function<void(Work&)> marks_of(Machine& machine, const Context& context, const LaunchPlan& plan,
+                                    const Grid& grid) {
+  if (grid.is_empty) {
+    return nullptr;
+  }
+  if (grid.execution) {
+    return [&machine](Work& work) { end_execution(machine, work); };
+  }
   const RegisteredKernel* registered = find_registered(machine, plan);
   if (registered == nullptr && is_built_in(plan.code->name)) {
     return nullptr;

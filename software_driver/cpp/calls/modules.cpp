@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "calls/allocations.hpp"
+#include "calls/execution.hpp"
 #include "machine/images.hpp"
 
 namespace software_driver {
@@ -87,9 +87,7 @@ void find_variable(Call& c, Module& module, const char* name, CUdeviceptr* addre
   refuse_if(address == nullptr && size == nullptr, CUDA_ERROR_INVALID_VALUE);
   const auto found = std::ranges::find(module.image->variables, name, &Variable::name);
   refuse_if(found == module.image->variables.end(), CUDA_ERROR_NOT_FOUND);
-  std::uint64_t& place = module.variables[name];
-  place = place == 0 ? place_variable(c, module, *found) : place;
-  give(address, place);
+  give(address, address_of(c, module, *found));
   give(size, found->size);
 }
 

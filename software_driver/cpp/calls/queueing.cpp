@@ -1,6 +1,7 @@
 // Puts work onto streams: in order behind what is there, or into the graph that a stream is capturing.
 #include "calls/queueing.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "calls/grids.hpp"
@@ -31,6 +32,13 @@ std::vector<WorkPtr> predecessors(Machine& machine, const Stream& stream) {
   return before;
 }
 
+// Whether a kernel may write memory that the host reads without a call.
+bool has_host_memory(const Machine& machine) {
+  return std::ranges::any_of(machine.allocations, [](const auto& entry) {
+    return entry.second.managed || entry.second.type != CU_MEMORYTYPE_DEVICE;
+  });
+}
+
 }  // namespace
 
 WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int device) {
@@ -41,8 +49,9 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   }
   static_cast<Task&>(*work) = node;
   if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) {
-    work->grid = make_grid(c.machine, *context, node.launch);
-    work->marks = marks_of(c.machine, *context, node.launch);
+    work->grid = make_grid(c, *context, node.launch);
+    work->marks = marks_of(c.machine, *context, node.launch, *work->grid);
+    work->shows = work->grid->execution && has_host_memory(c.machine);
   }
   return work;
 }

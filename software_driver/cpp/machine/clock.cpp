@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "machine/host_threads.hpp"
@@ -390,6 +391,74 @@ void Clock::complete(const WorkPtr& work) {
   work->queues.reset();
 }
 
+void Clock::execute(DeviceLoad& device, std::size_t sm, Resident& resident) {
+  if (resident.is_executed) {
+    return;
+  }
+  executes_ = true;
+  const Grid& grid = *resident.work->grid;
+  const Execution::Step step = grid.execution->step(resident.index, sm, time_);
+  resident.is_executed = step.is_over;
+  idle_steps_ = step.is_idle ? idle_steps_ + 1 : 0;
+  // The declared cost of a block is over when it is executed; if it waits, it goes on from there.
+  if (!step.is_over || !grid.is_declared) {
+    resident.go_on(device.sms, step.cost, 1);
+  }
+}
+
+// Whether nothing is under way but kernels that wait.
+bool Clock::waits_for_host_alone() const {
+  return timers_.empty() && waits_.empty() && host_calls_.empty() &&
+         std::ranges::all_of(devices_, [](const DeviceLoad& device) {
+           return device.copies.empty() &&
+                  device.sms.runs_only([](const Work& work) { return work.grid && work.grid->execution; });
+         });
+}
+
+// Other threads come to their calls between the steps of kernels. Where all kernels wait for something that only the
+// host can do, it gets time for it.
+void Clock::let_others_in(Lock& lock) {
+  constexpr std::chrono::milliseconds longest{5};
+  constexpr std::uint64_t many_steps = 2048;
+  const auto now = Wall::now();
+  const bool all_wait = idle_steps_ >= many_steps && waits_for_host_alone();
+  if (!all_wait && now - let_in_ < longest) {
+    return;
+  }
+  if (all_wait) {
+    std::vector<std::shared_ptr<Execution>> executions;
+    for (const auto& [sequence, work] : outstanding_) {
+      if (work->grid && work->grid->execution && work->grid->count.placed() > 0) {
+        executions.push_back(work->grid->execution);
+      }
+    }
+    idle_since_ = idle_since_ == Wall::time_point{} ? now : idle_since_;
+    const bool is_first = idle_since_ == now;
+    if (is_first || now - idle_since_ > patience_) {
+      if (!std::ranges::all_of(executions, &Execution::is_stuck)) {
+        idle_steps_ = 0;
+      } else if (!is_first) {
+        std::ranges::for_each(executions, &Execution::give_up);
+        idle_steps_ = 0;
+      }
+    }
+  }
+  if (idle_steps_ < many_steps) {
+    idle_since_ = {};
+  }
+  times_.end_driver_time();
+  lock.unlock();
+  advanced_.notify_all();
+  if (all_wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  } else {
+    std::this_thread::yield();
+  }
+  lock.lock();
+  times_.begin_driver_time();
+  let_in_ = Wall::now();
+}
+
 bool Clock::run_unlocked(Lock& lock) {
   if (block_calls_.empty() && unfinished_.empty()) {
     return false;
@@ -514,6 +583,10 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Bound bound, Reached&& reac
     if (moment < time_) {
       broken_law("time runs backwards");
     }
+    if (std::exchange(executes_, false)) {
+      let_others_in(lock);
+      continue;
+    }
     time_ = moment;
     while (!timers_.empty() && timers_.top().end <= time_) {
       const WorkPtr work = timers_.top().work;
@@ -527,11 +600,14 @@ void Clock::advance(Lock& lock, std::uint64_t limit, Bound bound, Reached&& reac
     for (DeviceLoad& device : devices_) {
       device.sms.collect(
           time_, [&](const WorkPtr& work, std::uint64_t blocks) { end_blocks(work, blocks); },
-          [&](Resident& resident) {
+          [&](std::size_t sm, Resident& resident) {
             if (!resident.work->grid) {
               broken_law("a block ends after its grid");
             }
             Grid& grid = *resident.work->grid;
+            if (grid.execution) {
+              return execute(device, sm, resident);
+            }
             if (const std::uint64_t tiles = take_tiles(grid); tiles > 0) {
               resident.go_on(device.sms, grid.tile, tiles);
             }

@@ -87,6 +87,8 @@ class Clock {
   void reach_host_function(Lock& lock);
   // Lets time pass until all effects that show are there, or until the next host function is called.
   void reach_effects(Lock& lock);
+  // How long kernels that wait for what nobody does are given.
+  void set_patience(std::chrono::milliseconds patience) noexcept { patience_ = patience; }
   // A host function has returned.
   void host_returned(const WorkPtr& work);
   // The real driver lets about a thousand launches wait before it makes the caller wait.
@@ -147,6 +149,9 @@ class Clock {
   void end_blocks(const WorkPtr& work, std::uint64_t blocks);
   void complete(const WorkPtr& work);
   bool run_unlocked(Lock& lock);
+  void execute(DeviceLoad& device, std::size_t sm, Resident& resident);
+  void let_others_in(Lock& lock);
+  bool waits_for_host_alone() const;
   bool wait_for_host(Lock& lock);
   std::uint64_t next_moment();
 
@@ -159,6 +164,11 @@ class Clock {
   bool shared_ = false;
   std::vector<BlockCall> block_calls_;
   std::vector<Unfinished> unfinished_;
+  std::uint64_t idle_steps_ = 0;  // of kernels, since one of them last changed something
+  bool executes_ = false;         // a kernel has had a step since others could come in
+  Wall::time_point idle_since_{};
+  Wall::time_point let_in_{};  // when others last had the lock
+  std::chrono::milliseconds patience_{5000};
   std::vector<HostCall> host_calls_;  // given to the host threads, not returned
   std::uint64_t host_calls_made_ = 0;
   std::size_t to_show_ = 0;  // outstanding work whose effects show

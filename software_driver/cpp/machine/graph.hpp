@@ -56,7 +56,8 @@ struct Condition : Object {
   Graph* graph = nullptr;
   unsigned initial = 0;
   bool assigned_at_launch = false;
-  bool used = false;  // by a node
+  bool used = false;   // by a node
+  unsigned value = 0;  // now
 };
 
 struct Edge {

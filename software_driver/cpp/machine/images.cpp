@@ -319,8 +319,10 @@ CUresult check_ptx(std::string_view text, const Compiler& compiler) {
   return runs_here && has_known_statements(text) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
 }
 
-Image read_ptx(const std::string& text) {
+// `source` is the text with its comments and lines, as messages name them.
+Image read_ptx(const std::string& text, std::string_view source) {
   Image image;
+  const auto ptx = std::make_shared<PtxCode>(std::string(source));
   const std::size_t constants = declared_bytes(text, ".const");
   read_variables(text, image);
   constexpr std::string_view directive = ".entry";
@@ -337,6 +339,7 @@ Image read_ptx(const std::string& text) {
     auto code = std::make_shared<KernelCode>();
     code->name = rest.substr(0, length);
     rest = without_blanks(rest.substr(length));
+    code->ptx = ptx;
     code->arguments_known = true;
     if (rest.starts_with('(')) {
       add_parameters(rest.substr(1, std::min(rest.find(')'), rest.size()) - 1), *code);
@@ -572,7 +575,7 @@ CUresult read_image(const void* data, const Compiler& compiler, Image& image) {
       return CUDA_ERROR_INVALID_IMAGE;
     }
     const std::string program = without_comments(source);
-    image = read_ptx(program);
+    image = read_ptx(program, source);
     return check_ptx(program, compiler);
   }
   return image.kernels.empty() && image.variables.empty() ? CUDA_ERROR_NO_BINARY_FOR_GPU : CUDA_SUCCESS;

@@ -43,6 +43,7 @@ Machine::Machine(const Spec& wanted, unsigned number)
   const Profile& profile = *find_profile(spec.profile);
   chip = chip_of(profile);
   faults.context_limit = spec.max_contexts;
+  clock.set_patience(std::chrono::milliseconds(spec.patience_ms));
   spec.memory_bytes = spec.memory_bytes != 0 ? spec.memory_bytes : profile.memory_bytes;
   for (const int card : visible_cards(profile, spec.devices, spec.visible)) {
     Device device;

@@ -17,7 +17,9 @@
 #include "machine/handles.hpp"
 #include "machine/memory.hpp"
 #include "machine/thread_times.hpp"
+#include "machine/unknown.hpp"
 #include "machine/work.hpp"
+#include "ptx/program.hpp"
 
 namespace software_driver {
 
@@ -195,12 +197,29 @@ struct Allocation : Object {
   Storage storage;
 };
 
+// PTX of an image. It is decoded when one of its kernels is first launched.
+class PtxCode {
+ public:
+  explicit PtxCode(std::string text) : text_(std::move(text)) {}
+  const std::shared_ptr<const ptx::Program>& program() {
+    if (!program_) {
+      program_ = ptx::Program::read(text_);
+    }
+    return program_;
+  }
+
+ private:
+  std::string text_;
+  std::shared_ptr<const ptx::Program> program_;
+};
+
 // What an image says of a kernel. Shared, because queued work outlives its module.
 struct KernelCode {
   std::string name;
   std::vector<std::size_t> argument_sizes;
   std::vector<std::size_t> argument_offsets;
   bool arguments_known = false;
+  std::shared_ptr<PtxCode> ptx;                     // null for machine code alone
   std::map<CUfunction_attribute, int> attributes;   // of the image, or set of the kernel
   std::map<CUfunction_attribute, int> of_function;  // set of the function, before or after: these count
 };
@@ -276,6 +295,7 @@ struct Device {
   std::uint64_t primary_handle = 0;  // the same for every primary context of the device (seen on an H100)
   Pools pools;
   GraphMemory graph_memory;
+  FailurePtr fault;  // of a kernel; all further calls answer it
   std::shared_ptr<QueueSet> queues;
 };
 

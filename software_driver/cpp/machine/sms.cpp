@@ -319,8 +319,15 @@ std::uint64_t Sms::next_end(std::uint64_t now) {
   return soonest;
 }
 
+bool Sms::runs_only(const std::function<bool(const Work&)>& is_meant) const {
+  return flows_.empty() && std::ranges::all_of(wholes_, [&](const Whole& whole) { return is_meant(*whole.work); }) &&
+         std::ranges::all_of(sms_, [&](const Sm& sm) {
+           return std::ranges::all_of(sm.residents, [&](const Resident& one) { return is_meant(*one.work); });
+         });
+}
+
 void Sms::collect(std::uint64_t now, const std::function<void(const WorkPtr&, std::uint64_t)>& whole_ended,
-                  const std::function<void(Resident&)>& give_more,
+                  const std::function<void(std::size_t, Resident&)>& give_more,
                   const std::function<void(std::size_t, const Resident&)>& ended,
                   const std::function<void(const WorkPtr&)>& flow_ended) {
   std::vector<Whole> over;
@@ -331,20 +338,20 @@ void Sms::collect(std::uint64_t now, const std::function<void(const WorkPtr&, st
     whole_ended(whole.work, whole.blocks);
   }
   over_.clear();
-  each_busy([&](std::size_t, Sm& sm) {
+  each_busy([&](std::size_t i, Sm& sm) {
     if (sm.end > now) {
       return;
     }
     touch(sm, now);
     for (Resident& resident : sm.residents) {
       if (is_over(resident.left_ns)) {
-        over_.push_back(&resident);
+        over_.emplace_back(i, &resident);
       }
     }
   });
-  std::ranges::sort(over_, {}, &Resident::run);
-  for (Resident* resident : over_) {
-    give_more(*resident);
+  std::ranges::sort(over_, {}, [](const auto& one) { return one.second->run; });
+  for (const auto& [sm, resident] : over_) {
+    give_more(sm, *resident);
   }
   each_busy([&](std::size_t i, Sm& sm) {
     if (sm.end > now) {

@@ -50,6 +50,7 @@ struct Resident {
   double left_ns = 0;   // of all of them, at full speed
   double rate = 1;
   std::uint64_t started = 0;
+  bool is_executed = false;  // to its end, whose time has not come
 
   // Goes on with so many more pieces of work in its place, each of this cost.
   void go_on(const Sms& sms, const BlockCost& piece, std::uint64_t pieces);
@@ -91,9 +92,11 @@ class Sms {
   // Takes away what has ended by `now` and is given nothing more to do. The blocks are asked in the order of their
   // beginning, so that those on other SMs come before those that share one.
   void collect(std::uint64_t now, const std::function<void(const WorkPtr&, std::uint64_t blocks)>& whole_ended,
-               const std::function<void(Resident&)>& give_more,
+               const std::function<void(std::size_t sm, Resident&)>& give_more,
                const std::function<void(std::size_t sm, const Resident&)>& ended,
                const std::function<void(const WorkPtr&)>& flow_ended);
+  // Whether all that runs are blocks of such work.
+  bool runs_only(const std::function<bool(const Work&)>& is_meant) const;
   // Ends the runs that reach into a set of SMs after the blocks that are running, where `gives_way`, and reports how
   // many blocks are given back. The runs of a cluster are cut to one length, so that whole clusters are given back;
   // they are left alone once one of them has ended.
@@ -158,7 +161,7 @@ class Sms {
   SmSet busy_;
   std::vector<Flow> flows_;
   std::vector<Whole> wholes_;
-  std::vector<Resident*> over_;  // in collect(), kept for its memory alone
+  std::vector<std::pair<std::size_t, Resident*>> over_;  // in collect(), kept for its memory alone
   std::uint64_t runs_ = 0;       // begun
   std::uint64_t flows_updated_ = 0;
   bool stale_ = false;  // some SM is, or the flows are others

@@ -115,6 +115,8 @@ Spec Spec::parse(std::string_view text) {
         spec.memory_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
       } else if (key == "resident") {
         spec.resident_bytes = number_within(value, key, 1 << 20, std::uint64_t{1} << 46);
+      } else if (key == "patience_ms") {
+        spec.patience_ms = static_cast<unsigned>(number_within(value, key, 1, 1000000000));
       } else if (key == "visible" && value == "all") {
         spec.visible.reset();
       } else if (key == "unknown") {
@@ -122,7 +124,7 @@ Spec Spec::parse(std::string_view text) {
       } else {
         throw std::invalid_argument("unknown key '" + std::string(key) +
                                     "': known are devices, driver, connections, max_contexts, memory, resident, "
-                                    "visible=all, unknown");
+                                    "visible=all, unknown, patience_ms");
       }
     }
     first = false;

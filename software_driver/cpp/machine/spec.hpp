@@ -28,6 +28,7 @@ struct Spec {
   std::uint64_t resident_bytes = 0;    // that device memory may take of the host's; 0: half of it
   std::optional<std::string> visible;  // CUDA_VISIBLE_DEVICES, where it is set
   UnknownPolicy unknown = UnknownPolicy::error;
+  unsigned patience_ms = 5000;  // for kernels that wait for what nobody does
 
   // Throws std::invalid_argument with a message for a person.
   static Spec parse(std::string_view text);

@@ -43,9 +43,10 @@ MarkTable& Unknown::of_host() {
 }
 
 FailurePtr Unknown::read(const std::string& kernel) {
-  const std::string reason = "it reads memory that kernel " + kernel +
-                             " writes, and the kernel was not executed: register a function for the kernel, or the "
-                             "arguments that it writes";
+  const auto why = reasons_.find(kernel);
+  const std::string reason = "it reads memory that kernel " + kernel + " writes, and the kernel was not executed" +
+                             (why == reasons_.end() ? std::string() : " (" + why->second + ")") +
+                             ": register a function for the kernel, or the arguments that it writes";
   return is_refused(reason) ? std::make_shared<Failure>(CUDA_ERROR_NOT_SUPPORTED, reason) : nullptr;
 }
 

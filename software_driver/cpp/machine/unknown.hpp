@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -35,6 +36,8 @@ class Unknown {
   void mark(const Bytes& bytes, std::uint64_t at, std::uint64_t size, const std::string& kernel);
   void clear(const Bytes& bytes, std::uint64_t at, std::uint64_t size);
 
+  // Notes why a kernel is not executed.
+  void note_reason(const std::string& kernel, std::string why) { reasons_[kernel] = std::move(why); }
   // Decides about a read of memory that a kernel should have written. Null where the program goes on.
   FailurePtr read(const std::string& kernel);
   // Decides about a time that includes a kernel of unknown duration. True where the call fails.
@@ -47,6 +50,7 @@ class Unknown {
   UnknownPolicy policy_;
   std::unique_ptr<MarkTable> of_host_;  // made for the first mark
   std::set<std::string> warnings_;
+  std::map<std::string, std::string> reasons_;  // why kernels are not executed
 };
 
 // Says on stderr why a call fails.

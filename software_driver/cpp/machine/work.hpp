@@ -64,6 +64,24 @@ class BlockCount {
   std::uint64_t ended_ = 0;
 };
 
+// A kernel that is executed: its blocks go on in steps, so that they may wait for each other, for other work and for
+// the host.
+class Execution {
+ public:
+  struct Step {
+    BlockCost cost;
+    bool is_over = false;
+    bool is_idle = false;  // it changed nothing, and read nothing new
+  };
+  virtual ~Execution() = default;
+  // A block on an SM goes on.
+  virtual Step step(std::uint64_t block, std::size_t sm, std::uint64_t now) = 0;
+  // Whether each block that has begun waits for something that no block of the kernel does.
+  virtual bool is_stuck() = 0;
+  // Ends the kernel: nobody does what its blocks wait for.
+  virtual void give_up() = 0;
+};
+
 // A kernel's grid on its way through the SMs.
 struct Grid {
   SmSet sms;
@@ -81,7 +99,10 @@ struct Grid {
   softwareDriverKernelFunction function = nullptr;
   void* user = nullptr;
   std::function<void(const softwareDriverBlock&)> built_in;
-  std::uint64_t seen = 0;  // blocks, from the first on, that a function has to be called for one by one
+  std::shared_ptr<Execution> execution;
+  bool is_empty = false;     // a kernel that returns at once
+  bool is_declared = false;  // its cost is, and not counted by the execution
+  std::uint64_t seen = 0;    // blocks, from the first on, that a function has to be called for one by one
   std::vector<std::vector<unsigned char>> arguments;
   std::shared_ptr<const std::string> guessed;  // the name of a kernel whose cost is assumed
   bool failed = false;                         // its function has

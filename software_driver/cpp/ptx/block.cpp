@@ -12,7 +12,6 @@ namespace {
 constexpr std::uint64_t slice = 256;                // instructions of a warp before the next warp's turn
 constexpr unsigned oldest_every = 4;                // slices: then the group of lanes that ran longest ago runs
 constexpr std::uint32_t recursion_bytes = 1 << 14;  // local memory of a thread where functions call themselves
-constexpr std::uint64_t function_window = std::uint64_t{5} << 56;
 
 unsigned first_lane(std::uint32_t mask) { return static_cast<unsigned>(std::countr_zero(mask)); }
 unsigned count_of(std::uint32_t mask) { return static_cast<unsigned>(std::popcount(mask)); }

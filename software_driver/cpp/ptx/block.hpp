@@ -40,6 +40,7 @@ inline constexpr std::uint64_t shared_window = std::uint64_t{1} << 56;
 inline constexpr std::uint64_t local_window = std::uint64_t{2} << 56;
 inline constexpr std::uint64_t parameter_window = std::uint64_t{3} << 56;
 inline constexpr std::uint64_t workspace_window = std::uint64_t{4} << 56;
+inline constexpr std::uint64_t function_window = std::uint64_t{5} << 56;  // of numbers of functions
 inline constexpr std::uint64_t window_mask = std::uint64_t{0xff} << 56;
 
 // The rates of a card that times come from.

@@ -123,7 +123,7 @@ std::string run(const std::string& text, Device& device, const Launch& launch = 
     }
     now += 1000;
     idle = is_idle ? idle + 1 : 0;
-    if (idle > 20 &&
+    if (idle > 0 && idle % 100 == 0 &&
         std::ranges::all_of(blocks, [](const std::unique_ptr<Block>& block) { return block->is_stuck(); })) {
       return "stuck, " + blocks.front()->place();
     }

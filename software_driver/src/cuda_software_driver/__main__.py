@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from ._library import library_folder, library_path
 from ._session import cards, library, make_spec
 
-__all__ = ["COMMANDS", "OPTIONS", "explain", "main", "path", "profiles", "run"]
+__all__ = ["COMMANDS", "OPTIONS", "explain", "instructions", "main", "path", "profiles", "run"]
 
 SUMMARY = "Run CUDA programs on a simulated GPU."
 COMMANDS = {
     "profiles": "List the cards that can be simulated.",
     "explain": "List the modelled behaviours and the source of each.",
+    "instructions": "List the PTX instructions that kernels are executed with.",
     "path": "Print the directory of the simulated libcuda.so.1.",
     "run": "Run a command on a simulated machine.",
 }
@@ -33,7 +34,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=program, description=SUMMARY)
     commands = parser.add_subparsers(dest="command", required=True)
     parsers = {name: commands.add_parser(name, help=text, description=text) for name, text in COMMANDS.items()}
-    for name in ("profiles", "explain", "path"):
+    for name in ("profiles", "explain", "instructions", "path"):
         parsers[name].add_argument("--json", action="store_true", help=OPTIONS["json"])
     run = parsers["run"]
     run.add_argument("--gpu", default=DEFAULT_CARD, help=OPTIONS["gpu"])
@@ -81,6 +82,18 @@ def explain(as_json: bool) -> None:
         print(f"[{entry['known']:>10}] {entry['subject']} ({entry['drivers']}): {entry['behaviour']}{source}")
 
 
+def instructions(as_json: bool) -> None:
+    """Print the instructions that kernels are executed with."""
+    known = library().answer("Instructions")
+    if as_json:
+        print(json.dumps({"simulated": True, "instructions": known}, indent=2))
+        return
+    print("Instructions of PTX that the software driver (simulated) executes.")
+    print("(about: the last bits may differ from those of a card)")
+    for one in known:
+        print(f"{one['name']:14}  {'exact' if one['exact'] else 'about':5}  {one['variants']}".rstrip())
+
+
 def profiles(as_json: bool) -> None:
     """Print the cards that can be simulated."""
     if as_json:
@@ -113,7 +126,8 @@ def main(arguments: Sequence[str] | None = None, program: str = f"python -m {__p
     try:
         if options.command == "run":
             return run(options.gpu, options.driver, options.devices, options.program)
-        {"path": path, "explain": explain, "profiles": profiles}[options.command](options.json)
+        printers = {"path": path, "explain": explain, "instructions": instructions, "profiles": profiles}
+        printers[options.command](options.json)
     except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1

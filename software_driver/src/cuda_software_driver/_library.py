@@ -89,7 +89,17 @@ class Library:
         # RTLD_LOCAL keeps its symbols from being taken for the real driver's.
         self._lib = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
         lib = self._lib
-        for name in ("Ledger", "Calls", "Memory", "Faults", "Profiles", "Drivers", "Explain", "Machine"):
+        for name in (
+            "Ledger",
+            "Calls",
+            "Memory",
+            "Faults",
+            "Profiles",
+            "Drivers",
+            "Explain",
+            "Instructions",
+            "Machine",
+        ):
             getattr(lib, f"softwareDriver{name}").restype = ctypes.c_char_p
             getattr(lib, f"softwareDriver{name}").argtypes = []
         lib.softwareDriverConfigure.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]

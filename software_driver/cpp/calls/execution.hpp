@@ -1,0 +1,15 @@
+// Kernels that are executed: a program in PTX on the memory and the SMs of a machine.
+#pragma once
+
+#include "calls/entry.hpp"
+
+namespace software_driver {
+
+// The address of a variable of a module, which gets its place when it is first asked for.
+std::uint64_t address_of(Call& call, Module& module, const Variable& variable);
+// Makes a grid execute its kernel. False where it cannot; Unknown then knows why.
+bool execute(Call& call, const Context& context, const LaunchPlan& plan, Grid& grid);
+// What is to be done when the kernel is over.
+void end_execution(Machine& machine, Work& work);
+
+}  // namespace software_driver

@@ -1,0 +1,347 @@
+"""Kernels in PTX are executed: results, waiting between blocks, kernels and the host, and the ends of faulty ones."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from cuda_software_driver import Session, session
+
+from .objects import Device, GreenContext
+from .raw import RawError
+
+PTX = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 values);
+.global .align 1 .b8 text[10] = {98, 108, 111, 99, 107, 32, 37, 100, 10};
+.visible .global .align 4 .u32 total;
+.visible .entry add(.param .u64 out, .param .u64 count)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+ld.param.u64 %d2, [count];
+mov.u32 %r1, %ctaid.x;
+mov.u32 %r2, %ntid.x;
+mov.u32 %r3, %tid.x;
+mad.lo.s32 %r4, %r1, %r2, %r3;
+cvt.u64.u32 %d3, %r4;
+setp.ge.u64 %p, %d3, %d2;
+@%p ret;
+shl.b64 %d4, %d3, 2;
+add.s64 %d5, %d1, %d4;
+ld.global.u32 %r5, [%d5];
+add.s32 %r6, %r5, %r4;
+st.global.u32 [%d5], %r6;
+red.global.add.u32 [total], %r4;
+ret;
+}
+// Each block adds one, and waits until all have.
+.visible .entry meet(.param .u64 out, .param .u64 count)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+ld.param.u32 %r1, [count];
+mov.u32 %r2, %tid.x;
+setp.ne.s32 %p, %r2, 0;
+@%p bra DONE;
+atom.global.add.u32 %r3, [%d1], 1;
+WAIT:
+ld.volatile.global.u32 %r4, [%d1];
+setp.lt.u32 %p, %r4, %r1;
+@%p bra WAIT;
+DONE:
+bar.sync 0;
+red.global.add.u32 [%d1+4], 1;
+ret;
+}
+// Waits for a word, and sets it to the next number.
+.visible .entry pass_on(.param .u64 out, .param .u64 turn, .param .u64 turns)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+ld.param.u32 %r1, [turn];
+ld.param.u32 %r2, [turns];
+WAIT:
+ld.volatile.global.u32 %r3, [%d1];
+setp.ne.u32 %p, %r3, %r1;
+@%p bra WAIT;
+add.u32 %r3, %r3, 1;
+st.volatile.global.u32 [%d1], %r3;
+add.u32 %r1, %r1, 2;
+setp.lt.u32 %p, %r1, %r2;
+@%p bra WAIT;
+ret;
+}
+.visible .entry latch(.param .u64 flag)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [flag];
+WAIT:
+nanosleep.u32 100;
+ld.volatile.global.u32 %r1, [%d1];
+setp.eq.u32 %p, %r1, 0;
+@%p bra WAIT;
+ret;
+}
+// The sum of the numbers of a block's threads, and where it ran.
+.visible .entry sums(.param .u64 out)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+mov.u32 %r1, %tid.x;
+shfl.sync.bfly.b32 %r2, %r1, 16, 31, -1;
+add.s32 %r1, %r1, %r2;
+shfl.sync.bfly.b32 %r2, %r1, 8, 31, -1;
+add.s32 %r1, %r1, %r2;
+shfl.sync.bfly.b32 %r2, %r1, 4, 31, -1;
+add.s32 %r1, %r1, %r2;
+shfl.sync.bfly.b32 %r2, %r1, 2, 31, -1;
+add.s32 %r1, %r1, %r2;
+shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;
+add.s32 %r1, %r1, %r2;
+mov.u32 %r3, %tid.x;
+setp.ne.s32 %p, %r3, 0;
+@%p ret;
+mov.u32 %r4, %ctaid.x;
+mul.wide.u32 %d2, %r4, 8;
+add.s64 %d2, %d1, %d2;
+mov.u32 %r5, %smid;
+st.global.v2.u32 [%d2], {%r1, %r5};
+ret;
+}
+.visible .entry hello()
+{
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+.local .align 8 .b8 depot[8];
+.param .b64 format;
+.param .b64 values;
+.param .b32 result;
+mov.u64 %d1, depot;
+cvta.local.u64 %d2, %d1;
+mov.u32 %r1, %ctaid.x;
+st.local.u32 [%d1], %r1;
+mov.u64 %d3, text;
+cvta.global.u64 %d3, %d3;
+st.param.b64 [format], %d3;
+st.param.b64 [values], %d2;
+call (result), vprintf, (format, values);
+ret;
+}
+.visible .entry spoil(.param .u64 out)
+{
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+st.global.u32 [%d1+1048576], 7;
+ret;
+}
+.visible .entry matrix(.param .u64 out)
+{
+ret.uni;
+wgmma.fence.sync.aligned;
+}
+\0"""
+SIZE = 4096
+ILLEGAL_ADDRESS, TIMEOUT, NOT_SUPPORTED = 700, 702, 801
+
+
+class Machine:
+    """A session with the kernels above."""
+
+    def __init__(self, sim: Session) -> None:
+        self.sim, self.dev = sim, Device()
+        self.raw = self.dev.raw
+        self.raw.set_current(self.dev.handle)
+        self.library = self.raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0)
+
+    def close(self) -> None:
+        self.raw.code("cuLibraryUnload", ctypes.c_void_p(self.library))
+        self.raw.set_current(0)
+        self.dev.close()
+
+    def memory(self) -> int:
+        address = self.raw.handle("cuMemAlloc_v2", ctypes.c_size_t(SIZE))
+        self.raw.call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(SIZE))
+        return address
+
+    def free(self, *addresses: int) -> None:
+        for address in addresses:
+            self.raw.call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def pinned(self) -> ctypes.Array[ctypes.c_uint32]:
+        address = self.raw.handle("cuMemHostAlloc", ctypes.c_size_t(SIZE), 0)
+        words = (ctypes.c_uint32 * (SIZE // 4)).from_address(address)
+        ctypes.memset(address, 0, SIZE)
+        return words
+
+    def free_pinned(self, words: ctypes.Array[ctypes.c_uint32]) -> None:
+        self.raw.call("cuMemFreeHost", ctypes.byref(words))
+
+    def launch(self, name: str, *values: int, grid: int = 1, block: int = 32, stream: int = 0) -> None:
+        kernel = self.raw.handle("cuLibraryGetKernel", ctypes.c_void_p(self.library), name.encode())
+        given = [ctypes.c_uint64(value) for value in values]
+        addresses = (ctypes.c_void_p * max(len(given), 1))(*(ctypes.addressof(value) for value in given))
+        shape = (grid, 1, 1, block, 1, 1, 0)
+        self.raw.call("cuLaunchKernel", ctypes.c_void_p(kernel), *shape, ctypes.c_void_p(stream), addresses, None)
+
+    def words(self, address: int, count: int) -> Sequence[int]:
+        into = ctypes.create_string_buffer(4 * count)
+        self.raw.call("cuMemcpyDtoH_v2", into, ctypes.c_uint64(address), ctypes.c_size_t(4 * count))
+        return struct.unpack(f"{count}I", into.raw)
+
+
+def start(spec: str) -> Iterator[Machine]:
+    with session(spec) as sim:
+        made = Machine(sim)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    yield from start("h200")
+
+
+@pytest.fixture
+def impatient() -> Iterator[Machine]:
+    """A machine that soon ends kernels that wait for what nobody does."""
+    yield from start("h200,patience_ms=20")
+
+
+def test_kernel_computes_its_result_and_changes_variables(machine: Machine) -> None:
+    out = machine.memory()
+    machine.launch("add", out, 1000, grid=8, block=128)
+    machine.launch("add", out, 1000, grid=8, block=128)
+    assert machine.words(out, 1001) == (*(2 * i for i in range(1000)), 0)
+    total, size = ctypes.c_uint64(), ctypes.c_size_t()
+    name = (ctypes.byref(total), ctypes.byref(size), ctypes.c_void_p(machine.library), b"total")
+    machine.raw.call("cuLibraryGetGlobal", *name)
+    assert machine.words(total.value, 1) == (2 * sum(range(1000)),)
+    machine.free(out)
+
+
+def test_blocks_of_a_grid_wait_for_each_other(machine: Machine) -> None:
+    out = machine.memory()
+    machine.launch("meet", out, 132, grid=132, block=64)
+    assert machine.words(out, 2) == (132, 132 * 64)
+    machine.free(out)
+
+
+def test_two_kernels_signal_each_other(machine: Machine) -> None:
+    out = machine.memory()
+    with machine.dev.create_stream() as one, machine.dev.create_stream() as two:
+        machine.launch("pass_on", out, 0, 40, block=1, stream=one.handle)
+        machine.launch("pass_on", out, 1, 40, block=1, stream=two.handle)
+        one.sync()
+        two.sync()
+    assert machine.words(out, 1) == (40,)
+    machine.free(out)
+
+
+def test_kernel_waits_for_the_host_while_another_stream_goes_on(machine: Machine) -> None:
+    flag, out = machine.pinned(), machine.memory()
+    with machine.dev.create_stream() as waiting, machine.dev.create_stream() as working:
+        machine.launch("latch", ctypes.addressof(flag), stream=waiting.handle)
+        machine.launch("add", out, 4, stream=working.handle)
+        working.sync()
+        assert not waiting.is_done
+        flag[0] = 1
+        waiting.sync()
+    machine.free(out)
+    machine.free_pinned(flag)
+
+
+def test_wait_ends_when_another_thread_of_the_host_ends_the_kernel(machine: Machine) -> None:
+    flag = machine.pinned()
+    with machine.dev.create_stream() as stream:
+        machine.launch("latch", ctypes.addressof(flag), stream=stream.handle)
+        timer = threading.Timer(0.05, flag.__setitem__, (0, 1))
+        timer.start()
+        stream.sync()
+        timer.join()
+    machine.free_pinned(flag)
+
+
+def test_kernel_that_nobody_ends_is_reported_with_block_and_line(
+    impatient: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flag = impatient.pinned()
+    impatient.launch("latch", ctypes.addressof(flag))
+    assert impatient.raw.code("cuCtxSynchronize") == TIMEOUT
+    assert "nobody can end it, kernel latch, block (0, 0, 0), line " in capfd.readouterr().err
+
+
+def test_blocks_of_disjoint_partitions_run_on_disjoint_sms(machine: Machine) -> None:
+    seen = []
+    (first, second), _ = machine.dev.split([16, 16])
+    for resource in (first, second):
+        with GreenContext(machine.raw, resource) as context, context.create_stream() as stream:
+            out = machine.memory()
+            machine.launch("sums", out, grid=200, stream=stream.handle)
+            stream.sync()
+            found = machine.words(out, 400)
+            assert set(found[::2]) == {sum(range(32))}
+            seen.append(set(found[1::2]))
+            machine.free(out)
+    assert [len(sms) for sms in seen] == [16, 16]
+    assert not seen[0] & seen[1]
+
+
+def test_illegal_address_fails_all_further_calls(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    out = machine.memory()
+    machine.launch("spoil", out, block=1)
+    assert machine.raw.code("cuCtxSynchronize") == ILLEGAL_ADDRESS
+    assert "a write of 4 bytes" in capfd.readouterr().err
+    with pytest.raises(RawError, match=f"answered {ILLEGAL_ADDRESS}"):
+        machine.memory()
+    assert machine.raw.code("cuCtxSynchronize") == ILLEGAL_ADDRESS
+
+
+def test_kernel_with_an_unknown_instruction_is_not_executed(
+    machine: Machine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = machine.memory()
+    machine.launch("matrix", out)
+    with pytest.raises(RawError, match=f"answered {NOT_SUPPORTED}"):
+        machine.words(out, 1)
+    error = capfd.readouterr().err
+    assert "kernel matrix writes, and the kernel was not executed (not known is line " in error
+    assert ": wgmma.fence.sync.aligned;)" in error
+    machine.free(out)
+
+
+def test_printf_of_kernels_is_on_the_standard_output(machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    machine.launch("hello", grid=2, block=1)
+    machine.raw.call("cuCtxSynchronize")
+    assert sorted(capfd.readouterr().out.splitlines()) == ["block 0", "block 1"]
+
+
+def test_declared_time_of_an_executed_kernel_counts(machine: Machine) -> None:
+    machine.sim.kernel("add", block_ns=3_000_000)
+    out = machine.memory()
+    with machine.dev.create_stream() as stream:
+        begin = stream.record(flags=0)
+        machine.launch("add", out, 32, stream=stream.handle)
+        end = stream.record(flags=0)
+        stream.sync()
+        assert end - begin == pytest.approx(3, abs=0.1)
+        begin.close()
+        end.close()
+    assert machine.words(out, 3) == (0, 1, 2)
+    machine.free(out)
