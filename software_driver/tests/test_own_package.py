@@ -103,7 +103,8 @@ def test_copy_of_a_missing_result_fails_there(installed: Path, tmp_path: Path) -
         """
 import ctypes
 
-PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry fill(.param .u64 x) { ret; }\\n\\0"
+PTX = b".version 7.0\\n.target sm_70\\n.address_size 64\\n.visible .entry fill(.param .u64 x)"
+PTX += b"{ wgmma.fence.sync.aligned; ret; }\\n\\0"
 
 def test_it():
     driver = ctypes.CDLL("libcuda.so.1")

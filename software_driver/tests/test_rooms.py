@@ -12,8 +12,9 @@ CPP = PROJECT / "cpp"
 MAY_INCLUDE = {
     "abi": set(),
     "chip": set(),
+    "preload": set(),
     "ptx": set(),
-    "machine": {"abi", "chip", "ptx"},
+    "machine": {"abi", "chip", "preload", "ptx"},
     "calls": {"abi", "chip", "machine", "ptx"},
     "tests": {"abi", "chip", "ptx"},
 }

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "preload/ptx_cache.hpp"
+
 namespace software_driver {
 namespace {
 
@@ -360,10 +362,13 @@ T read_at(const unsigned char* data, std::size_t offset) {
   return value;
 }
 
-// A 64-bit ELF file ends with its section table.
+// A 64-bit ELF file ends with its section table or with its program headers.
 std::size_t elf_size(const unsigned char* data) {
-  return static_cast<std::size_t>(read_at<std::uint64_t>(data, 0x28)) +
-         static_cast<std::size_t>(read_at<std::uint16_t>(data, 0x3a)) * read_at<std::uint16_t>(data, 0x3c);
+  const auto end = [&](std::size_t table, std::size_t entry, std::size_t count) {
+    return static_cast<std::size_t>(read_at<std::uint64_t>(data, table)) +
+           static_cast<std::size_t>(read_at<std::uint16_t>(data, entry)) * read_at<std::uint16_t>(data, count);
+  };
+  return std::max(end(0x28, 0x3a, 0x3c), end(0x20, 0x36, 0x38));
 }
 
 struct Section {
@@ -542,12 +547,28 @@ void read_elf(std::string_view elf, Image& image) {
   }
 }
 
+// Gives machine code the PTX that was kept when it was compiled.
+void attach_kept_ptx(std::string_view elf, Image& image, std::size_t first) {
+  if (image.kernels.size() == first) {
+    return;
+  }
+  if (auto text = kept_ptx(elf)) {
+    const auto ptx = std::make_shared<PtxCode>(std::move(*text));
+    for (std::size_t i = first; i < image.kernels.size(); ++i) {
+      image.kernels[i]->ptx = ptx;
+    }
+  }
+}
+
 // A container holds several images, of which those that are not packed are read.
 Image read_machine_code(std::string_view bytes) {
   Image image;
   constexpr std::string_view magic("\177ELF", 4);
   for (std::size_t at = bytes.find(magic); at != std::string_view::npos; at = bytes.find(magic, at + magic.size())) {
+    const std::size_t before = image.kernels.size();
     read_elf(bytes.substr(at), image);
+    attach_kept_ptx(bytes.substr(at, elf_size(reinterpret_cast<const unsigned char*>(bytes.data() + at))), image,
+                    before);
   }
   return image;
 }

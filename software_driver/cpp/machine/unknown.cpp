@@ -43,7 +43,7 @@ MarkTable& Unknown::of_host() {
 }
 
 FailurePtr Unknown::read(const std::string& kernel) {
-  const auto why = reasons_.find(kernel);
+  const auto why = reasons_.find(kernel.substr(0, named_by));
   const std::string reason = "it reads memory that kernel " + kernel + " writes, and the kernel was not executed" +
                              (why == reasons_.end() ? std::string() : " (" + why->second + ")") +
                              ": register a function for the kernel, or the arguments that it writes";

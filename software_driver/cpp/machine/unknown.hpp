@@ -36,8 +36,10 @@ class Unknown {
   void mark(const Bytes& bytes, std::uint64_t at, std::uint64_t size, const std::string& kernel);
   void clear(const Bytes& bytes, std::uint64_t at, std::uint64_t size);
 
-  // Notes why a kernel is not executed.
-  void note_reason(const std::string& kernel, std::string why) { reasons_[kernel] = std::move(why); }
+  // Notes why a kernel is not executed. Marks keep the begin of long names.
+  void note_reason(const std::string& kernel, std::string why) {
+    reasons_[kernel.substr(0, named_by)] = std::move(why);
+  }
   // Decides about a read of memory that a kernel should have written. Null where the program goes on.
   FailurePtr read(const std::string& kernel);
   // Decides about a time that includes a kernel of unknown duration. True where the call fails.
@@ -46,6 +48,8 @@ class Unknown {
  private:
   MarkTable& of_host();
   bool is_refused(const std::string& reason);
+
+  static constexpr std::size_t named_by = 100;
 
   UnknownPolicy policy_;
   std::unique_ptr<MarkTable> of_host_;  // made for the first mark

@@ -57,6 +57,8 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     environment.pop("CUDA_GCTX_DRIVER", None)  # programs that use cuda_gctx open libcuda.so.1 too
     inherited = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = library_folder() + (os.pathsep + inherited if inherited else "")
+    keeper = os.path.join(library_folder(), "libsoftware_driver_keep_ptx.so")
+    environment["LD_PRELOAD"] = os.pathsep.join(filter(None, [keeper, environment.get("LD_PRELOAD")]))
     print(f"running on a simulated machine: {spec}", file=sys.stderr)
     sys.stderr.flush()
     try:
