@@ -162,7 +162,7 @@ class Sms {
   std::vector<Flow> flows_;
   std::vector<Whole> wholes_;
   std::vector<std::pair<std::size_t, Resident*>> over_;  // in collect(), kept for its memory alone
-  std::uint64_t runs_ = 0;       // begun
+  std::uint64_t runs_ = 0;                               // begun
   std::uint64_t flows_updated_ = 0;
   bool stale_ = false;  // some SM is, or the flows are others
 };
