@@ -20,6 +20,7 @@ from cuda_gctx.interpose.supervision import prctl
 __all__ = ["MEMORY_VARIABLE", "mps_daemon", "terminate_clients"]
 
 CONTROL = "nvidia-cuda-mps-control"
+NO_DAEMON = "Cannot find MPS control daemon process"
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 START_S = 10.0
@@ -35,7 +36,7 @@ def _base() -> str:
 
 
 def _control(environment: Mapping[str, str], *commands: str) -> subprocess.CompletedProcess[str]:
-    """Send commands to the daemon of an environment. The status is not 0 if no daemon runs."""
+    """Send commands to the daemon of an environment."""
     return subprocess.run(
         [CONTROL],
         input="".join(f"{command}\n" for command in commands),
@@ -45,6 +46,14 @@ def _control(environment: Mapping[str, str], *commands: str) -> subprocess.Compl
         timeout=START_S,
         check=False,
     )
+
+
+def _answers(environment: Mapping[str, str]) -> bool:
+    """Whether a daemon runs. The control program says that it cannot find one."""
+    with suppress(subprocess.SubprocessError):
+        asked = _control(environment, "get_server_list")
+        return NO_DAEMON not in asked.stdout + asked.stderr
+    return False
 
 
 def _devices() -> Iterator[tuple[str, str]]:
@@ -83,9 +92,7 @@ def _own_running_daemon() -> bool:
         raise InterposeError(
             f"a daemon of MPS of another user (uid {owner}) runs in {settings.folder}: only its user can share the GPU"
         )
-    with suppress(subprocess.SubprocessError):
-        return _control(os.environ, "get_server_list").returncode == 0  # not if a dead daemon left the file
-    return False
+    return _answers(os.environ)  # a dead daemon leaves the file
 
 
 def _end_daemon(folder: Path) -> None:
@@ -159,9 +166,8 @@ def _end_with_the_command() -> None:
 def _wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, environment: Mapping[str, str]) -> None:
     end = time.monotonic() + START_S
     while time.monotonic() < end and daemon.poll() is None:
-        with suppress(subprocess.SubprocessError):
-            if (folder / "control").exists() and _control(environment, "get_server_list").returncode == 0:
-                return
+        if (folder / "control").exists() and _answers(environment):
+            return
         time.sleep(0.05)
     said = (folder / "output").read_text(errors="replace").strip().splitlines()
     raise InterposeError(
