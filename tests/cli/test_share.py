@@ -22,7 +22,8 @@ SMS = (
     "from cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuDevicePrimaryCtxRetain(0)\n"
     "print(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0)[1])"
 )
-WAIT = "import signal; print('ready', flush=True); signal.pause()"
+# One call writes the line: Python may write it in two parts, between which the other program writes.
+WAIT = "import os, signal; os.write(1, b'ready\\n'); signal.pause()"
 
 
 def python(code: str) -> list[str]:
@@ -135,6 +136,7 @@ def test_until_ends_the_others_without_a_failure(share: Callable[..., CompletedP
 
 
 def begin(environment: dict[str, str], *words: str) -> subprocess.Popen[str]:
+    """Start the command, and wait for its two programs."""
     process = subprocess.Popen(
         arguments(*words),
         env=environment,
@@ -162,7 +164,8 @@ def test_a_signal_reaches_every_program_and_its_children(
 
 
 def test_a_program_that_ignores_signals_is_killed(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    stubborn = python(f"import signal; signal.signal(15, signal.SIG_IGN)\nwhile True:\n    {WAIT.partition('; ')[2]}")
+    loop = f"while True:\n    {WAIT.partition('; ')[2]}"
+    stubborn = python(f"import os, signal; signal.signal(15, signal.SIG_IGN)\n{loop}")
     short = "import cuda_gctx.interpose.supervision as s; s.GRACE_S = 1.0; from cuda_gctx.cli import main; main()"
     process = subprocess.Popen(
         [*python(short), "share", "a=16", "--", *python(WAIT), ":", "b=16", "--", *stubborn],
