@@ -194,6 +194,16 @@ def test_what_a_killed_command_leaves_ends_at_the_next_start(
     assert share("a=16", "--", "true", ":", "b=16", "--", "true").returncode == 0
 
 
+def test_the_end_of_the_daemon_leaves_nothing_behind(environment: dict[str, str], folder: Path) -> None:
+    wait = python("import os, sys; os.write(1, b'ready\\n'); sys.stdin.read()")
+    process = begin(environment, "a=16", "--", *wait, ":", "b=16", "--", *python(WAIT))
+    [daemon] = folders_of_daemons(folder)
+    os.kill(int((daemon / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+    process.terminate()
+    assert process.wait(30) == 128 + signal.SIGTERM
+    process.communicate()
+
+
 def test_without_a_control_program_nothing_starts(tmp_path: Path) -> None:
     path = {"PATH": "/usr/bin:/bin"}
     done = subprocess.run(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cuda_gctx.interpose import InterposeError
+from cuda_software_driver import library_folder
 
 from ..common import needs_cuda_header
 from .common import BEGIN, answers, compiled, part_environment, run_in_part
@@ -271,6 +272,48 @@ int count(void) {
   return sms;
 }
 """
+
+
+# A program in C that is linked with the driver.
+LINKED = """
+#include <cuda.h>
+#include <stdio.h>
+int main(void) {
+  int sms = 0;
+  CUcontext context, current;
+  CUdevResource resource;
+  CUstream stream;
+  if (cuInit(0) || cuDevicePrimaryCtxRetain(&context, 0) || cuCtxSetCurrent(context) || cuCtxGetCurrent(&current) ||
+      cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0) ||
+      cuCtxGetDevResource(current, &resource, CU_DEV_RESOURCE_TYPE_SM) || cuStreamCreate(&stream, 0) ||
+      cuStreamSynchronize(stream) || cuDevicePrimaryCtxReset(0)) {
+    return 1;
+  }
+  printf("%d %u\\n", sms, resource.sm.smCount);
+  return 0;
+}
+"""
+
+
+@needs_cuda_header
+@pytest.mark.parametrize("options", [[], ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"]])
+def test_a_program_in_c_runs_in_the_part(tmp_path: Path, options: list[str]) -> None:
+    folder = library_folder()
+    program = compiled(tmp_path / "linked", LINKED, *options, "-L", folder, "-lcuda", f"-Wl,-rpath,{folder}")
+    done = run_in_part([program], part_environment())
+    assert (done.stdout, done.returncode) == ("16 16\n", 0), done.stderr
+
+
+def test_cuda_core_runs_in_the_part() -> None:
+    code = """
+from cuda.core import Device
+device = Device(0)
+device.set_current()
+stream = device.create_stream()
+print(device.properties.multiprocessor_count, sms_of(ask(cu.cuStreamGetCtx(cu.CUstream(int(stream.handle))))))
+stream.sync()
+"""
+    assert answers(code) == "16 16"
 
 
 @needs_cuda_header
