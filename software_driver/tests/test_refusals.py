@@ -299,7 +299,7 @@ def test_the_number_of_connections_comes_from_the_environment(
 def test_attributes_are_those_of_the_card() -> None:
     shared, l2, bus, clock = 81, 38, 37, 13
     seen = {}
-    for card in ("h200", "h100", "a100", "l40s", "rtx4090", "b200", "rtx5080", "thor"):
+    for card in ("h200", "h100", "a100", "l40s", "rtx4090", "b200", "vr200", "rtx5080", "thor"):
         with session(card):
             raw = Raw()
             value = ctypes.c_int()
@@ -315,6 +315,7 @@ def test_attributes_are_those_of_the_card() -> None:
         "l40s": (100 * KIB, 96 << 20, 384, 2_520_000),
         "rtx4090": (100 * KIB, 72 << 20, 384, 2_520_000),
         "b200": (228 * KIB, 126 << 20, 8192, 1_965_000),
+        "vr200": (228 * KIB, 126 << 20, 16384, 2_000_000),
         "rtx5080": (100 * KIB, 64 << 20, 256, 2_617_000),
         "thor": (228 * KIB, 32 << 20, 256, 1_575_000),
     }

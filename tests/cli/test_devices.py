@@ -264,7 +264,7 @@ def test_verify_draws_the_map(dev: Device, tmp_path: Path) -> None:
     assert dev.name in svg.read_text()
 
 
-@pytest.mark.parametrize("profile", ["h200", "h100", "a100", "l40s", "rtx4090", "b200", "rtx5080", "thor"])
+@pytest.mark.parametrize("profile", ["h200", "h100", "a100", "l40s", "rtx4090", "b200", "vr200", "rtx5080", "thor"])
 def test_verify_has_a_layout_for_every_card(profile: str) -> None:
     assert json_of("verify", "--profile", profile)["isolated"] is True
 

@@ -25,7 +25,7 @@ from .split_oracle import Card, Group, groups_of, layouts, options_of, rounded_u
 
 Machines = Callable[..., Any]
 
-PROFILES = ["h200", "h100", "a100", "l40s", "rtx4090", "b200", "rtx5080", "thor"]
+PROFILES = ["h200", "h100", "a100", "l40s", "rtx4090", "b200", "vr200", "rtx5080", "thor"]
 VERSIONS = ["12.4", "12.8", "13.0", "13.1", "13.3", "13.4", "13.5"]
 REQUESTS = int(os.environ.get("CUDA_GCTX_SPLIT_REQUESTS", "320"))
 SEED = os.environ.get("CUDA_GCTX_SPLIT_SEED", "1")

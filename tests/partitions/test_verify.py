@@ -41,7 +41,7 @@ def test_every_driver_version_can_be_verified(sim: Machines, driver: str) -> Non
         assert parts.verify().concurrent is True
 
 
-@pytest.mark.parametrize("card", ["h100", "a100", "l40s", "rtx4090", "b200", "rtx5080", "thor"])
+@pytest.mark.parametrize("card", ["h100", "a100", "l40s", "rtx4090", "b200", "vr200", "rtx5080", "thor"])
 def test_other_cards_can_be_verified(sim: Machines, card: str) -> None:
     sim(card, driver="13.0")
     with Device(0).partition(0.5) as parts:

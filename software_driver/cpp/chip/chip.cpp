@@ -66,7 +66,7 @@ Chip::Chip(const Profile& profile) : profile_(profile), gpc_sms_(profile.sms_per
     }
     domain_sms_ = std::min(domain_sms_, static_cast<unsigned>(domains_[domain].count()));
   }
-  domain_sms_ -= domain_sms_ % profile_.alignment;
+  domain_sms_ -= domain_sms_ % profile_.domain_alignment;
   for (const SmSet& domain : domains_) {
     supplemental_ |= domain & ~take(domain, domain_sms_);
   }

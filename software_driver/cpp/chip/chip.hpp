@@ -60,6 +60,7 @@ struct Profile {
   double sm_bytes_per_ns = 0;
   unsigned max_cluster = 1;  // blocks in the largest thread block cluster
   int locality_domains = 1;
+  unsigned domain_alignment = 8;  // of the SMs of a domain that are not supplemental
   bool integrated = false;
 };
 

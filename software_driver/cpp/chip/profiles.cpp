@@ -64,6 +64,11 @@ std::vector<Profile> make_profiles() {
   // Two dies, modelled as two locality domains of 74 SMs.
   Profile blackwell = architecture(10, 0, 2048, 32, 228);
   blackwell.locality_domains = 2;
+  // By the public code of a library that partitions VR200: 212 SMs, two domains of 100 and 12 SMs of none. 100 is no
+  // multiple of 8, so domains are assumed to be aligned to 4; everything else but the memory is assumed too.
+  Profile rubin = architecture(10, 7, 2048, 32, 228);
+  rubin.locality_domains = 2;
+  rubin.domain_alignment = 4;
   Profile consumer_blackwell = architecture(12, 0, 1536, 24, 100);
   consumer_blackwell.copy_engines = 2;
   // A Tegra SoC: the alignment is 2 whatever the compute capability (cuda.h).
@@ -85,6 +90,8 @@ std::vector<Profile> make_profiles() {
                       {24564, 10501000, 384, 1008, 72}));
   list.push_back(
       card(blackwell, "b200", "B200", {18, 18, 18, 20, 18, 18, 18, 20}, 1965000, {183359, 3996000, 8192, 8000, 126}));
+  list.push_back(card(rubin, "vr200", "VR200", {20, 20, 20, 20, 20, 2, 2, 2, 20, 20, 20, 20, 20, 2, 2, 2}, 2000000,
+                      {294912, 5371000, 16384, 22000, 126}));
   // GPCs whose size is not a multiple of the alignment: few aligned counts fit, as reported for such cards
   // (docs/drivers.md).
   list.push_back(card(consumer_blackwell, "rtx5080", "GeForce RTX 5080", {12, 12, 12, 12, 12, 12, 12}, 2617000,

@@ -400,6 +400,13 @@ void test_locality_domains() {
   const SplitAnswer filled = structured(chip, {group(80, 2, 0, local | backfill, 1)}, 13040);
   check_counts(filled, {80}, 68);
   CHECK_EQUAL(structured(chip, {group(8, 8, 0, local, 2)}, 13040).result, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  // As the code of a library for this card expects them: 100 SMs of each domain, and 106 with SMs of none.
+  const Chip vr200 = chip_of("vr200");
+  CHECK_EQUAL(vr200.locality_domain_sms(), 100);
+  check_counts(structured(vr200, {group(0, 2, 0, local, 0), group(0, 2, 0, local, 1)}, 13050), {100, 100}, 12);
+  constexpr unsigned filled_up = local | backfill;
+  check_counts(structured(vr200, {group(106, 2, 0, filled_up, 0), group(106, 2, 0, filled_up, 1)}, 13050), {106, 106},
+               0);
   const Chip h200 = chip_of("h200");
   check_counts(structured(h200, {group(16, 8, 0, local, 0)}, 13040), {16}, 116);
   CHECK_EQUAL(h200.locality_domain_sms(), 132);
@@ -466,6 +473,7 @@ void test_profiles_are_plausible() {
                                                                               {"l40s", 142},
                                                                               {"rtx4090", 128},
                                                                               {"b200", 148},
+                                                                              {"vr200", 212},
                                                                               {"rtx5080", 84}}) {
     const Chip chip = chip_of(key);
     CHECK_EQUAL(chip.sm_count(), sms);
