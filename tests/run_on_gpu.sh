@@ -8,7 +8,7 @@
 # A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
-#                    partitions, demo, pictures, pages (the blocks of the documents, and examples), record, contract,
+#                    partitions, demo, pictures, pages (the blocks of the documents, and examples), record, ptx, contract,
 #                    questions, processes, studies, pairs (ten minutes), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
@@ -37,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,pages,record,contract,questions,processes,studies,pairs,comm,answers,sanitizers,soak
+all_steps=$default_steps,pages,record,ptx,contract,questions,processes,studies,pairs,comm,answers,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -266,6 +266,9 @@ wanted pages && step pages 480 env LD_LIBRARY_PATH="$library_path" "$python" "$r
 
 wanted record && step record 240 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/software_driver/tests/hardware/record.py" \
   --out "$output/recording.json"
+
+# Random PTX programs, whose results the software driver's interpreter has bit by bit.
+wanted ptx && step ptx 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/software_driver/tests/hardware/compare_ptx.py"
 
 # Questions about the driver and libraries, each under its own time limit.
 for name in questions processes; do
