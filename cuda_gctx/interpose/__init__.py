@@ -64,7 +64,7 @@ def installed_driver() -> str:
 
 
 def is_tried(driver: str) -> bool:
-    """Whether programs in partitions were tried on cards with a driver of this version.
+    """Return whether programs in partitions were tried on cards with a driver of this version.
 
     driver: the path of the driver.
     """

@@ -54,10 +54,22 @@ CUresult on_stream(CUstream stream, bool of_thread, Use use, const Call& call) {
   return result;
 }
 
-// Runs a copy or a fill without a stream argument in the NULL stream, in order with the stream of this thread.
-// `as_is`: the same outside of a part.
+// Runs a copy or a fill without a stream argument in the stream of this thread, and waits for it. `as_is`: the same
+// outside of a part.
 template <typename Call, typename AsIs>
-CUresult on_default_stream_of_thread(const Call& call, const AsIs& as_is) {
+CUresult in_stream_of_thread(bool waits, const Call& call, const AsIs& as_is) {
+  const CUstream own = actual_stream(nullptr, true);
+  if (own == CU_STREAM_PER_THREAD) {
+    return as_is();
+  }
+  const CUresult result = on_stream(own, false, Use::work, call);
+  return waits && result == CUDA_SUCCESS ? real.cuStreamSynchronize(own) : result;
+}
+
+// Runs such a call in the NULL stream, in order with the streams of all threads, where the driver has no variant with a
+// stream.
+template <typename Call, typename AsIs>
+CUresult in_null_stream(const Call& call, const AsIs& as_is) {
   if (actual_stream(nullptr, true) == CU_STREAM_PER_THREAD) {
     return as_is();
   }

@@ -49,7 +49,7 @@ def _control(environment: Mapping[str, str], *commands: str) -> subprocess.Compl
 
 
 def _answers(environment: Mapping[str, str]) -> bool:
-    """Whether a daemon runs. The control program says that it cannot find one."""
+    """Return whether a daemon runs. The control program says that it cannot find one."""
     with suppress(subprocess.SubprocessError):
         asked = _control(environment, "get_server_list")
         return NO_DAEMON not in asked.stdout + asked.stderr
@@ -83,7 +83,7 @@ def _refuse_unusable_devices(ignores_devices: bool) -> None:
 
 
 def _own_running_daemon() -> bool:
-    """Whether a daemon runs that this user's programs use. Raises InterposeError for the daemon of another user."""
+    """Return whether a daemon of this user runs. Raises InterposeError for the daemon of another user."""
     settings = mps_settings()
     if not settings.daemon:
         return False
@@ -117,7 +117,7 @@ def _end_abandoned_daemons() -> None:
 
 @contextmanager
 def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
-    """Yield the variables of a running daemon: of this user's own, or of one that ends with the block.
+    """Yield the variables of a running daemon: that of this user, or a new daemon that ends with the block.
 
     ignores_devices: the modes of this machine's devices do not matter. Raises InterposeError where MPS cannot work.
     """

@@ -282,7 +282,7 @@ class Supervision:
 
     @property
     def escapes(self) -> list[str]:
-        """What left its partition, one line each."""
+        """Work that left its partition, one line each."""
         return [
             f"process {process.pid} ({process.program}): {escape}"
             for process in self._processes.values()

@@ -119,7 +119,7 @@ def test_verify_proves_where_the_streams_run() -> None:
 
 
 def test_verify_finds_work_in_the_primary_context() -> None:
-    # As if the library did not replace cuCtxSetCurrent.
+    # The program goes around the library, which then replaces cuCtxSetCurrent in vain.
     code = (
         "import ctypes, os\nfrom cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuDevicePrimaryCtxRetain(0)\n"
         "real = ctypes.CDLL(os.path.dirname(os.environ['LD_AUDIT'].split(':')[0]) + '/libcuda-real.so.1')\n"

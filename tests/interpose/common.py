@@ -16,7 +16,7 @@ from cuda_software_driver import library_path
 
 from ..common import CUDA_INCLUDE
 
-# What each program in Python begins with.
+# The first lines of each program in Python.
 BEGIN = """
 from cuda.bindings import driver as cu
 def ask(answer):
@@ -57,7 +57,7 @@ def run_in_part(
 
 
 def answers(code: str, layout: str = "control=16,rest", name: str = "control", **more: str) -> str:
-    """What a program in Python prints in a part."""
+    """Return the output of a program in Python that runs in a part."""
     done = run_in_part([sys.executable, "-c", BEGIN + code], part_environment(layout, name, **more))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""What a program in a part is told, and where its work runs. The programs know nothing of the package."""
+"""Programs in a part: the SM counts that they read, and where their work runs. They know nothing of the package."""
 
 from __future__ import annotations
 
@@ -202,6 +202,42 @@ print("ordered", is_done(OWN))
 """
     one = ["16", "False", "True"]
     assert answers(code).split() == [*one, *one, "2", "again", "True", "ordered", "True"]
+
+
+# A copy of a program whose default stream is that of the thread, next to work of another thread.
+COPY_OF_A_THREAD = """
+#define CUDA_API_PER_THREAD_DEFAULT_STREAM
+#include <cuda.h>
+int copy_here(CUdeviceptr memory, void *host) { return cuMemcpyDtoH(host, memory, 64); }
+int fill_here(CUdeviceptr memory) { return cuMemsetD8(memory, 1, 64); }
+int wait_here(void) { return cuStreamSynchronize(0); }
+"""
+
+
+@needs_cuda_header
+def test_copies_of_one_thread_do_not_wait_for_the_stream_of_another_one(tmp_path: Path) -> None:
+    compiled(tmp_path / "copies.so", COPY_OF_A_THREAD, "-shared", "-fPIC")
+    code = f"""
+import ctypes, threading
+use()
+ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+copies = ctypes.CDLL({str(tmp_path / "copies.so")!r})
+memory, host = ask(cu.cuMemAlloc(64)), (ctypes.c_ubyte * 64)()
+other = ask(cu.cuStreamCreate(1))
+def work():
+    use()
+    launch(cu.CUstream(2), 10_000_000)
+    stream.append(ask(cu.cuStreamGetId(cu.CUstream(2))))
+    busy.set(), done.wait()
+    print(is_done(cu.CUstream(2)))
+stream, busy, done = [], threading.Event(), threading.Event()
+thread = threading.Thread(target=work)
+thread.start(); busy.wait()
+print(copies.fill_here(ctypes.c_uint64(int(memory))), copies.copy_here(ctypes.c_uint64(int(memory)), host), host[0])
+done.set(); thread.join()
+print(copies.wait_here())
+"""
+    assert answers(code).split() == ["0", "0", "1", "False", "0"]
 
 
 def test_a_reset_works_and_the_device_can_be_used_again() -> None:
