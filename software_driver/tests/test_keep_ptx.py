@@ -66,3 +66,57 @@ def test_machine_code_without_ptx_is_not_executed_and_says_what_to_do(tmp_path: 
     assert done.returncode == 1
     assert "kernel scale writes, and the kernel was not executed (its image is machine code without PTX" in done.stderr
     assert "clear caches of compiled kernels" in done.stderr
+
+
+CONDITIONS = """
+import ctypes
+from cuda.core import Device, LaunchConfig, LegacyPinnedMemoryResource, Program, ProgramOptions, launch
+device = Device()
+device.set_current()
+stream = device.create_stream()
+source = '''
+extern "C" __device__ __cudart_builtin__ void CUDARTAPI cudaGraphSetConditional(
+    cudaGraphConditionalHandle handle, unsigned int value);
+extern "C" __global__ void count(int* word, cudaGraphConditionalHandle handle) {
+  ++*word;
+  cudaGraphSetConditional(handle, *word % 10 != 0);
+}
+extern "C" __global__ void choose(cudaGraphConditionalHandle handle, int value) { cudaGraphSetConditional(handle, value); }
+extern "C" __global__ void add(int* word) { *word += 100; }
+'''
+code = Program(source, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
+count, choose, add = (code.get_kernel(name) for name in ("count", "choose", "add"))
+memory, one = LegacyPinnedMemoryResource().allocate(4), LaunchConfig(grid=1, block=1)
+word = ctypes.c_int.from_address(int(memory.handle))
+word.value = 0
+
+def launched(build):
+    builder = device.create_graph_builder().begin_building()
+    build(builder)
+    graph = builder.end_building().complete()
+    graph.launch(stream)
+    stream.sync()
+    return word.value
+
+def loop(builder):
+    condition = builder.create_condition(default_value=1)
+    body = builder.while_loop(condition).begin_building()
+    launch(body, one, count, memory, condition)
+    body.end_building()
+
+def choice(value):
+    def build(builder):
+        condition = builder.create_condition(default_value=0)
+        launch(builder, one, choose, condition, ctypes.c_int(value))
+        body = builder.if_then(condition).begin_building()
+        launch(body, one, add, memory)
+        body.end_building()
+    return build
+
+print(launched(loop), launched(choice(1)), launched(choice(0)))
+"""
+
+
+def test_kernels_set_the_conditions_of_a_graph(tmp_path: Path) -> None:
+    done = run(CONDITIONS, tmp_path, tmp_path / "cache")
+    assert done.stdout == "10 110 110\n", done.stderr

@@ -170,6 +170,7 @@ class KernelExecution : public Execution, public ptx::Surroundings {
   void set_condition(std::uint64_t handle, std::uint32_t value) override {
     if (Condition* condition = machine_.conditions.find(handle)) {
       condition->value = value;
+      ++condition->sets;
     }
   }
 

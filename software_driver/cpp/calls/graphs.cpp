@@ -67,20 +67,9 @@ void check_contexts(Call& c, const ExecNodes& nodes) {
   });
 }
 
-// Which of the bodies of a node run. Assumed: kernels are not executed and so never set a condition; a loop whose
-// condition holds at the launch ends after one turn.
-const ExecNodes* body_to_run(const ExecNode& one) {
-  if (one.bodies.empty()) {
-    return nullptr;
-  }
-  if (one.node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL) {
-    return one.bodies.data();
-  }
-  std::size_t place = one.assigned_at_launch ? one.initial : 0;
-  if (one.node.parameters.conditional.type != CU_GRAPH_COND_TYPE_SWITCH) {
-    place = place != 0 ? 0 : 1;
-  }
-  return place < one.bodies.size() ? &one.bodies[place] : nullptr;
+// The body of a child graph.
+const ExecNodes* child_of(const ExecNode& one) {
+  return one.node.type != CU_GRAPH_NODE_TYPE_CONDITIONAL && !one.bodies.empty() ? one.bodies.data() : nullptr;
 }
 
 void pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
@@ -90,19 +79,19 @@ void pass_memory(Call& c, const GraphExec& exec, const ExecNodes& nodes) {
     } else if (one.node.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
       free_at_launch(c, one.node.parameters.free.dptr);
     }
-    if (const ExecNodes* body = body_to_run(one)) {
+    if (const ExecNodes* body = child_of(one)) {
       pass_memory(c, exec, *body);
     }
   }
 }
 
-WorkPtr work_of(Call& c, const ExecNode& one, const Stream& stream) {
+WorkPtr work_of(Call& c, const ExecNode& one, const Context& launched_in) {
   if (!one.enabled) {
-    return work_of(c, GraphNode{}, nullptr, stream.device);
+    return work_of(c, GraphNode{}, nullptr, launched_in.device);
   }
   const GraphNode& node = one.node;
   const Context* context = node.context_id == 0 ? nullptr : c.machine.contexts.find(node.context_handle);
-  return work_of(c, node, context, context != nullptr ? context->device : stream.device);
+  return work_of(c, node, context, context != nullptr ? context->device : launched_in.device);
 }
 
 // An event may be destroyed before a graph that names it is launched: then nothing is recorded and nothing waits.
@@ -142,22 +131,81 @@ Seen seen(Call& c, const GraphNode& node) {
   }
 }
 
-std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream& stream,
+std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context& launched_in,
+                                  const std::vector<WorkPtr>& begin);
+
+// A conditional node under way: its condition is asked when the nodes before it are done, and again after each turn of
+// a loop.
+class Choice {
+ public:
+  Choice(Machine& machine, const ExecNode& node, const Context& launched_in)
+      : machine_(machine), node_(node), context_(launched_in.handle), context_id_(launched_in.id) {}
+
+  // Goes on where it can. True when the node is done.
+  bool is_done(Work& work) {
+    while (true) {
+      if (std::ranges::any_of(inside_, [](const WorkPtr& one) { return !one->done; })) {
+        return false;
+      }
+      for (const WorkPtr& one : inside_) {
+        work.inherit_failures(*one);
+      }
+      const bool has_run = !std::exchange(inside_, {}).empty();
+      const auto& node = node_.node.parameters.conditional;
+      const Condition* condition = machine_.conditions.find(node.handle);
+      // Assumed: a loop ends after a turn in which no kernel that was executed has set the condition.
+      const bool goes_on = node.type == CU_GRAPH_COND_TYPE_WHILE && condition != nullptr && condition->sets != sets_;
+      const unsigned value = condition != nullptr ? condition->value : node_.assigned_at_launch ? node_.initial : 0;
+      const ExecNodes* body = has_run && !goes_on ? nullptr : chosen(value);
+      const Context* context = machine_.contexts.find(context_);
+      if (body == nullptr || body->empty() || context == nullptr || context->id != context_id_) {
+        return true;
+      }
+      sets_ = condition != nullptr ? condition->sets : 0;
+      std::unique_lock<std::mutex> held;  // by the caller
+      Call call{machine_, held, Fn::cuGraphLaunch, machine_.thread(), nullptr};
+      inside_ = submit_nodes(call, *body, *context, {});
+    }
+  }
+
+ private:
+  const ExecNodes* chosen(unsigned value) const {
+    const bool is_switch = node_.node.parameters.conditional.type == CU_GRAPH_COND_TYPE_SWITCH;
+    const std::size_t place = is_switch ? value : value != 0 ? 0 : 1;
+    const bool is_loop = node_.node.parameters.conditional.type == CU_GRAPH_COND_TYPE_WHILE;
+    return place < node_.bodies.size() && !(is_loop && place != 0) ? &node_.bodies[place] : nullptr;
+  }
+
+  Machine& machine_;
+  const ExecNode node_;  // the graph may be updated meanwhile
+  std::uint64_t context_;
+  std::uint64_t context_id_;
+  std::uint64_t sets_ = 0;
+  std::vector<WorkPtr> inside_;
+};
+
+std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context& launched_in,
                                   const std::vector<WorkPtr>& begin) {
   std::vector<WorkPtr> works;
   for (const ExecNode& one : nodes) {
-    const WorkPtr work = work_of(c, one, stream);
+    const WorkPtr work = work_of(c, one, launched_in);
     // Recorded: waits ask for the stream, and not for where its kernels run.
-    work->owner = {stream.context->id, stream.context->root_id, false};
-    work->seen = hides_from_primary(c, *stream.context) ? seen(c, one.node) : Seen::by_all;
+    work->owner = {launched_in.id, launched_in.root_id, false};
+    work->seen = hides_from_primary(c, launched_in) ? seen(c, one.node) : Seen::by_all;
     work->after = begin;
     for (const std::size_t before : one.after) {
       work->after.push_back(works[before]);
     }
     pass_event(c, one.node, work);
-    if (const ExecNodes* body = body_to_run(one)) {
-      const std::vector<WorkPtr> inside = submit_nodes(c, *body, stream, work->after);
+    if (const ExecNodes* body = child_of(one)) {
+      const std::vector<WorkPtr> inside = submit_nodes(c, *body, launched_in, work->after);
       work->after.insert(work->after.end(), inside.begin(), inside.end());
+    } else if (one.node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+      const auto choice = std::make_shared<Choice>(c.machine, one, launched_in);
+      work->until = [choice, self = std::weak_ptr(work)] {
+        const WorkPtr kept = self.lock();
+        return !kept || choice->is_done(*kept);
+      };
     }
     c.machine.clock.submit(work);
     works.push_back(work);
@@ -165,15 +213,38 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Stream&
   return works;
 }
 
+// What a graph does when it begins: conditions get the values that they have at each launch.
+Effect assign_conditions(Machine& machine, const GraphExec& exec) {
+  std::vector<std::pair<CUgraphConditionalHandle, unsigned>> values;
+  each_node(exec.nodes, [&](const ExecNode& one) {
+    if (one.node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL && one.assigned_at_launch) {
+      values.emplace_back(one.node.parameters.conditional.handle, one.initial);
+    }
+  });
+  if (values.empty()) {
+    return nullptr;
+  }
+  return [&machine, values = std::move(values)] {
+    for (const auto& [handle, value] : values) {
+      if (Condition* condition = machine.conditions.find(handle)) {
+        condition->value = value;
+      }
+    }
+    return Rest{};
+  };
+}
+
 void replay(Call& c, GraphExec& exec, Stream& stream) {
   check_contexts(c, exec.nodes);
   pass_memory(c, exec, exec.nodes);
   // Recorded: of several graphs, the last one is hidden.
   c.machine.clock.show_to_primary(stream.last);
-  const WorkPtr begin = submit(c, stream, GraphNode{}, Seen::by_none);
+  GraphNode first;
+  first.effect = assign_conditions(c.machine, exec);
+  const WorkPtr begin = submit(c, stream, first, Seen::by_none);
   auto end = std::make_shared<Work>();
   end->seen = hides_from_primary(c, *stream.context) ? Seen::by_none : Seen::by_all;
-  end->after = submit_nodes(c, exec.nodes, stream, {begin, exec.last});
+  end->after = submit_nodes(c, exec.nodes, *stream.context, {begin, exec.last});
   end->after.push_back(begin);
   put(c, stream, end);
   exec.last = end;

@@ -50,14 +50,14 @@ struct UserObject : Object {
 };
 using KeptObjects = std::map<UserObject*, unsigned>;
 
-// What decides whether the body of a conditional node runs. Kernels are not executed, so it keeps the value that it has
-// at the launch.
+// Decides whether the body of a conditional node runs. Kernels that are executed set it.
 struct Condition : Object {
   Graph* graph = nullptr;
   unsigned initial = 0;
   bool assigned_at_launch = false;
-  bool used = false;   // by a node
-  unsigned value = 0;  // now
+  bool used = false;  // by a node
+  unsigned value = 0;
+  std::uint64_t sets = 0;  // by kernels
 };
 
 struct Edge {
