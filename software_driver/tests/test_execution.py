@@ -345,3 +345,65 @@ def test_declared_time_of_an_executed_kernel_counts(machine: Machine) -> None:
         end.close()
     assert machine.words(out, 3) == (0, 1, 2)
     machine.free(out)
+
+
+PIECES = (
+    b""".version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 step = 5;
+.visible .func (.param .b32 result) twice(.param .b32 value)
+{
+.reg .b32 %r<4>;
+ld.param.u32 %r1, [value];
+add.u32 %r2, %r1, %r1;
+st.param.b32 [result], %r2;
+ret;
+}
+\0""",
+    b""".version 7.0
+.target sm_70
+.address_size 64
+.extern .global .align 4 .u32 step;
+.extern .func (.param .b32 result) twice(.param .b32 value);
+.visible .entry linked(.param .u64 out)
+{
+.reg .b32 %r<4>;
+.reg .b64 %d<4>;
+.param .b32 value;
+.param .b32 result;
+ld.param.u64 %d1, [out];
+ld.global.u32 %r1, [step];
+st.param.b32 [value], %r1;
+call (result), twice, (value);
+ld.param.b32 %r2, [result];
+st.global.u32 [%d1], %r2;
+ret;
+}
+\0""",
+)
+
+
+def test_linked_pieces_of_ptx_call_each_other(machine: Machine) -> None:
+    raw, ptx = machine.raw, 1
+    link = ctypes.c_void_p()
+    raw.call("cuLinkCreate_v2", 0, None, None, ctypes.byref(link))
+    for piece in PIECES:
+        raw.call("cuLinkAddData_v2", link, ptx, piece, ctypes.c_size_t(len(piece)), None, 0, None, None)
+    image, size = ctypes.c_void_p(), ctypes.c_size_t()
+    raw.call("cuLinkComplete", link, ctypes.byref(image), ctypes.byref(size))
+    raw.call("cuLibraryUnload", ctypes.c_void_p(machine.library))
+    machine.library = raw.handle("cuLibraryLoadData", image, None, None, 0, None, None, 0)
+    raw.call("cuLinkDestroy", link)
+    out = machine.memory()
+    machine.launch("linked", out, block=1)
+    assert machine.words(out, 1) == (10,)
+    machine.free(out)
+
+
+def test_link_of_what_has_no_ptx_is_refused(machine: Machine) -> None:
+    link, object_file = ctypes.c_void_p(), 3
+    machine.raw.call("cuLinkCreate_v2", 0, None, None, ctypes.byref(link))
+    with pytest.raises(RawError, match=f"answered {NOT_SUPPORTED}"):
+        machine.raw.call("cuLinkAddData_v2", link, object_file, b"....", ctypes.c_size_t(4), None, 0, None, None)
+    machine.raw.call("cuLinkDestroy", link)

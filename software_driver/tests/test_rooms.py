@@ -15,7 +15,7 @@ MAY_INCLUDE = {
     "preload": set(),
     "ptx": set(),
     "machine": {"abi", "chip", "preload", "ptx"},
-    "calls": {"abi", "chip", "machine", "ptx"},
+    "calls": {"abi", "chip", "machine", "preload", "ptx"},
     "tests": {"abi", "chip", "ptx"},
 }
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)

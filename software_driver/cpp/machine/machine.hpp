@@ -81,6 +81,7 @@ struct Machine {
   HandleTable<GraphExec> graph_execs{++tables, epoch};
   HandleTable<Condition> conditions{++tables, epoch};
   HandleTable<UserObject> user_objects{++tables, epoch};
+  HandleTable<Link> links{++tables, epoch};
   HandleTable<Pool> pools{++tables, epoch};
   Pools host_pools;
   Pools managed_pools;

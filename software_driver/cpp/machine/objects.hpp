@@ -238,6 +238,12 @@ struct Image {
   std::vector<Variable> variables;
 };
 
+// A link of several inputs into one image.
+struct Link : Object {
+  std::string image;
+  bool is_complete = false;
+};
+
 struct Library;
 struct Function;
 struct Kernel;

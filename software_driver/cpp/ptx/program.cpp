@@ -48,22 +48,27 @@ class Decoder {
   Decoder(const Source& source, Program& program) : source_(source), program_(program) {}
 
   void decode() {
-    for (const Declaration& variable : source_.variables) {
-      add_variable(variable, variable.name);
+    // Only definitions count, wherever they stand, and the first of those with one name: a text may be several in a
+    // row.
+    for (const bool is_extern : {true, false}) {
+      for (const Declaration& variable : source_.variables) {
+        if (variable.is_extern == is_extern) {
+          add_variable(variable, variable.name);
+        }
+      }
     }
-    // Only the definition of a function counts, wherever it stands.
+    std::vector<const FunctionSource*> defined;
     for (const FunctionSource& function : source_.functions) {
-      if (function.has_body) {
+      if (function.has_body && !numbers_.contains(function.name)) {
         numbers_[function.name] = static_cast<std::uint32_t>(program_.functions.size());
         Function& made = program_.functions.emplace_back();
         made.name = function.name;
         made.is_entry = function.is_entry;
+        defined.push_back(&function);
       }
     }
-    for (const FunctionSource& function : source_.functions) {
-      if (function.has_body) {
-        decode_function(function);
-      }
+    for (const FunctionSource* function : defined) {
+      decode_function(*function);
     }
   }
 
