@@ -81,7 +81,9 @@ extern "C" __global__ void count(int* word, cudaGraphConditionalHandle handle) {
   ++*word;
   cudaGraphSetConditional(handle, *word % 10 != 0);
 }
-extern "C" __global__ void choose(cudaGraphConditionalHandle handle, int value) { cudaGraphSetConditional(handle, value); }
+extern "C" __global__ void choose(cudaGraphConditionalHandle handle, int value) {
+  cudaGraphSetConditional(handle, value);
+}
 extern "C" __global__ void add(int* word) { *word += 100; }
 '''
 code = Program(source, "c++", ProgramOptions(arch=f"sm_{device.arch}")).compile("cubin")
