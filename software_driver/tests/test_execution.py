@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import struct
 import threading
@@ -407,3 +408,56 @@ def test_link_of_what_has_no_ptx_is_refused(machine: Machine) -> None:
     with pytest.raises(RawError, match=f"answered {NOT_SUPPORTED}"):
         machine.raw.call("cuLinkAddData_v2", link, object_file, b"....", ctypes.c_size_t(4), None, 0, None, None)
     machine.raw.call("cuLinkDestroy", link)
+
+
+PACKED = b""".version 7.0
+.target sm_70
+.address_size 64
+.visible .entry packed(.param .u64 out)
+{
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+mov.u32 %r1, 1;
+add.u32 %r2, %r1, %r1;
+add.u32 %r3, %r2, %r1;
+add.u32 %r4, %r3, %r1;
+mul.lo.u32 %r5, %r4, %r3;
+sub.u32 %r6, %r5, %r3;
+st.global.u32 [%d1], %r6;
+ret;
+}
+"""
+BY_ZSTD = (
+    "KLUv/WA4AOUFAPIKIxlgeQNc2e4xbWrTSHXDMMMwM9vaQynoYPAE/DG0TxkqUCGBZ0Ypm5TbRJFuZTgk2fR5rwMxDgoMhpSRYXF9"
+    "yy6GkL3Z00NxXU4JQIdpKNDGIXlTT509FuzNGlGu9xVp1DyQb01Ra45a7L1/SlWtNmdE6e+qGtX6VMroTCzRVds+RaN1JnxpLKsq"
+    "/c0DFSDQKNIHDQ1cTqyDaNaCgnsueVnMyOxVDkYGHrICAM7VuzVNbG67BMwk4pwB"
+)
+BY_LZ4 = (
+    "9FcudmVyc2lvbiA3LjAKLnRhcmdldCBzbV83MAouYWRkcmVzc19zaXplIDY0Ci52aXNpYmxlIC5lbnRyeSBwYWNrZWQoLnBhcmFt"
+    "IC51NjQgb3V0KQp7Ci5yZWcgLmIzMiAlcjw4PjsRAFE2NCAlZBEAImxkNwABNgDxAiVkMSwgW291dF07Cm1vdi51OQCTMSwgMTsK"
+    "YWRkEAAiMiwVACklchcAJTMsHAAIFwAkNCwcAJMxOwptdWwubG8aACU1LB8AUzsKc3ViFwAkNiwcAAAXAIF0Lmdsb2JhbB0AUFsl"
+    "ZDFdGgCgNjsKcmV0Owp9Cg=="
+)
+
+
+def container(payload: bytes, flags: int) -> bytes:
+    """A fat binary with one image, as nvcc writes it: PTX for sm_70."""
+    packed = len(payload) if flags else 0
+    head = struct.pack("<HHIQIIIIQQQQ", 1, 0x101, 64, len(payload), packed, 0, 0, 70, 0, 0x11 | flags, 0, len(PACKED))
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(head) + len(payload)) + head + payload
+
+
+@pytest.mark.parametrize(
+    ("payload", "flags"),
+    [(PACKED, 0), (base64.b64decode(BY_ZSTD), 0x8000), (base64.b64decode(BY_LZ4), 0x2000)],
+    ids=["plain", "zstd", "lz4"],
+)
+def test_ptx_of_a_fat_binary_is_executed(machine: Machine, payload: bytes, flags: int) -> None:
+    machine.raw.call("cuLibraryUnload", ctypes.c_void_p(machine.library))
+    image = container(payload, flags)
+    machine.library = machine.raw.handle("cuLibraryLoadData", image, None, None, 0, None, None, 0)
+    out = machine.memory()
+    machine.launch("packed", out, block=1)
+    assert machine.words(out, 1) == (9,)
+    machine.free(out)

@@ -6,11 +6,14 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "machine/decompression.hpp"
 #include "preload/ptx_cache.hpp"
 
 namespace software_driver {
@@ -560,7 +563,7 @@ void attach_kept_ptx(std::string_view elf, Image& image, std::size_t first) {
   }
 }
 
-// A container holds several images, of which those that are not packed are read.
+// The images in machine code, one behind the other.
 Image read_machine_code(std::string_view bytes) {
   Image image;
   constexpr std::string_view magic("\177ELF", 4);
@@ -569,6 +572,78 @@ Image read_machine_code(std::string_view bytes) {
     read_elf(bytes.substr(at), image);
     attach_kept_ptx(bytes.substr(at, elf_size(reinterpret_cast<const unsigned char*>(bytes.data() + at))), image,
                     before);
+  }
+  return image;
+}
+
+// One image of a container: its kind, and for which compute capability it is.
+struct ContainedImage {
+  static constexpr unsigned ptx = 1;
+  unsigned kind = 0;
+  int capability = 0;
+  std::string bytes;
+};
+
+// Calls `visit` with the images of a container, unpacked. What is packed in another way is left out.
+template <class Visit>
+void each_contained(std::string_view container, Visit&& visit) {
+  constexpr std::size_t shortest_head = 64;
+  constexpr std::uint64_t lz4_flag = 0x2000;
+  const auto* data = reinterpret_cast<const unsigned char*>(container.data());
+  std::size_t at = read_at<std::uint16_t>(data, 6);
+  while (at + shortest_head <= container.size()) {
+    const std::size_t head = read_at<std::uint32_t>(data, at + 4);
+    const auto size = static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 8));
+    if (head < shortest_head || head > container.size() - at || size > container.size() - at - head) {
+      return;
+    }
+    ContainedImage image{read_at<std::uint16_t>(data, at), static_cast<int>(read_at<std::uint32_t>(data, at + 28)), {}};
+    const std::size_t packed = read_at<std::uint32_t>(data, at + 16);
+    const std::string_view bytes = container.substr(at + head, packed != 0 ? std::min(packed, size) : size);
+    std::optional<std::string> unpacked(std::in_place, bytes);
+    if (bytes.starts_with("\x28\xb5\x2f\xfd")) {
+      unpacked = unpacked_zstd(bytes);
+    } else if ((read_at<std::uint64_t>(data, at + 40) & lz4_flag) != 0) {
+      unpacked = unpacked_lz4(bytes, static_cast<std::size_t>(read_at<std::uint64_t>(data, at + 56)));
+    }
+    if (unpacked) {
+      image.bytes = std::move(*unpacked);
+      visit(std::move(image));
+    }
+    at += head + size;
+  }
+}
+
+// A container has machine code, PTX or both. Kernels of machine code are executed from the PTX beside it.
+Image read_container(std::string_view container, const Compiler& compiler) {
+  Image image;
+  ContainedImage best;
+  each_contained(container, [&](ContainedImage&& one) {
+    if (one.kind != ContainedImage::ptx) {
+      Image code = read_machine_code(one.bytes);
+      std::ranges::move(code.kernels, std::back_inserter(image.kernels));
+      std::ranges::move(code.variables, std::back_inserter(image.variables));
+    } else if (one.capability <= compiler.capability && one.capability >= best.capability) {
+      best = std::move(one);
+    }
+  });
+  if (best.kind != ContainedImage::ptx) {
+    return image;
+  }
+  const std::string text = best.bytes.substr(0, best.bytes.find('\0'));
+  Image from_ptx = read_ptx(without_comments(text), text);
+  if (image.kernels.empty() && image.variables.empty()) {
+    return from_ptx;
+  }
+  for (const auto& kernel : image.kernels) {
+    const auto same = std::ranges::find(from_ptx.kernels, kernel->name, &KernelCode::name);
+    kernel->ptx = kernel->ptx == nullptr && same != from_ptx.kernels.end() ? (*same)->ptx : kernel->ptx;
+  }
+  // Names that only PTX has, such as variables of one file.
+  for (Variable& variable : from_ptx.variables) {
+    if (std::ranges::find(image.variables, variable.name, &Variable::name) == image.variables.end()) {
+      image.variables.push_back(std::move(variable));
+    }
   }
   return image;
 }
@@ -587,7 +662,7 @@ CUresult read_image(const void* data, const Compiler& compiler, Image& image) {
   }
   if (first == fatbin_magic) {
     const std::size_t size = read_at<std::uint16_t>(bytes, 6) + read_at<std::uint64_t>(bytes, 8);
-    image = read_machine_code({text, size});
+    image = read_container({text, size}, compiler);
   } else if (std::memcmp(&first, "\177ELF", 4) == 0) {
     image = read_machine_code({text, elf_size(bytes)});
   } else {

@@ -268,8 +268,8 @@ constexpr SpecialName special_names[] = {{"%tid", Special::thread, false},
                                          {"%globaltimer_hi", Special::timer_high, false},
                                          {"%dynamic_smem_size", Special::dynamic_shared, false},
                                          {"%total_smem_size", Special::total_shared, false},
-                                         {"%envreg1", Special::workspace_low, false},
-                                         {"%envreg2", Special::workspace_high, false},
+                                         {"%envreg1", Special::workspace_high, false},
+                                         {"%envreg2", Special::workspace_low, false},
                                          {"%current_graph_exec", Special::zero, true}};
 
 unsigned component(std::uint32_t axis, const std::array<unsigned, 3>& all) { return all[axis]; }
