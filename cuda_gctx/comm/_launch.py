@@ -343,10 +343,14 @@ class Kernels:
     def staged_part(self, part: Part, signature: int, record: Record, copied: Span | None = None) -> None:
         self._note_two(self.calls.staged_part(part, signature, copied), record)
 
-    def spoil(self, x_out: int, size: int, record: Record) -> None:
-        """Behind copies and kernels: leaves no numbers in an output if this rank has a fault by then."""
+    def spoil(self, x_out: int, size: int, record: Record, kept: Span = (0, 0)) -> None:
+        """Notes the kernel behind copies and kernels, which leaves no numbers in an output if this rank has a fault.
+
+        kept: the offset and the size of the part of the output that no other rank writes.
+        """
         arguments = self.calls.spoil
         arguments.output, arguments.bytes = x_out, size
+        arguments.kept_begin, arguments.kept_end = kept[0], sum(kept)
         blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
         self._loaded.note(record, "spoil_after_fault", arguments, blocks, SPOIL_THREADS)
 

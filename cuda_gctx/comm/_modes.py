@@ -505,7 +505,11 @@ class CopyEngines(_WithKernels):
             if is_copied and aside != MAIN:
                 record.wait(MAIN, aside)
             kernels.meet_in_one_block(op, ends, record)
-        kernels.spoil(x_out, out_bytes, record)
+        # The own block comes from the input of this rank, and in place it is that input.
+        if root is None:
+            kernels.spoil(x_out, out_bytes, record, kept=(self._block_of(own, root) * block_bytes, block_bytes))
+        elif own != root:
+            kernels.spoil(x_out, out_bytes, record)
 
 
 class _OfLibrary:

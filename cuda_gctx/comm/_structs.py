@@ -154,7 +154,17 @@ EXCHANGE = Struct(
     ),
 )
 
-SPOIL = Struct("Spoil", (Field("Call", "call"), Field("u64", "output"), Field("u64", "bytes")))
+SPOIL = Struct(
+    "Spoil",
+    (
+        Field("Call", "call"),
+        Field("u64", "output"),
+        Field("u64", "bytes"),
+        # The bytes of the output, from one offset to another, that no other rank writes.
+        Field("u64", "kept_begin"),
+        Field("u64", "kept_end"),
+    ),
+)
 
 TORN = Struct("Torn", (Field("Call", "call"), Field("u32", "packets")))  # how many, from each thread to each rank
 

@@ -82,10 +82,10 @@ class Fibers {
     fibers_.push_back(std::move(fiber));
   }
 
-  // Whether all fibers came to their ends within the steps, or until something was wrong.
-  bool run(const std::string& wrong) {
+  // Whether all fibers came to their ends within the steps, or until something was wrong, unless they run to the end.
+  bool run(const std::string& wrong, bool to_the_end) {
     now_ = this;
-    while (!fibers_.empty() && wrong.empty()) {
+    while (!fibers_.empty() && (to_the_end || wrong.empty())) {
       if (steps_-- == 0) {
         return false;
       }
@@ -750,9 +750,9 @@ extern "C" const char* wrong() { return what_is_wrong.c_str(); }
 
 // Runs the calls of all ranks, whose kernels begin_call begins. Afterwards wrong() says what is: a deadlock, if they
 // did not come to their ends within the steps; a race; nothing. faults: the records that the host reads meanwhile, or
-// none.
+// none. to_the_end: whether the run goes on after a race, whose outcome is then that of this order of accesses.
 extern "C" void run_ranks(BeginCall* begin_call, const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed,
-                          u64 steps, const u64* faults) {
+                          u64 steps, const u64* faults, bool to_the_end) {
   // A thread each, the barriers and the bulk stores of a block; of two kernels at once; a stream and the host.
   constexpr u32 BARRIERS = 16;
   u32 each = 0;
@@ -824,6 +824,6 @@ extern "C" void run_ranks(BeginCall* begin_call, const HostCall* calls, u32 rank
       });
     }
   }
-  bool has_ended = world.fibers.run(world.weak.race());
+  bool has_ended = world.fibers.run(world.weak.race(), to_the_end);
   what_is_wrong = !has_ended ? "a deadlock" : world.weak.race();
 }

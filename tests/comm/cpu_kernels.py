@@ -507,9 +507,10 @@ class Ranks:
             made[-1].copy_after(part.after)
         return made
 
-    def run(self, calls: Sequence[Sequence[HostCall]], seed: int) -> str:
+    def run(self, calls: Sequence[Sequence[HostCall]], seed: int, *, to_the_end: bool = False) -> str:
         """Runs the calls of every rank, each rank's in order, the ranks at the same time.
 
+        to_the_end: whether the run goes on after accesses that nothing orders, so that outputs can be looked at.
         Returns what was wrong with their order: a deadlock, or accesses that nothing orders; nothing, if all is right.
         """
         count = len(calls[0])
@@ -521,7 +522,7 @@ class Ranks:
         u32.in_dll(self.library, "taken_out").value = ORDERINGS.index(self.taken_out) + 1 if self.taken_out else 0
         records = [int(one.ctypes.data) for one in self.faults]
         watched = (u64 * len(records))(*records) if self.is_watched else None
-        how = ctypes.c_size_t(shared), u32(seed), u64(STEPS), watched
+        how = ctypes.c_size_t(shared), u32(seed), u64(STEPS), watched, to_the_end
         self.library.run_ranks(self.library.begin_call, table, len(calls), count, *how)
         self.library.wrong.restype = ctypes.c_char_p
         return str(self.library.wrong().decode())

@@ -159,21 +159,21 @@ ORDERED = re.compile(
     r"(?<![\w.])(griddepcontrol\.wait|fence\.[\w.:]+|barrier\.[\w.:]+|bar\.[\w.:]+|cp\.async\.bulk\.wait[\w.:]+|"
     r"(?:st|ld|mbarrier|atom)\.[\w.]*(?:acquire|release)[\w.:]*|(?:st|ld)\.relaxed\.[\w.:]*(?:b128|v2))"
 )
-# The release that reports a fault is there once for each wait.
+# The release that reports a fault is there once for each wait, and once for each place that leaves no numbers.
 COUNTS = {
     "one_exchange": {
         "griddepcontrol.wait": 1,
         "bar.warp.sync": 1,
         "bar.sync": 2,
         "st.relaxed.sys.global.b128": 6,
-        "st.release.sys.global.b64": 4,
+        "st.release.sys.global.b64": 5,
         "ld.relaxed.sys.global.b128": 3,
         "bar.red.and.pred": 1,
     },
     "two_exchange": {
         "bar.sync": 3,
         "fence.mbarrier_init.release.cluster": 1,
-        "st.release.sys.global.b64": 8,
+        "st.release.sys.global.b64": 12,
         "ld.acquire.sys.global.b64": 2,
         "bar.red.and.pred": 5,
         "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64": 2,
@@ -185,7 +185,7 @@ COUNTS = {
         "cp.async.bulk.wait_group": 1,
         "fence.acq_rel.gpu": 4,
     },
-    "spoil_after_fault": {},
+    "spoil_after_fault": {"st.release.sys.global.b64": 1},
     "look_for_torn_packets": {"st.relaxed.sys.global.b128": 6, "ld.relaxed.sys.global.b128": 3},
     "exchange_pieces": {
         "bar.sync": 2,

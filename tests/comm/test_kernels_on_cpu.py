@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shutil
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -288,10 +289,10 @@ def run_copies(ranks: Ranks, seed: int, count: int, hows: Sequence[str], without
                 there = [] if how.endswith("staged") else mapped
                 made = ranks.copy_engine_call(rank, x_in, x_out, inputs=there, room=room, root=root)
                 if without is not None:
-                    made[without].present = 0
-                    made[without + 1].begin_with(
-                        *((one.to, one.source, one.size) for one in made[without].before[: made[without].copies_before])
-                    )
+                    gone = made.pop(without)
+                    copies = [(one.to, one.source, one.size) for one in gone.before[: gone.copies_before]]
+                    # Nothing comes behind the last meeting of a root.
+                    (made[without].begin_with if without < len(made) else made[-1].end_with)(*copies)
             calls[rank] += ranks.surround(made, x_in, x_out, inputs[rank], out)
             bits = expected_bits(info.at(rank), op, inputs, Element.BFLOAT16) if root is None else inputs[root]
             wanted.append(bits)
@@ -325,18 +326,56 @@ def test_copies_without_a_meeting_are_found_out(without: str, how: str, gatherin
     assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, [how], MEETINGS[without]) != [])
 
 
-def test_copies_of_a_rank_that_does_not_come_leave_no_numbers(folder: Path) -> None:
-    info, op = next((info, op) for info, op in CASES if (info.tp_size, info.dp_size) == (1, 2))
-    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
-    ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-    tensors = [ranks.tensors(rank, 128, 256) for rank in range(2)]
-    sources = [int(x_in.ctypes.data) for x_in, _ in tensors]
-    calls = [ranks.copy_engine_call(rank, *tensors[rank], inputs=sources, room=128) for rank in range(2)]
-    for one in calls[1]:
-        one.present, one.copies_before = 0, 0
-    assert ranks.run(calls, 1) == ""
-    assert [ranks.fault(rank) for rank in range(2)] == [(Fault.TIMEOUT, 1), (0, 0)]
-    assert (tensors[0][1].view(np.uint16) == NO_NUMBER).all()
+def test_a_rank_that_does_not_come_spoils_what_others_send_and_no_own_data(gathering: Callable[[], Ranks]) -> None:
+    """All-gathers and broadcasts by copies, with random sizes, roots, places and missing ranks."""
+    for seed in range(40):
+        ranks, choose, rng = gathering(), random.Random(seed), np.random.default_rng(seed)
+        ranks.limit = 300
+        world, missing = ranks.info.world_size, choose.randrange(ranks.info.world_size)
+        in_place, root = choose.random() < 0.6, choose.choice([None, *range(world)])
+        elements = 8 * choose.choice([1, 3, 17, 200])
+        room = ALIGNMENT * -(-elements // 8 // choose.choice([1, 3]))
+        own = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
+        sources = range(world) if root is None else (root,)
+        outs = [ranks.tensors(rank, 0, 2 * elements * len(sources))[1].view(np.uint16) for rank in range(world)]
+        inputs = [ranks.tensors(rank, 2 * elements, 0)[0].view(np.uint16) for rank in range(world)]
+        for rank in range(world):
+            if in_place:
+                inputs[rank] = outs[rank] if root is not None else np.split(outs[rank], world)[rank]
+            inputs[rank][:] = own[rank]
+        there = choose.choice([[], [int(one.ctypes.data) for one in inputs]])
+        how: dict[str, Any] = {"inputs": there, "room": room, "root": root}
+        calls = [ranks.copy_engine_call(rank, inputs[rank], outs[rank], **how) for rank in range(world)]
+        for call in calls[missing]:
+            call.present = 0
+        for one in calls:
+            one += [HostCall(0, 1, 1, 0)] * (max(map(len, calls)) - len(one))
+        # A rank with a fault goes on to copy, whatever others write meanwhile.
+        assert ranks.run(calls, seed, to_the_end=True) != "a deadlock", seed
+        for rank in range(world):
+            assert bool(ranks.fault(rank)[0]) == (rank != missing), seed
+            if rank == missing:
+                continue
+            for source, block in zip(sources, np.split(outs[rank], len(sources)), strict=True):
+                wanted = own[rank] if source == rank else NO_NUMBER
+                assert (block == wanted).all(), (seed, rank, source)
+            if root in {None, rank} or not in_place:
+                assert (inputs[rank] == own[rank]).all(), (seed, rank)
+
+
+def test_no_output_is_spoiled_without_a_record_for_the_host(folder: Path) -> None:
+    """A rank has a fault, and its record has been cleared: as beside recover()."""
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
+    for seed, mode in itertools.product(range(5), (ONE, TWO)):
+        ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+        assert call_once(ranks, mode, [64] * 2, missing=1, seed=seed) == ""
+        ranks.faults[0][:] = 0
+        x_in, x_out = aligned(128), aligned(128)
+        ranks._kept += [x_in, x_out]
+        assert ranks.run([[one_call(ranks, 0, mode, x_in, x_out, is_copied=False)], [HostCall(0, 1, 1, 0)]], seed) == ""
+        assert (x_out.view(np.uint16) == NO_NUMBER).all()
+        assert ranks.fault(0)[0] == Fault.TIMEOUT, (seed, mode)
 
 
 def run_node_calls(ranks: Ranks, seed: int, count: int, *, element: Element) -> list[str]:
@@ -507,7 +546,12 @@ def is_found_out(is_wrong: Callable[[int], bool]) -> bool:
     child = os.fork()
     if child == 0:
         faulthandler.disable()
-        os._exit(not any(map(is_wrong, range(100))))
+        code = 1
+        try:
+            code = int(not any(map(is_wrong, range(100))))
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
     _, status = os.waitpid(child, 0)
     return status == 0 or os.WIFSIGNALED(status)
 

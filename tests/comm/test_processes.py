@@ -194,7 +194,7 @@ class NoKernels:
 
         record.call(meet)
 
-    def spoil(self, x_out: int, size: int, record: Record) -> None:
+    def spoil(self, x_out: int, size: int, record: Record, kept: tuple[int, int] = (0, 0)) -> None:
         pass
 
 

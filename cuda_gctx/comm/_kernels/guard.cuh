@@ -11,12 +11,16 @@ DEVICE u32 epoch_of(u64 word) { return static_cast<u32>(word >> 32); }
 // need it.
 DEVICE u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 2 : epoch + 1; }
 
-// Faults stay. The first one of a rank is what the host reads; kernels that come later leave at once.
-DEVICE void report_world(const Call& call, u32 kind, u32 world_rank, u64 detail) {
-  if (swap_own_if(call.peer[call.rank] + CONTROL_FAULT, 0, kind) != 0) return;
+// Writes the record of a fault, which the host reads.
+DEVICE void write_record(const Call& call, u32 kind, u32 world_rank, u64 detail) {
   store_relaxed(call.fault + 8, detail);
   // Released, so that the host which sees the kind sees the detail.
   store_release(call.fault, static_cast<u64>(kind) << 32 | world_rank);
+}
+
+// Faults stay. The first one of a rank is what the host reads; kernels that come later leave at once.
+DEVICE void report_world(const Call& call, u32 kind, u32 world_rank, u64 detail) {
+  if (swap_own_if(call.peer[call.rank] + CONTROL_FAULT, 0, kind) == 0) write_record(call, kind, world_rank, detail);
 }
 
 DEVICE void report(const Call& call, u32 kind, u32 peer, u64 detail) {
@@ -55,19 +59,29 @@ DEVICE bool is_last_block(u64 word, u32 round = 1) {
 // Gives the word back: the next call may run.
 DEVICE void end_call(u64 word, u32 epoch) { store_own(word, static_cast<u64>(epoch) << 32); }
 
-// What a call leaves that cannot finish: no numbers, in any type, in each part of its output that it has to assume is
-// not there. Where it is told to, it stops the device instead.
+// Returns what a call that cannot finish leaves in each part of its output that may be wrong: no numbers, in any type.
+// Waits for the record that the host reads, because another kernel may still write it: no output has NaN without a fault.
+// `call.stops` ends the device instead.
 DEVICE Vector no_numbers(const Call& call) {
+  for (u64 start = 0; load_relaxed(call.fault) == 0;) {
+    const u64 now = nanoseconds();
+    if (start == 0) start = now;
+    if (now - start <= call.limit) continue;
+    // The host has cleared the record beside this call.
+    const u32 kind = swap_own_if(call.peer[call.rank] + CONTROL_FAULT, 0, FAULT_TIMEOUT);
+    write_record(call, kind != 0 ? kind : FAULT_TIMEOUT, call.first_world_rank + call.rank, call.number);
+  }
   if (call.stops) stop_device();
   return {0x7fff7fff, 0x7fff7fff, 0x7fff7fff, 0x7fff7fff};
 }
 
-// Leaves that in a share of some memory: number `part` of `parts`. By all threads of a block.
-DEVICE void spoil(const Call& call, u64 address, u64 bytes, u64 part, u64 parts) {
+// Leaves no numbers in a share of an output, number `part` of `parts`, but for the bytes from kept_begin to kept_end.
+// Called by all threads of a block.
+DEVICE void spoil(const Call& call, u64 address, u64 bytes, u64 part, u64 parts, u64 kept_begin = 0, u64 kept_end = 0) {
   const Vector nothing_right = no_numbers(call);
   for (u64 at = (part * thread_count() + thread_index()) * sizeof(Vector); at < bytes;
        at += parts * thread_count() * sizeof(Vector))
-    overwrite_vector(address + at, nothing_right);
+    if (at < kept_begin || at >= kept_end) overwrite_vector(address + at, nothing_right);
 }
 
 // The time limit of one wait. Begins when the wait turns out not to be over at once, so that what does not wait reads no

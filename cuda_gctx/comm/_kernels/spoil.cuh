@@ -2,5 +2,6 @@
 #pragma once
 
 KERNEL(spoil_after_fault, SPOIL_THREADS)(const __grid_constant__ Spoil a) {
-  if (has_fault(a.call)) spoil(a.call, a.output, a.bytes, block_index(), block_count());
+  if (has_fault(a.call))
+    spoil(a.call, a.output, a.bytes, block_index(), block_count(), a.kept_begin, a.kept_end);
 }
