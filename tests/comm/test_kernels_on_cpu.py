@@ -654,7 +654,7 @@ def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path
         ranks = Ranks(info, op, library, geometry_of(info), limit=20_000, taken_out=taken_out, is_watched=True, **how)
         if file == "nodes":
             return run_node_calls(ranks, seed, 3, element=Element.BFLOAT16) != []
-        if "report_world" in function:
+        if "write_record" in function:
             ranks.limit = 300
             return call_once(ranks, TWO, [64] * 3, missing=1, seed=seed) != ""
         outputs: list[Any] = []
