@@ -39,8 +39,7 @@ class Numbers(Counter):
     def name(cls, number: int) -> str:
         """What a number says of its launch."""
         op, count = number >> cls.COUNT_BITS, number & cls.COUNTS
-        # A block that comes later finds the numbers of two calls mixed.
-        return f"{MixedCommOp(op).name} (launch {count})" if op in list(MixedCommOp) else f"launch {count}"
+        return f"{MixedCommOp(op).name} (launch {count})"
 
 
 class Kernel(NamedTuple):

@@ -87,7 +87,7 @@ CALL = Struct(
         Field("u32", "rank"),
         Field("u32", "first_world_rank"),  # of the ranks that meet here
         Field("u32", "signature"),  # of what was called: operation, mode, dtype, size
-        Field("u32", "number"),  # of this launch, or of this node of a graph: NUMBER_BITS, not 0
+        Field("u32", "number"),  # of this launch, or of this node of a graph: 20 bits, not 0
         Field("u32", "stops"),  # whether a fault stops the device
     ),
 )

@@ -473,9 +473,9 @@ u64 add_own(u64 address, u64 value) {
   pause_at_random();
   return memory->change(here->agent, address, 8, false, [=](u64 old) { return old + value; });
 }
-u64 or_own(u64 address, u64 value) {
+u64 swap_own_word_if(u64 address, u64 expected, u64 value) {
   pause_at_random();
-  return memory->change(here->agent, address, 8, false, [=](u64 old) { return old | value; });
+  return memory->change(here->agent, address, 8, false, [=](u64 old) { return old == expected ? value : old; });
 }
 u32 swap_own_if(u64 address, u32 expected, u32 value) {
   pause_at_random();

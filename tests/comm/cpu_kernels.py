@@ -301,6 +301,10 @@ class Ranks:
         self._kept: list[Any] = []
         self._tensors: list[tuple[Any, Any]] = []
 
+    def skip_launches(self, rank: int, count: int) -> None:
+        """Takes the numbers of so many launches, as other calls of the rank would."""
+        self._numbers[rank].take(count)
+
     def set_epochs(self, epoch: int) -> None:
         for one in self.workspaces:
             for offset in (Geometry.CONTROL_PACKET_WORD, Geometry.CONTROL_FLAG_WORD, Geometry.CONTROL_NODE_WORD):

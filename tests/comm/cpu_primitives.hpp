@@ -48,7 +48,7 @@ void fence_system();
 u32 load_own(u64 address);
 void store_own(u64 address, u64 value);
 u64 add_own(u64 address, u64 value);
-u64 or_own(u64 address, u64 value);
+u64 swap_own_word_if(u64 address, u64 expected, u64 value);
 u32 swap_own_if(u64 address, u32 expected, u32 value);
 
 Vector load_vector(u64 address);

@@ -40,7 +40,6 @@ PRIMITIVES = {
     "store_own": Primitive("W", "gpu"),
     "load_own": Primitive("R", "gpu"),
     "add_own": Primitive("RW", "gpu"),
-    "or_own": Primitive("RW", "gpu"),
     "fence_device": Primitive("F", "gpu", "both"),
     "fence_system": Primitive("F", "sys", "both"),
     "sync_block": Primitive("B"),

@@ -612,6 +612,42 @@ def test_two_kernels_of_a_rank_at_once_give_right_sums_or_a_fault(
     assert Fault.OVERLAP in found
 
 
+@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
+def test_calls_at_once_of_any_launch_numbers_and_blocks_leave_no_wrong_numbers(
+    mode: MixedCommMode, folder: Path
+) -> None:
+    """The first rank, or both, run two calls at once: random numbers of launches, sizes, blocks and input data."""
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
+    found = set()
+    for seed in range(100):
+        choose, rng = random.Random(seed), np.random.default_rng(seed)
+        ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+        ahead, between = choose.randrange(1, 40), choose.randrange(3)
+        at_once = choose.choice([(0,), (0, 1)])
+        calls: list[list[Any]] = [[] for _ in range(2)]
+        outputs = []
+        for rank in range(2):
+            ranks.skip_launches(rank, ahead)
+        for number in range(2):
+            elements, grid = 8 * choose.choice([17, 64, 256]), choose.randint(1, 8)
+            inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(2)]
+            ranks._kept.append(inputs)
+            for rank in range(2):
+                out = aligned(2 * elements).view(np.uint16)
+                [call] = ranks.call(rank, mode, inputs[rank], out, grid=grid)
+                ranks.skip_launches(rank, between)
+                call.is_unordered = number == 1 and rank in at_once
+                calls[rank].append(call)
+                outputs.append((expected_bits(info.at(rank), op, inputs, Element.BFLOAT16), out, rank))
+        assert ranks.run(calls, seed, to_the_end=True) != "a deadlock", seed
+        found |= {ranks.fault(rank)[0] for rank in range(2)}
+        for wanted, out, rank in outputs:
+            is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
+            assert is_right.all(), (seed, rank)
+    assert Fault.OVERLAP in found
+
+
 @pytest.mark.parametrize(("mode", "is_copied"), WAYS)
 def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, is_copied: bool, folder: Path) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)

@@ -32,16 +32,22 @@ DEVICE bool has_fault(const Call& call) { return load_own(call.peer[call.rank] +
 // One kernel of a kind runs at a time on a rank: two would have one epoch, and write to the same slots and mailboxes. One
 // word has the epoch of the last call, the number of the call that runs, and how many of its blocks have arrived at their
 // ends. It is read and changed as a whole, so that nothing else orders a call behind the one that gave it back.
-constexpr u32 ARRIVED_BITS = 12, NUMBER_BITS = 20;
+constexpr u32 ARRIVED_BITS = 12;  // the number has the other 20 bits
 
-// Takes the word for the call, in each of its blocks. Its epoch, for all threads of the block, or 0: the call may not run.
-// A number that another call has mixed with its own is that of no call: the blocks that come later leave, too.
+// Takes the word for the call, in each of its blocks. Returns the epoch of the call to all threads of the block, or 0 if the
+// call may not run. A compare-and-swap changes the word only while no call runs, so a second call leaves no trace in it.
 DEVICE u32 begin_call(const Call& call, u64 word) {
   u32 epoch = 0;
   if (thread_index() == 0) {
     const bool failed = has_fault(call);
-    const u64 before = or_own(word, static_cast<u64>(call.number) << ARRIVED_BITS);
-    const u32 running = static_cast<u32>(before) >> ARRIVED_BITS;
+    u64 before = load_relaxed(word);
+    u32 running = static_cast<u32>(before) >> ARRIVED_BITS;
+    while (running == 0) {
+      const u64 seen = swap_own_word_if(word, before, before | static_cast<u64>(call.number) << ARRIVED_BITS);
+      if (seen == before) break;
+      before = seen;
+      running = static_cast<u32>(before) >> ARRIVED_BITS;
+    }
     if (running != 0 && running != call.number)
       report(call, FAULT_OVERLAP, call.rank, static_cast<u64>(running) << 32 | call.number);
     else if (!failed)

@@ -154,9 +154,12 @@ DEVICE u64 add_own(u64 address, u64 value) {
   return before;
 }
 
-DEVICE u64 or_own(u64 address, u64 value) {
+DEVICE u64 swap_own_word_if(u64 address, u64 expected, u64 value) {
   u64 before;
-  asm volatile("atom.relaxed.gpu.global.or.b64 %0, [%1], %2;" : "=l"(before) : "l"(address), "l"(value) : "memory");
+  asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(address), "l"(expected), "l"(value)
+               : "memory");
   return before;
 }
 
