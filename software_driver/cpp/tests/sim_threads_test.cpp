@@ -291,6 +291,27 @@ void a_thread_that_slept_is_not_before_the_thread_that_woke_it(unsigned runs) {
   CHECK(lead == 100);
 }
 
+// As a library does that ends what it has made current on the thread.
+struct Calls {
+  ~Calls() {
+    CUcontext current = nullptr;
+    OK(cuCtxGetCurrent, &current);
+  }
+};
+
+void a_thread_may_call_until_it_has_ended() {
+  for (int i = 0; i < 50; ++i) {
+    std::thread([] {
+      [[maybe_unused]] thread_local const Calls calls;  // destroyed after what the driver makes for the thread
+      static_cast<void>(&calls);
+      CUcontext current = nullptr;
+      OK(cuCtxGetCurrent, &current);
+    }).join();
+    CHECK(symbol<decltype(softwareDriverReset)>("softwareDriverReset")() == 0);
+    OK(cuInit, 0);
+  }
+}
+
 }  // namespace
 
 int main(int count_of, char** values) {
@@ -305,5 +326,6 @@ int main(int count_of, char** values) {
   a_poll_jumps_after_five_equal_answers(runs);
   the_time_of_a_kernels_function_is_no_threads(runs);
   a_thread_that_slept_is_not_before_the_thread_that_woke_it(runs);
+  a_thread_may_call_until_it_has_ended();
   return software_driver::test::summary("sim_threads_test");
 }
