@@ -77,7 +77,6 @@ long: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## run all cases that "make
 	$(BIN)/python tests/comm/simulate.py --interleavings 20000
 	$(BIN)/python -m tests.trust.fault_sweep
 	$(BIN)/python -m tests.trust.allocation_sweep
-	$(BIN)/python -m tests.trust.state_machine
 	$(BIN)/python -m tests.trust.silent_answers --programs 1400
 	$(BIN)/python tests/partitions/order_model.py --seeds $(ORDER_SEEDS)
 

@@ -45,8 +45,7 @@ from cuda_gctx.measure.loop import CallTimer, Load
 from cuda_gctx.measure.machine import described
 from cuda_gctx.measure.statistics import median
 from cuda_gctx.measure.summaries import summary
-from cuda_gctx.partitions import store, with_background
-from cuda_gctx.partitions.arrangements import Place
+from cuda_gctx.partitions import with_background
 from cuda_gctx.tune import Plan, spin
 
 LOOK_UPS = 10_000
@@ -73,11 +72,11 @@ def timed_ns(action: Callable[[], object]) -> int:
 
 
 def measure_creation(device: Device) -> dict[str, Any]:
-    """A first opening, which creates contexts, and later ones, which find them in the store."""
+    """A first opening, which creates contexts, and later ones, which find them idle."""
     layout = Layout(a=8, b=16, c=None)
     first = timed_ns(lambda: device.partition(layout).close())
     later = [timed_ns(lambda: device.partition(layout).close()) for _ in range(200)]
-    return {"contexts": len(store), "first_us": first / 1000, "again_us": summary(later, 1000)}
+    return {"contexts": system.idle_contexts, "first_us": first / 1000, "again_us": summary(later, 1000)}
 
 
 def empty_ns() -> float:
@@ -118,7 +117,7 @@ def measure_preparing(device: Device) -> dict[str, Any]:
     }
 
 
-def lend(places: Iterable[Place]) -> list[Stream]:
+def lend(places: Iterable[Partition | Stream]) -> list[Stream]:
     """Streams whose handles other code knows: two of each partition."""
     known = [
         stream
@@ -140,10 +139,10 @@ class Target:
     switch: Callable[[], object]
     streams: Sequence[Stream]
     known: Sequence[Stream]
-    places: Mapping[str, Place]
+    places: Mapping[str, Partition | Stream]
 
 
-def may_share(one: Place, other: Place) -> bool:
+def may_share(one: Partition | Stream, other: Partition | Stream) -> bool:
     """Whether they share SMs, or may."""
     ids = [place.sm_ids if isinstance(place, Partition) else None for place in (one, other)]
     return ids[0] is None or ids[1] is None or not set(ids[0]).isdisjoint(ids[1])
@@ -518,7 +517,6 @@ def main() -> int:
     arguments = parser.parse_args()
     # Contexts of the rows overlap on purpose, one after the other.
     warnings.simplefilter("ignore", ResourceOverlapWarning)
-    store.limit = 100_000
 
     device = Device(0)
     head = described(

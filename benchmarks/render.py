@@ -90,7 +90,7 @@ def partitions(result: Result) -> str:
     first = f"open partitions, the first of the process ({result['creation']['contexts']} contexts), and close them"
     rows += [
         [first, duration(result["creation"]["first_us"] * 1e3)],
-        ["open and close them again, with contexts from the store", spread(in_ns(result["creation"]["again_us"], 1e3))],
+        ["open and close them again, with contexts that are idle", spread(in_ns(result["creation"]["again_us"], 1e3))],
         ["open partitions, create a stream, close them", spread(in_ns(result["openings"]["us"], 1e3))],
         ["`pool.prepare` of a new layout", spread(in_ns(result["preparing"]["built_us"], 1e3))],
         ["`pool.prepare` of a known layout", spread(in_ns(result["preparing"]["prepare_ns"], 1))],

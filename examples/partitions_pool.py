@@ -30,8 +30,8 @@ def main() -> None:
 
     # The contexts wait for their next use, because the driver does not give their memory back.
     use = system.memory()[dev.device_id]
-    print(f"{use.stored} contexts in the store, {use.destroyed} destroyed")
-    assert use.destroyed == 0
+    print(f"{use.idle} contexts are idle, {use.open + use.lingering} in use")
+    assert use.open + use.lingering == 0
 
 
 if __name__ == "__main__":

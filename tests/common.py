@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from cuda_gctx import Context, ContextOptions, Device, SMResource, SMResourceOptions
+from cuda_gctx import Context, ContextOptions, Device, SMResource, SMResourceOptions, system
 
 from .conftest import REPOSITORY
 
@@ -145,3 +145,8 @@ def run_with_cuda_core(code: str, *arguments: str, machine: str = "h200@13.0") -
         CUDA_SOFTWARE_DRIVER_MACHINE=machine,
         CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING="1",
     )
+
+
+def leases() -> int:
+    """The number of green contexts of all devices that are open or lingering."""
+    return sum(use.open + use.lingering for use in system.memory().values())

@@ -27,7 +27,6 @@ DEFAULT_DRIVER = "sim:h200@13.0"
 # A test that hangs ends the run with the stacks of all threads. None takes a hundredth of it on an idle machine.
 HANGS_AFTER_S = 600
 uncaptured = pytest.StashKey[int]()
-stored = pytest.StashKey[int]()
 
 
 def has_real_driver() -> bool:
@@ -110,14 +109,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """A test that opens partitions outside of a machine of its own leaves their contexts to the tests after it."""
+def pytest_runtest_teardown() -> Iterator[None]:
+    """Fails a test that leaves SMs to the tests after it, outside of a machine of its own."""
     yield
-    partitions = sys.modules.get("cuda_gctx.partitions")  # which most tests import, and not all
-    left = len(partitions.store) if partitions is not None else 0
-    before, item.config.stash[stored] = item.config.stash.get(stored, 0), left
-    if is_simulated() and left > before:
-        pytest.fail(f"{left} contexts are left in the store", pytrace=False)
+    if is_simulated() and "cuda_gctx._core.extension" in sys.modules:
+        uses = cuda_gctx.system.memory().values()
+        left = sum(use.open + use.lingering for use in uses)
+        if left:
+            pytest.fail(f"{left} contexts are left open or lingering", pytrace=False)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

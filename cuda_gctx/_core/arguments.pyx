@@ -112,7 +112,6 @@ cdef class Options:
     """Values of named fields. Immutable; `replace`, ``copy.replace`` and the functions of dataclasses accept them."""
 
     _defaults = {}  # by the names of the fields, in their order; without a default: ``...``
-    _taken_by = ()  # the functions whose options these are
     __dataclass_fields__ = DataclassFields()
 
     cdef dict values(self):
@@ -174,25 +173,6 @@ cpdef object of_fields(type kind, object values):
     raise TypeError(problem)
 
 
-def refuse_keyword(str function, str keyword, list names):
-    """Raise TypeError for a keyword that a function does not have: what was meant, or what there is."""
-    from difflib import get_close_matches
-
-    kinds = Options.__subclasses__()
-    if function in ("__cinit__", "__init__"):
-        function = [*[kind.__name__ for kind in kinds if [*kind._defaults] == names], "the constructor"][0]
-    fields = [field for kind in kinds if function in kind._taken_by for field in kind._defaults]
-    near = get_close_matches(keyword, [*fields, *names], n=1)
-    if near and near[0] in names:
-        advice = f"did you mean {near[0]!r}?"
-    elif fields:
-        advice = f'its options ({", ".join(fields)}) are one dict: {function}({{"{(near or fields)[0]}": ...}})'
-    else:
-        advice = f"its parameters are {', '.join(names)}"
-    called = function if function == "the constructor" else f"{function}()"
-    raise TypeError(f"{called} got an unexpected keyword argument {keyword!r}; {advice}")
-
-
 cdef object as_options(type kind, object value):
     """Options of a kind, from an object of that kind or a mapping of its fields; None stays None."""
     if value is None or isinstance(value, kind):
@@ -206,14 +186,14 @@ cdef object as_options(type kind, object value):
 
 
 def spelling(tuple requests, dict named):
-    """What a set of requests is remembered by, given as the arguments of a call: by name, by position, or as one dict,
-    tuple or list. What else is given alone is returned as it is; None if nothing can be remembered.
+    """A set of requests as a key, given as the arguments of a call: by name, by position, or as one dict, tuple or
+    list.
 
-    The order of the names and the types of the requests belong to it: 1, 1.0 and True are equal, but not the same
-    request.
+    What else is given alone is returned as it is; None if nothing can be remembered. The order of the names and the
+    types of the requests belong to the key: 1, 1.0 and True are equal, but not the same request.
     """
     cdef dict copied
-    cdef list spelled = []
+    cdef list spelled
     asked = requests
     if named:
         asked = None if requests else named
@@ -224,6 +204,7 @@ def spelling(tuple requests, dict named):
     if type(asked) is dict:
         copied = {}
         copied.update(asked)
+        spelled = [dict]
         for name, value in copied.items():
             spelled.append(name)
             spelled.append(value)
@@ -231,10 +212,18 @@ def spelling(tuple requests, dict named):
         return tuple(spelled)
     if type(asked) is not tuple and type(asked) is not list:
         return None if isinstance(asked, tuple) else asked
+    spelled = [tuple]
     for value in list(asked):
         spelled.append(value)
         spelled.append(type(value))
     return tuple(spelled)
+
+
+def requests_of(tuple spelled not None):
+    """The requests of a key that spelling() made: a dict, or a tuple."""
+    if spelled[0] is dict:
+        return dict(zip(spelled[1::3], spelled[2::3]))
+    return spelled[1::2]
 
 
 cdef extern from *:

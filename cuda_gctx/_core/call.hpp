@@ -1,6 +1,6 @@
 // How Cython calls the core. A call works without the GIL, on handles that stay until it has ended, and what it is the
 // last to hold is let go without the GIL too, so that no driver object is destroyed while all of Python waits. What it
-// throws is caught where it was thrown: Python raises it with the GIL, after the ordinary end of the region without it.
+// throws becomes a value where it was thrown: Python raises it with the GIL, after the ordinary end of the region.
 // Nothing is in flight while the interpreter gives the GIL back, because a thread that comes too late, at exit, ends
 // right there: CPython unwinds its stack. So no function from which a call is made may be noexcept, as destructors are
 // by themselves: that would end the process.
@@ -18,30 +18,22 @@
 
 #include "driver/error.hpp"
 #include "driver/locate.hpp"
+#include "handles/blocks.hpp"
 #include "handles/captures.hpp"
 #include "handles/closing.hpp"
-#include "handles/current.hpp"
+#include "handles/context_pool.hpp"
 #include "handles/device.hpp"
-#include "handles/given.hpp"
 #include "handles/moved_graph.hpp"
+#include "handles/opening.hpp"
 #include "handles/probe.hpp"
 #include "handles/sequence.hpp"
 #include "handles/slot.hpp"
-#include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
 #include "handles/switching.hpp"
 #include "resources/descriptor.hpp"
 #include "resources/outcome.hpp"
 
 namespace gctx {
-
-#ifdef Py_GIL_DISABLED
-inline constexpr bool has_gil = false;
-#else
-inline constexpr bool has_gil = true;
-#endif
-template <typename Box>
-using PlaceOfHandle = std::conditional_t<has_gil, LockedSlot<Box>, Slot<Box>>;
 
 // What the slots of all that is made in a context have in common.
 struct ChildSlot {
@@ -52,15 +44,15 @@ struct ChildSlot {
 
 // The place of a handle in an object of Python, which lets it go when the object goes.
 template <typename Box>
-class ObjectSlot final : public PlaceOfHandle<Box>, public ChildSlot {
+class ObjectSlot final : public Slot<Box>, public ChildSlot {
  public:
   ~ObjectSlot() noexcept(false);
-  bool is_empty() const noexcept override { return !this->borrow(); }
+  bool is_empty() const noexcept override { return !this->get(); }
   ContextHandle context() override;
   bool drop() override;
 };
 template <typename Box>
-using ObjectBorrowed = typename ObjectSlot<Box>::Borrowed;
+using ObjectBorrowed = std::shared_ptr<Box>;
 
 // Drops a handle, whose box may be the last use of a driver object. Whether there was one.
 template <typename Box>
@@ -68,18 +60,37 @@ bool drop(std::shared_ptr<Box> handle);
 
 namespace calls {
 
+// An exception of the core as a value.
+struct Failure {
+  std::unique_ptr<Error> error;
+  std::unique_ptr<SplitFailure> split;  // if it is one, in place of the error
+
+  explicit operator bool() const noexcept { return error || split; }
+  template <typename Work>
+  static Failure of(Work&& work) {
+    try {
+      work();
+      return {};
+    } catch (const SplitFailure& split) {
+      return {nullptr, std::make_unique<SplitFailure>(split)};
+    } catch (...) {
+      return {caught_error(), nullptr};
+    }
+  }
+};
+
 // Makes the Python exception, as _core/errors.pyx does.
-inline void raise(const std::exception_ptr& failure) {
-  using Raise = int (*)(const std::exception_ptr&);
+inline void raise(const Failure& failure) {
+  using Raise = int (*)(const Error*, const SplitFailure*);
   void* const found = PyCapsule_Import("cuda_gctx._core.extension.raise_failure", 0);
   if (found != nullptr) {
-    reinterpret_cast<Raise>(found)(failure);
+    reinterpret_cast<Raise>(found)(failure.split ? failure.split.get() : failure.error.get(), failure.split.get());
   }
 }
 
 // The handler of `except +raise_error` in cpp.pxd, called inside a catch block.
 inline int raise_in_flight() {
-  raise(std::current_exception());
+  raise(Failure::of([] { throw; }));
   return -1;
 }
 
@@ -147,18 +158,14 @@ Taken<std::remove_reference_t<Given>&> holder_of(Given&& given);
 // Calls without the GIL; true unless it failed, and then the Python exception is set.
 template <typename Work, typename Holds>
 bool work_without_gil(Work&& work, Holds& holds) {
-  std::exception_ptr failure;
   PyThreadState* const thread = PyEval_SaveThread();
-  try {
-    std::apply([&](auto&... each) { work(each.get()...); }, holds);
-  } catch (...) {
-    failure = std::current_exception();
-  }
+  const Failure failure = Failure::of([&] { std::apply([&](auto&... each) { work(each.get()...); }, holds); });
   std::apply([](auto&... each) { (each.let_go(), ...); }, holds);
   PyEval_RestoreThread(thread);
   if (failure) [[unlikely]] {
     raise(failure);
   }
+  report_failures();
   return !failure;
 }
 
@@ -206,42 +213,6 @@ ObjectSlot<Box>::~ObjectSlot() noexcept(false) {
   }
 }
 
-// Drops a handle of an object that goes. Whether that can have been the last one: not if the slot of another object has
-// it too.
-template <typename Box>
-bool drop_beside(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
-  if (slot.borrow().get() != handle.get()) [[unlikely]] {
-    return drop(std::move(handle));
-  }
-  handle.reset();
-  return false;
-}
-
-// Makes a handle that of a slot again.
-template <typename Box>
-void renew(std::shared_ptr<Box>& handle, ObjectSlot<Box>& slot) {
-  if (slot.borrow().get() != handle.get()) [[unlikely]] {
-    drop(std::exchange(handle, slot.get()));
-  }
-}
-
-// Calls a function that asks whether a context is current.
-template <auto function>
-int call_after_blocks(ObjectSlot<ContextBox>& slot) {
-  if (const auto box = slot.borrow()) {
-    box.get()->state().take_what_is_left();
-  }
-  return call<function>(slot);
-}
-
-// Ends what the thread made current, in one step for all who hold the GIL.
-inline void end_thread() {
-  ThreadEntries& here = ThreadEntries::here();
-  std::vector<ContextHandle> contexts = here.end();
-  std::tuple<calls::Taken<std::vector<ContextHandle>>> holds(contexts);
-  calls::work_without_gil([&](auto&&...) { std::exchange(here.failed, {}).note(); }, holds);
-}
-
 // Calls a function that makes a handle, and puts it into a slot. 1, or 0 if there is none, or -1.
 template <auto function, typename Box, typename... Arguments>
 int make(ObjectSlot<Box>& slot, Arguments&&... arguments) {
@@ -266,13 +237,9 @@ int make(ObjectSlot<Box>& slot, Arguments&&... arguments) {
 // has been closed.
 template <typename Box>
 ObjectBorrowed<Box> present(ObjectSlot<Box>& slot) {
-  ObjectBorrowed<Box> box = slot.borrow();
+  ObjectBorrowed<Box> box = slot.get();
   if (!box) [[unlikely]] {
-    try {
-      slot.fail_empty();
-    } catch (...) {
-      calls::raise(std::current_exception());
-    }
+    calls::raise(calls::Failure::of([&] { slot.fail_empty(); }));
   }
   return box;
 }
@@ -280,15 +247,14 @@ ObjectBorrowed<Box> present(ObjectSlot<Box>& slot) {
 // The same of an object that must still be of use: of a driver that may be called, and of a context that is open.
 template <typename Box>
 ObjectBorrowed<Box> live(ObjectSlot<Box>& slot) {
-  ObjectBorrowed<Box> box = slot.borrow();
-  try {
-    if (box && !box.get()->asks_driver()) [[likely]] {
-      box.get()->demand_live();
-      return box;
+  ObjectBorrowed<Box> box = slot.get();
+  if (box && !box->asks_driver()) [[likely]] {
+    const calls::Failure failure = calls::Failure::of([&] { box->demand_live(); });
+    if (failure) [[unlikely]] {
+      calls::raise(failure);
+      return {};
     }
-  } catch (...) {
-    calls::raise(std::current_exception());
-    return {};
+    return box;
   }
   if (call<&Box::demand_live>(slot) != 0) {
     return {};
@@ -300,9 +266,14 @@ template <typename Box>
 ContextHandle ObjectSlot<Box>::context() {
   if constexpr (std::is_base_of_v<InContext, Box>) {
     const ObjectBorrowed<Box> box = live(*this);
-    return box ? box.get()->context() : nullptr;
+    return box ? box->context() : nullptr;
   }
   return nullptr;
 }
+
+// Sets texts: the C++ code makes the string in the call, which is guarded.
+inline void name_context(NewContext& context, const char* name) { context.name = name; }
+inline void advise(Opening::Terms& terms, const char* advice) { terms.advice = advice; }
+inline void name_use(Switching::NewUse& use, const char* part) { use.part = part; }
 
 }  // namespace gctx

@@ -14,7 +14,6 @@ cdef class ContextOptions(Options):
     cdef readonly str name
 
     _defaults = {"resources": ..., "exclusive": False, "name": None}
-    _taken_by = ("create_context",)
 
     def __cinit__(self, resources=None, exclusive=False, name=None):
         if resources is not None and not isinstance(resources, Sequence):
@@ -45,63 +44,157 @@ cdef Context unmade_context():
 
 cdef Context made_context(Context context):
     """A context whose slot has just been filled."""
-    context._number = context._slot.borrow().get().id()
+    context._number = context._slot.get().get().id()
     return context
+
+
+cdef Context context_of_handle(const cpp.ContextHandle& handle, object owner):
+    cdef Context context = Context.__new__(Context)
+    context._slot.put(handle)
+    context._owner = owner
+    return made_context(context)
 
 
 def context_of(InContext child not None):
     """The context of a stream, an event or a graph."""
-    cdef Context context = Context.__new__(Context)
-    context._slot.put(child.slot().context())
-    return made_context(context)
+    return context_of_handle(child.slot().context(), None)
 
 
-cdef int let_go(Context context) except -1:
-    """Close the object; the context itself may stay open."""
-    keep_no_block(&context._kept_block, context)
-    context._slot.drop()
-    with cython.critical_section(context):
-        context._resources = None
-        context._owner = None
-    return 0
+cdef class LeaseGroup:
+    """The leases of one pool of layouts, which are used one at a time: they share contexts, and close together."""
+
+    cdef shared_ptr[cpp.LeaseGroup] _group
+
+    def __cinit__(self):
+        self._group = cpp.make_group()
+
+    @property
+    def is_open(self):
+        """Whether the group has not been closed."""
+        return self._group.get().is_open()
+
+    def close(self):
+        """Close all leases, and refuse later ones: False, and nothing changes, while one of their contexts is current.
+        """
+        return self._group.get().close()
 
 
-cdef int refuse_part(Context context) except -1:
-    """Raise RuntimeError for the context of a partition, which ends with the partitions."""
-    if context._name is not None:
-        raise RuntimeError(
-            f"the context belongs to partition {context._name} and cannot be closed by itself: use a block of "
-            "part.context.current() to make it current, and close() of the partitions or the pool to close it"
-        )
-    return 0
+cdef class Lease:
+    """The SMs that a context, or the partitions of a layout, have. It is closed with the last reference to it."""
+
+    cdef shared_ptr[cpp.Lease] _lease
+
+    def __dealloc__(self):
+        if self._lease.get() != NULL:
+            self._lease.get().abandon()
 
 
-cdef Context new_green_context(int device, ContextOptions options, bint overlap_matters):
+make_only_here(Lease, "a Lease comes from Opening.lease()")
+
+
+cdef class Opening:
+    """Contexts that are being opened: their SMs are claimed, and the contexts are not there yet.
+
+    overlap_report: the leases that share SMs with them, or may, in one sentence; empty if none does.
+    The claim ends with the ``with`` block of the opening, unless lease() has taken it over.
+    """
+
+    cdef unique_ptr[cpp.Opening] _opening
+
+    @property
+    def overlap_report(self):
+        """The leases that share SMs with these contexts, or may, in one sentence; empty if none does."""
+        return self._opening.get().overlap_report().decode()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self._opening.reset()
+
+    def lease(self):
+        """Lease all contexts, or raise an error and leave nothing behind. Returns their Contexts, which have the lease.
+        """
+        cdef cpp.OpenedContexts opened = cpp.lease_contexts(dereference(self._opening))
+        cdef Lease lease = Lease.__new__(Lease)
+        cdef size_t at
+        lease._lease = opened.lease
+        return [context_of_handle(opened.contexts[at], lease) for at in range(opened.contexts.size())]
+
+
+make_only_here(Opening, "an Opening comes from claim()")
+
+
+def claim(
+    int device_id,
+    requests,
+    *,
+    bint exclusive=False,
+    bint only_free=False,
+    bint are_partitions=True,
+    Context inside=None,
+    LeaseGroup group=None,
+    str advice="",
+):
+    """Claim the SMs of contexts of one device.
+
+    requests: for each context its name, the SMResources, and a WorkqueueResource or None. exclusive: refuse SMs of
+    other leases, and say so to later ones; only_free: refuse them. inside: the context whose SMs are split, and whose
+    lease may share them; group: whose leases may. advice: the end of the message about SMs of other leases.
+
+    Returns an Opening. Raises ResourceOverlapError for SMs that are refused, and ValueError for resources that cannot
+    be in one context.
+    """
     cdef cpp.Runtime* runtime = active_runtime()
-    cdef vector[cpp.SmResourcePtr] sms
-    cdef optional[cpp.CUdevResource] workqueue
-    cdef WorkqueueResource queue = None
-    cdef bytes name = (options.name or "").encode()
-    cdef unique_ptr[cpp.NewContext] fresh
-    cdef Context context = Context.__new__(Context)
-    for resource in options.resources:
-        if isinstance(resource, SMResource):
-            sms.push_back((<SMResource>resource)._sm)
-        else:
-            queue = resource
-            if queue._device != device or queue._runtime != runtime:
+    cdef vector[cpp.NewContext] contexts
+    cdef cpp.NewContext context
+    cdef cpp.OpeningTerms terms
+    cdef Opening opening = Opening.__new__(Opening)
+    cdef WorkqueueResource queue
+    cdef WorkqueueResource shared = None
+    for name, groups, workqueue in requests:
+        context = cpp.NewContext()
+        encoded = (name or "").encode()
+        cpp.name_context(context, encoded)
+        context.groups = sms_of(groups)
+        if workqueue is not None:
+            queue = workqueue
+            if queue._device != device_id or queue._runtime != runtime:
                 raise ValueError(
-                    f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device}"
+                    f"a WorkqueueResource of device {queue._device} cannot be part of a context on device {device_id}"
                 )
-            workqueue = queue.given()[0]
-    fresh = cpp.claim_context(runtime[0], device, sms, workqueue, name, options.exclusive, overlap_matters)
-    if queue is not None and queue._shares:
-        cpp.share_queues(fresh, queue._of)
-    # Before anything is made: a warning that is turned into an error then leaves nothing behind.
-    if fresh.get().overlap_report()[0] != 0:
-        warnings.warn(fresh.get().overlap_report().decode(), ResourceOverlapWarning, stacklevel=2)
-    cpp.create_context(context._slot, fresh)
-    return made_context(context)
+            context.workqueue = queue.given()[0]
+            shared = queue if queue._shares else None
+        contexts.push_back(context)
+    terms.exclusive, terms.only_free, terms.are_partitions = exclusive, only_free, are_partitions
+    if group is not None:
+        terms.group = group._group
+    if inside is not None:
+        terms.inside = cpp.live(inside._slot).get().lease_handle()
+    end = advice.encode()
+    cpp.advise(terms, end)
+    opening._opening.reset(new cpp.Opening(runtime[0], device_id, contexts, terms))
+    if shared is not None:
+        cpp.share_queues(dereference(opening._opening), shared._of)
+    return opening
+
+
+cdef Context new_green_context(int device, ContextOptions options):
+    groups = [resource for resource in options.resources if isinstance(resource, SMResource)]
+    queues = [resource for resource in options.resources if isinstance(resource, WorkqueueResource)]
+    cdef Opening opening = claim(
+        device,
+        [(options.name, groups, queues[0] if queues else None)],
+        exclusive=options.exclusive,
+        are_partitions=False,
+        advice="close the other one first, or take all groups from one split",
+    )
+    with opening:
+        # Before anything is made: a warning that is turned into an error then leaves nothing behind.
+        if opening.overlap_report:
+            warnings.warn(opening.overlap_report, ResourceOverlapWarning, stacklevel=2)
+        [context] = opening.lease()
+        return context
 
 
 cdef class Context:
@@ -110,9 +203,7 @@ cdef class Context:
     cdef cpp.Slot[cpp.ContextBox] _slot
     cdef uint64_t _number
     cdef DeviceResources _resources
-    cdef object _owner
-    cdef str _name  # the name of the partition that lends the context; None: no partition does
-    cdef PyObject* _kept_block  # the idle block of current(); null: none
+    cdef object _owner  # the Lease of a context of this package; of an adopted one, what it keeps alive
     cdef object __weakref__
 
     @staticmethod
@@ -130,9 +221,6 @@ cdef class Context:
         context._owner = owner
         return made_context(context)
 
-    def __del__(self):
-        keep_no_block(&self._kept_block, self)
-
     @property
     def is_green(self):
         """Whether it is a green context. For adopted contexts, this is the driver's answer."""
@@ -141,7 +229,7 @@ cdef class Context:
     @property
     def is_closed(self):
         """Whether the context has been closed. Streams created before may still use it."""
-        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.ContextBox] box = self._slot.get()
         return box.get() == NULL or box.get().is_closed()
 
     @property
@@ -152,7 +240,9 @@ cdef class Context:
     @property
     def handle(self):
         """The CUcontext, as an int."""
-        return <uintptr_t>cpp.live(self._slot).get().handle()
+        cdef shared_ptr[cpp.ContextBox] box = cpp.live(self._slot)
+        box.get().in_driver().expose()
+        return <uintptr_t>box.get().handle()
 
     @property
     def id(self):
@@ -162,8 +252,8 @@ cdef class Context:
     @property
     def name(self):
         """The name from its ContextOptions, or that of the partition; None if there is none."""
-        cdef string name = cpp.live(self._slot).get().name()
-        return self._name or name.decode() or None
+        cdef shared_ptr[cpp.ContextBox] box = cpp.live(self._slot)
+        return box.get().name_text().decode() or None
 
     @property
     def device(self):
@@ -241,37 +331,58 @@ cdef class Context:
 
         return verify({self.name or "context": self})
 
+    def partition(self, *requests, exclusive=False, **named):
+        """Split the SMs of the context into named, disjoint partitions, as Device.partition() splits a device.
+
+        requests, named, exclusive: as for Device.partition(). Raises ClosedError if the context is closed.
+        """
+        from cuda_gctx.partitions.partitions import partition_context
+
+        return partition_context(self, *requests, exclusive=exclusive, **named)
+
     @cython.binding(False)
-    @cython.always_allow_keywords(False)
     def current(self):
         """A ``with`` block in which the context is current on the calling thread. It restores the previous one.
 
         Blocks of a thread must end in the reverse order in which they began, and must not contain an await.
         """
-        if is_free(self._kept_block):  # most blocks are for one statement
-            return <object>self._kept_block
+        cdef CurrentBlock block = CurrentBlock.__new__(CurrentBlock)
         cpp.live(self._slot)
-        return new_block(&self._kept_block, &self._slot, self)
+        block._context = self
+        return block
 
     def close(self):
-        """Close the context. A green context ends with the last stream and event that was made on it.
+        """Close the context: its SMs are free, and a later request for them can get it again.
 
-        It is then destroyed, unless a framework has seen one of its streams: such a context releases its SMs, and
-        is kept for the next request for them.
+        Streams and executable graphs that the program keeps go on working, and keep the SMs claimed until they end.
 
         Raises ContextCurrentError if it is current on this thread, or on another one through this package, and
         RuntimeError for the primary context and for that of a partition.
         """
-        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.ContextBox] box = self._slot.get()
         if box.get() == NULL:
             return
+        self._demand_own_lease()
+        if box.get().kind() == cpp.ContextKind.green:
+            close_together([self])
+        self._slot.drop()
+        with cython.critical_section(self):
+            self._resources = None
+            self._owner = None
+        warn_of_failures()
+
+    cdef int _demand_own_lease(self) except -1:
+        """Raise RuntimeError for contexts that their user cannot close."""
+        cdef shared_ptr[cpp.ContextBox] box = self._slot.get()
         if box.get().kind() == cpp.ContextKind.primary:
             raise RuntimeError("the primary context belongs to the whole process and cannot be closed")
-        refuse_part(self)
-        if box.get().kind() == cpp.ContextKind.green:
-            cpp.close_context(self._slot)
-        let_go(self)
-        warn_of_failures()
+        if box.get().is_partition():
+            raise RuntimeError(
+                f"the context belongs to partition {box.get().name_text().decode()} and cannot be closed by itself: "
+                "use a block of part.context.current() to make it current, and close() of the partitions or the pool "
+                "to close it"
+            )
+        return 0
 
     def __eq__(self, other):
         if not isinstance(other, Context):
@@ -279,8 +390,8 @@ cdef class Context:
         cdef Context that = other
         if self is that:
             return True
-        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
-        cdef cpp.Borrowed[cpp.ContextBox] other_box = that._slot.borrow()
+        cdef shared_ptr[cpp.ContextBox] box = self._slot.get()
+        cdef shared_ptr[cpp.ContextBox] other_box = that._slot.get()
         if box.get() == NULL or other_box.get() == NULL:
             return False
         return self._number == that._number and &box.get().runtime() == &other_box.get().runtime()
@@ -290,21 +401,20 @@ cdef class Context:
 
     def __enter__(self):
         cpp.live(self._slot)
-        refuse_part(self)
+        self._demand_own_lease()
         return self
 
     def __exit__(self, *exc):
         self.close()
 
     def __repr__(self):
-        cdef cpp.Borrowed[cpp.ContextBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.ContextBox] box = self._slot.get()
         if box.get() == NULL or box.get().is_closed():
             return "<Context: closed>"
         kind = "green" if box.get().is_green() else "primary"
         if box.get().kind() == cpp.ContextKind.foreign:
             kind = "adopted " + ("green" if box.get().is_green() else "ordinary")
-        cdef string own_name = box.get().name()
-        name = self._name or own_name.decode()
+        name = box.get().name_text().decode()
         name = f" '{name}'" if name else ""
         device = box.get().device()
         try:
@@ -317,85 +427,42 @@ cdef class Context:
 make_only_here(Context, "a Context comes from Device.create_context(), Device.context or Context.from_handle()")
 
 
-cdef class Claim:
-    """The SMs that one user has of a device, for contexts made by create_unclaimed_context()."""
+def close_together(contexts):
+    """Close the lease that contexts share.
 
-    cdef unique_ptr[cpp.Claim] _claim
-
-    @property
-    def overlap_report(self):
-        """The live contexts that shared its SMs or might, when it was made; empty if none did."""
-        return self._claim.get().overlap_report().decode()
-
-    def release(self):
-        """Ends the claim. Ending it twice does nothing."""
-        self._claim.get().release()
-
-
-make_only_here(Claim, "a Claim comes from claim()")
-
-
-def claim(resources, names, bint exclusive, uint64_t group, str advice, *, bint only_free=False):
-    """Claim the SMs of resources of one device. Claims of one group (0: of none) may share SMs.
-
-    only_free: ResourceOverlapError if live contexts have them or may, as with `exclusive`. advice: the end of the
-    message about these.
+    Raises ContextCurrentError, and changes nothing, while one of them is current on this thread, or on another one
+    through this package.
     """
-    cdef vector[cpp.SmResourcePtr] sms = sms_of(resources)
-    cdef cpp.Names labels
-    cdef SMResource resource = resources[0]
-    cdef Claim made = Claim.__new__(Claim)
-    for name in names:
-        labels.emplace_back(name.encode())
-    made._claim.reset(
-        new cpp.Claim(
-            resource._runtime[0], resource._sm.get().device, sms, labels, exclusive, only_free, group, advice.encode()
-        )
-    )
-    return made
+    cdef vector[cpp.ContextHandle] boxes
+    cdef Context context
+    for context in contexts:
+        if context._slot.get().get() != NULL:
+            boxes.push_back(context._slot.get())
+    cpp.close_together(boxes)
 
 
 def are_free(resources):
-    """For each of some resources of one device whether no live context is known to have its SMs, or may have them."""
+    """For each of some resources of one device whether no lease is known to have its SMs, or may have them."""
     cdef vector[cpp.SmResourcePtr] sms = sms_of(resources)
     cdef SMResource resource
     if sms.empty():
         return []
     resource = resources[0]
-    return [bool(answer) for answer in cpp.live_contexts(resource._runtime[0]).are_free(resource._sm.get().device, sms)]
+    return [bool(answer) for answer in cpp.sm_claims(resource._runtime[0]).are_free(resource._sm.get().device, sms)]
 
 
-def create_unclaimed_context(int device_id, ContextOptions options not None):
-    """A green context whose SMs are not claimed: partitions claim them for as long as they use it."""
-    return new_green_context(device_id, options, False)
-
-
-def loaned(Context context not None, owner, name):
-    """The same context as another object with a name of its own, which keeps `owner` alive."""
-    cdef Context lent = Context.__new__(Context)
-    cpp.live(context._slot)
-    lent._slot.share(context._slot)
-    made_context(lent)
-    lent._owner = owner
-    lent._name = name
-    return lent
-
-
-def rename(Context context not None, str name not None):
-    """Give a context another name for messages."""
-    cpp.live(context._slot).get().rename(name.encode())
-
-
-def close_loaned(Context context not None):
-    """Close an object that loaned() made; the context itself stays open."""
-    let_go(context)
+def idle_identities(SMResource whole not None):
+    """The identities (see sm_identity()) of the SMs of idle contexts of a device, newest first."""
+    cdef vector[cpp.SmResourcePtr] idle = cpp.context_pool(whole._runtime[0]).idle_sms(whole._sm.get().device)
+    cdef size_t at
+    return [identity_of(idle[at]) for at in range(idle.size())]
 
 
 def context_stream(Context context not None, size_t number=0, priority=None):
-    """A stream that belongs to the context: the same one for each call with this number and priority.
+    """A stream that belongs to the context: the same one of the driver for each call with this number and priority.
 
-    The driver's stream lives as long as the context (an adopted one: as long as this package refers to it): code that
-    has only its handle can go on using it.
+    The object is of use until the lease of the context closes. The driver's stream lives as long as the context: code
+    that has only its handle can go on using it.
     """
     cdef StreamOptions options = StreamOptions(priority=priority)
     cdef Stream stream = Stream.__new__(Stream)
@@ -404,13 +471,8 @@ def context_stream(Context context not None, size_t number=0, priority=None):
     return made_stream(stream)
 
 
-def serve_as(Context context not None, resources):
-    """Record that a context has the SMs of these groups, which another split than its own can have made."""
-    cpp.serve_as(context._slot, cpp.merged(sms_of(resources)))
-
-
-def any_keeps_capture(contexts):
-    """Whether one of the streams that this package made on these contexts is capturing a graph."""
+def any_has_capture(contexts):
+    """Whether one of the streams that this package made in these contexts is capturing a graph."""
     cdef vector[cpp.ContextHandle] boxes
     cdef Context context
     for context in contexts:
@@ -419,54 +481,25 @@ def any_keeps_capture(contexts):
     return bool(cpp.any_has_capture(boxes))
 
 
-def pin_context(Context context not None):
-    """The same for a context of which one stream or another may be known outside."""
-    cpp.present(context._slot)
-    if cpp.pin_context(context._slot):
-        note_pinned(cpp.present(context._slot).get())
+def is_idle(Context context not None):
+    """Whether the work of a context has ended, and none of its streams is capturing."""
+    return bool(cpp.context_is_idle(context._slot))
 
 
-def is_pinned(Context context not None):
-    """Whether a framework has seen one of its streams, so that it is never destroyed."""
-    cdef cpp.Borrowed[cpp.ContextBox] box = context._slot.borrow()
-    return box.get() != NULL and box.get().is_pinned()
+def seen_sm_ids(Context context not None):
+    """The ids of the SMs on which verify() saw the context run; None before that."""
+    return tuple(cpp.seen_sm_ids(context._slot)) or None
 
 
-def demand_not_current(contexts):
-    """Raise ContextCurrentError while an open one is current on this thread, or on another one through this package."""
-    cdef Context context
-    cdef cpp.Borrowed[cpp.ContextBox] box
-    for context in contexts:
-        box = context._slot.borrow()
-        if box.get() != NULL and not box.get().is_closed():
-            cpp.demand_not_current(context._slot)
+def note_sm_ids(Context context not None, sm_ids):
+    """Record on which SMs a kernel saw the context run."""
+    cdef vector[unsigned int] ids
+    for sm_id in sorted(sm_ids):
+        ids.push_back(sm_id)
+    cpp.note_sm_ids(context._slot, ids)
 
 
 def capturing_stream(SMResource resource not None):
     """The stream that is capturing on the device of a resource, as far as can be known; None if there is none."""
     resource._runtime.demand_usable()
     return cpp.capturing_stream(resource._runtime[0], resource._sm.get().device).decode() or None
-
-
-def context_counts(SMResource resource not None):
-    """The numbers of green contexts that this package has made and destroyed on the device of a resource; of those that
-    frameworks have seen, and of these the ones that are closed and kept; and of those that splits needed.
-    """
-    cdef cpp.ContextCounts counts = cpp.context_counts(resource._runtime[0], resource._sm.get().device)
-    return counts.made, counts.destroyed, counts.pinned, counts.waiting, counts.split
-
-
-def pinned_limit():
-    """How many contexts of a device frameworks may see."""
-    return cpp.pinned_limit()
-
-
-def set_pinned_limit(uint64_t limit):
-    """Set that limit, for all drivers."""
-    cpp.set_pinned_limit(limit)
-
-
-def drop_kept(bint also_pinned):
-    """Destroy the contexts of the driver in use that splits needed, and the closed ones that frameworks have seen."""
-    if cpp.Runtime.is_any_open():
-        cpp.drop_kept(cpp.Runtime.active(), also_pinned)

@@ -65,8 +65,6 @@ cdef extern from "resources/outcome.hpp" namespace "gctx" nogil:
         optional[vector[GroupRequest]] suggestion
         string advice
 
-    const SplitFailure* caught_split() noexcept
-
 
 cdef extern from "cuda.h" nogil:
     unsigned int ANY_DOMAIN "CU_DEV_SM_RESOURCE_GROUP_LOCALITY_DOMAIN_ID_ANY"
@@ -96,8 +94,6 @@ cdef extern from "driver/error.hpp" namespace "gctx" nogil:
         string call
         string needs
         string found
-
-    unique_ptr[Error] caught_error()
 
 
 # Texts are handed over as char*: C++ makes the string in the call, which is guarded. Cython's own conversions, those of
@@ -169,18 +165,23 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         green
         foreign
 
+    cdef cppclass DriverContext:
+        void expose() noexcept
+        cbool is_exposed() noexcept
+
     cdef cppclass ContextBox:
         Runtime& runtime() noexcept
         int device() noexcept
         CUcontext handle() noexcept
         ContextKind kind() noexcept
         cbool is_green() noexcept
+        cbool is_partition() noexcept
         uint64_t id() noexcept
         cbool is_closed() noexcept
-        cbool is_pinned() noexcept
         cbool is_current() except +raise_error
-        string name() except +raise_error
-        void rename(const char*) except +raise_error
+        const char* name_text "name().c_str"() noexcept
+        DriverContext& in_driver() noexcept
+        shared_ptr[Lease] lease_handle() noexcept
 
     ctypedef shared_ptr[ContextBox] ContextHandle
 
@@ -197,10 +198,11 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         const ContextHandle& context() noexcept
         CUstream handle() noexcept
         cbool is_owned() noexcept
+        cbool is_over() noexcept
         cbool is_made_here() noexcept
-        cbool is_pinned() noexcept
         cbool may_capture() noexcept
-        void expose() noexcept
+        void show() noexcept
+        void note_closed() noexcept
 
     ctypedef shared_ptr[StreamBox] StreamHandle
 
@@ -215,10 +217,12 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
     cdef cppclass GraphExecBox:
         const ContextHandle& context() noexcept
+        vector[ContextHandle] contexts() except +raise_error
         CUgraphExec handle() noexcept
 
     cdef cppclass KernelSms:
         string name
+        uint64_t context
         vector[unsigned int] sm_ids
 
     cdef cppclass Runtime:
@@ -233,49 +237,78 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         void demand_usable() except +raise_error
         SmResourcePtr known_device_sm(int) noexcept
 
-    const bint has_gil
-
     struct ContextCounts:
-        uint64_t made
-        uint64_t destroyed
-        uint64_t pinned
-        uint64_t waiting
-        uint64_t split
+        uint64_t contexts
+        uint64_t open
+        uint64_t lingering
+        uint64_t idle
+        uint64_t exposed
 
-    cdef cppclass LiveContexts:
+    struct ReleasedContexts:
+        uint64_t destroyed
+        uint64_t exposed
+        uint64_t at_work
+        uint64_t in_use
+
+    cdef cppclass SmClaims:
         vector[int] are_free(int, const vector[SmResourcePtr]&) except +raise_error
 
-    LiveContexts& live_contexts(Runtime&) except +raise_error
+    SmClaims& sm_claims(Runtime&) except +raise_error
 
-    uint64_t pinned_limit "gctx::RetiredContexts::limit"() noexcept
-    void set_pinned_limit "gctx::RetiredContexts::set_limit"(uint64_t) noexcept
+    cdef cppclass ContextPool:
+        vector[SmResourcePtr] idle_sms(int) except +raise_error
+        ContextCounts counts(int) except +raise_error
+
+    ContextPool& context_pool(Runtime&) except +raise_error
+    ReleasedContexts release_contexts "gctx::call<&gctx::release_contexts>"(Runtime&, cbool) except *
+
+    cdef cppclass LeaseGroup:
+        cbool is_open() noexcept
+        cbool close() noexcept
+
+    cdef cppclass Lease:
+        void abandon() noexcept
+
+    shared_ptr[LeaseGroup] make_group "std::make_shared<gctx::LeaseGroup>"() except +raise_error
 
     SmResourcePtr known_sm_resource(ContextBox&) except +raise_error
 
     cdef cppclass NewContext:
+        NewContext() except +raise_error
+        vector[SmResourcePtr] groups
+        optional[CUdevResource] workqueue
+
+    void name_context "gctx::name_context"(NewContext&, const char*) except +raise_error
+
+    cdef cppclass OpeningTerms "gctx::Opening::Terms":
+        OpeningTerms() noexcept
+        cbool exclusive
+        cbool only_free
+        cbool are_partitions
+        shared_ptr[Lease] inside
+        shared_ptr[LeaseGroup] group
+
+    void advise "gctx::advise"(OpeningTerms&, const char*) except +raise_error
+
+    cdef cppclass Opening:
+        Opening(Runtime&, int, const vector[NewContext]&, const OpeningTerms&) except +raise_error
         const char* overlap_report "overlap_report().c_str"() noexcept
 
-    cdef cppclass Claim:
-        Claim(
-            Runtime&, int, const vector[SmResourcePtr]&, const Names&, cbool, cbool, uint64_t, const char*
-        ) except +raise_error
-        const char* overlap_report "overlap_report().c_str"() noexcept
-        void release() noexcept
+    cdef cppclass OpenedContexts:
+        shared_ptr[Lease] lease
+        vector[ContextHandle] contexts
 
-    cdef cppclass Entry:
-        cbool is_idle() noexcept
-        cbool is_of_this_thread() noexcept
-        void* block() noexcept
-        void* task() noexcept
-        void be_of(void*, const ContextHandle&) noexcept
-        ContextHandle& context() noexcept
+    cdef cppclass Block:
+        pass
 
-    cdef cppclass ThreadEntries:
-        cbool enter "enter<gctx::has_gil>"(Entry&, const void*) except +raise_error
-        cbool leave_at_once "leave_at_once<gctx::has_gil>"(Entry&, const void*) noexcept
-        Entry* take_left() noexcept
+    ctypedef shared_ptr[Block] BlockHandle
 
-    ThreadEntries* this_thread "&gctx::ThreadEntries::here"() except +raise_error
+    cdef cppclass ThreadBlocks:
+        BlockHandle enter(const ContextHandle&, const void*) except +raise_error
+        void leave(const BlockHandle&, const void*) except +raise_error
+        void end() noexcept
+
+    ThreadBlocks* this_thread "&gctx::ThreadBlocks::here"() except +raise_error
 
     cdef cppclass ProbeBlock:
         uint64_t sm
@@ -292,17 +325,15 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         LaunchShape(CUfunction, unsigned int, unsigned int) noexcept
 
     cdef cppclass NewUse "gctx::Switching::NewUse":
-        NewUse() noexcept
-        unsigned int part
+        NewUse() except +raise_error
         ContextHandle context
         StreamHandle stream
         SmResourcePtr sms
-        vector[unsigned int] ids
+
+    void name_use "gctx::name_use"(NewUse&, const char*) except +raise_error
 
     cdef cppclass Switching:
-        cbool may_share(unsigned int, unsigned int) noexcept
-        vector[unsigned int] places_of(unsigned int) except +raise_error
-        vector[unsigned int] parts() except +raise_error
+        unsigned int current() noexcept
 
     cdef cppclass Sequence:
         pass
@@ -323,10 +354,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         cbool is_programmatic
         uint32_t number_at
 
-    # For what is done before the GIL is given up or other code of Python runs.
-    cdef cppclass Borrowed "gctx::ObjectBorrowed"[Box]:
-        Box* get() noexcept
-
     cdef cppclass ChildSlot:
         cbool is_empty() noexcept
         ContextHandle context() except *
@@ -338,14 +365,9 @@ cdef extern from "_core/call.hpp" namespace "gctx":
         void share(const Slot[Box]&) noexcept
         shared_ptr[Box] get() noexcept
         cbool was_filled() noexcept
-        Borrowed[Box] borrow() noexcept
 
-    Borrowed[Box] live[Box](Slot[Box]&) except *
-    Borrowed[Box] present[Box](Slot[Box]&) except *
-    cbool drop_beside(ContextHandle&, Slot[ContextBox]&) noexcept
-    void renew(ContextHandle&, Slot[ContextBox]&) noexcept
-    void end_thread() noexcept
-
+    shared_ptr[Box] live[Box](Slot[Box]&) except *
+    shared_ptr[Box] present[Box](Slot[Box]&) except *
     # What follows works without the GIL. The driver in use:
     Runtime* open_active "gctx::call<&gctx::Runtime::active>"() except NULL
     Runtime* open_runtime "gctx::call<&gctx::Runtime::open>"(const char*) except NULL
@@ -356,8 +378,6 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
     SmResourcePtr device_sm "gctx::call<&gctx::Runtime::device_sm>"(Runtime*, int) except *
     CUdevResource device_workqueue "gctx::call<&gctx::Runtime::device_workqueue>"(Runtime*, int) except *
-    int drop_kept "gctx::call<&gctx::drop_kept>"(Runtime&, cbool) except -1
-    ContextCounts context_counts "gctx::call<&gctx::context_counts>"(Runtime&, int) except *
     SplitResult split_resource "gctx::call<&gctx::split_resource>"(
         Runtime&, const SmResourcePtr&, const vector[GroupRequest]&, cbool
     ) except *
@@ -376,29 +396,22 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     # Contexts:
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
-    int forget_current_of "gctx::call<&gctx::ThreadEntries::forget>"(ThreadEntries*, const Runtime&) except -1
+    int forget_current_of "gctx::call<&gctx::ThreadBlocks::forget>"(ThreadBlocks*, const Runtime&) except -1
     int demand_there "gctx::call<&gctx::ContextBox::demand_there>"(Slot[ContextBox]&) except -1
-    int leave "gctx::call<&gctx::ThreadEntries::leave>"(ThreadEntries*, Entry&, const void*) except -1
-    int leave_what_was_left "gctx::call<&gctx::ThreadEntries::leave_what_was_left>"(ThreadEntries*) except -1
-    int set_current "gctx::make<&gctx::ThreadEntries::set>"(
-        Slot[ContextBox]&, ThreadEntries*, Slot[ContextBox]&, const void*
+    int set_current "gctx::make<&gctx::ThreadBlocks::set>"(
+        Slot[ContextBox]&, ThreadBlocks*, Slot[ContextBox]&
     ) except -1
-    unique_ptr[NewContext] claim_context "gctx::call<&gctx::claim_context>"(
-        Runtime&, int, const vector[SmResourcePtr]&, const optional[CUdevResource]&, const char*, cbool, cbool
-    ) except *
-    int share_queues "gctx::call<&gctx::NewContext::share_queues>"(
-        unique_ptr[NewContext]&, Slot[ContextBox]&
-    ) except -1
-    int create_context "gctx::make<&gctx::NewContext::create>"(Slot[ContextBox]&, unique_ptr[NewContext]&) except -1
-    int close_context "gctx::call_after_blocks<&gctx::close_context>"(Slot[ContextBox]&) except -1
-    int demand_not_current "gctx::call_after_blocks<&gctx::demand_not_current>"(Slot[ContextBox]&) except -1
-    int pin_context "gctx::call<&gctx::ContextBox::pin>"(Slot[ContextBox]&) except -1
+    int share_queues "gctx::call<&gctx::Opening::share_queues>"(Opening&, Slot[ContextBox]&) except -1
+    OpenedContexts lease_contexts "gctx::call<&gctx::Opening::lease>"(Opening&) except *
+    int close_together "gctx::call<&gctx::close_together>"(vector[ContextHandle]&) except -1
+    int context_is_idle "gctx::call<&gctx::context_is_idle>"(Slot[ContextBox]&) except -1
+    vector[unsigned int] seen_sm_ids "gctx::call<&gctx::seen_sm_ids>"(Slot[ContextBox]&) except *
+    int note_sm_ids "gctx::call<&gctx::note_sm_ids>"(Slot[ContextBox]&, const vector[unsigned int]&) except -1
     int synchronize_context "gctx::call<&gctx::synchronize_context>"(Slot[ContextBox]&) except -1
     int any_has_capture "gctx::call<&gctx::any_has_capture>"(vector[ContextHandle]&) except -1
     SmResourcePtr context_sm "gctx::call<&gctx::sm_resource>"(Slot[ContextBox]&) except *
     CUdevResource context_workqueue "gctx::call<&gctx::workqueue_config>"(Slot[ContextBox]&) except *
     CUdevResource existing_workqueue "gctx::call<&gctx::existing_workqueue>"(Slot[ContextBox]&) except *
-    int serve_as "gctx::call<&gctx::serve_as>"(Slot[ContextBox]&, const SmResourcePtr&) except -1
 
     # Streams and events:
     int create_stream "gctx::make<&gctx::create_stream>"(
@@ -411,9 +424,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int stream_priority "gctx::call<&gctx::stream_priority>"(Slot[StreamBox]&) except? 0
     int stream_is_nonblocking "gctx::call<&gctx::stream_is_nonblocking>"(Slot[StreamBox]&) except -1
     int stream_is_capturing "gctx::call<&gctx::stream_is_capturing>"(Slot[StreamBox]&) except -1
-    uint64_t capture_of_stream "gctx::call<&gctx::capture_of_stream>"(Slot[StreamBox]&) except? 0
     int is_same_stream "gctx::call<&gctx::is_same_stream>"(Slot[StreamBox]&, Slot[StreamBox]&) except -1
-    int pin_stream_and_context "gctx::call<&gctx::pin_stream>"(Slot[StreamBox]&) except -1
     int stream_is_done "gctx::call<&gctx::stream_is_done>"(Slot[StreamBox]&) except -1
     int synchronize_stream "gctx::call<&gctx::synchronize_stream>"(Slot[StreamBox]&) except -1
     int record_event "gctx::call<&gctx::record_event>"(Slot[StreamBox]&, Slot[EventBox]&) except -1
@@ -423,7 +434,9 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int show_stream "gctx::call<&gctx::show_to_device>"(Slot[StreamBox]&) except -1
 
     int create_event "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[ContextBox]&, unsigned int) except -1
-    int create_event_for "gctx::make<&gctx::create_event>"(Slot[EventBox]&, Slot[StreamBox]&, unsigned int) except -1
+    int create_event_for "gctx::make<&gctx::create_stream_event>"(
+        Slot[EventBox]&, Slot[StreamBox]&, unsigned int
+    ) except -1
     int event_is_done "gctx::call<&gctx::event_is_done>"(Slot[EventBox]&) except -1
     int synchronize_event "gctx::call<&gctx::synchronize_event>"(Slot[EventBox]&) except -1
     float elapsed_ms "gctx::call<&gctx::elapsed_ms>"(Slot[EventBox]&, Slot[EventBox]&) except? 0
@@ -466,10 +479,8 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     unsigned int add_arrangement "gctx::call<&gctx::Switching::add_arrangement>"(Switching&, vector[NewUse]&) except? 0
     int remove_arrangement "gctx::call<&gctx::Switching::remove_arrangement>"(Switching&, unsigned int) except -1
     int clear_arrangements "gctx::call<&gctx::Switching::clear>"(Switching&) except -1
-    int note_sm_ids "gctx::call<&gctx::Switching::note_sm_ids>"(
-        Switching&, Slot[ContextBox]&, const vector[unsigned int]&
-    ) except -1
-    int order "gctx::call<&gctx::Switching::order>"(Switching&, const vector[unsigned int]&, unsigned int) except -1
+    int switch_to "gctx::call<&gctx::Switching::switch_to>"(Switching&, unsigned int) except -1
+    uint64_t last_switch "gctx::call<&gctx::Switching::last_switch>"(Switching&, unsigned int) except? 0
 
     # Sequences of launches:
     int make_sequence "gctx::make<&gctx::make_sequence>"(Slot[Sequence]&) except -1

@@ -10,7 +10,7 @@ cdef Context same_object(dict given, Context found):
     reference = given.get(found._number)
     if reference is not None:
         known = reference()
-        if known is not None and known._slot.borrow().get() == found._slot.borrow().get():
+        if known is not None and known._slot.get() == found._slot.get():
             return known
     return found
 
@@ -136,11 +136,12 @@ cdef class Device:
 
         ctx: a context of this device; None: its primary context.
 
-        Raises ClosedError if it is closed, ValueError if it belongs to another device.
+        Raises ClosedError if it is closed, ValueError if it belongs to another device, and RuntimeError inside a block
+        of ``context.current()``, whose end would undo the call.
         """
         cdef Context context = ctx
         cdef Context found = unmade_context()
-        cdef cpp.Borrowed[cpp.ContextBox] box
+        cdef shared_ptr[cpp.ContextBox] box
         if ctx is None:
             context = self.primary()
         else:
@@ -148,9 +149,8 @@ cdef class Device:
             if box.get().device() != self.device_id or &box.get().runtime() != self._runtime:
                 raise ValueError(f"the context belongs to device {box.get().device()}, not {self.device_id}")
         given = given_here()
-        is_any = cpp.set_current(found._slot, cpp.this_thread(), context._slot, task_here())
+        is_any = cpp.set_current(found._slot, cpp.this_thread(), context._slot)
         found = same_object(given, made_context(found)) if is_any else None
-        release_left()
         if ctx is not None and ctx is not found:
             if len(given) >= 64:  # those that are gone are forgotten
                 for number in [number for number, known in given.items() if known() is None]:
@@ -170,7 +170,7 @@ cdef class Device:
         if options is None or options == {}:
             raise ValueError('resources must be provided: create_context({"resources": [...], "name": ...})')
         self._runtime.demand_usable()
-        return new_green_context(self.device_id, as_options(ContextOptions, options), True)
+        return new_green_context(self.device_id, as_options(ContextOptions, options))
 
     def create_stream(self, options=None):
         """Create a stream of the primary context, or adopt the stream of another library.
@@ -252,7 +252,11 @@ cdef class Device:
         return partition_sizes(self)
 
     def sync(self):
-        """Wait on the host for all work of the primary context and of green contexts, also closed ones."""
+        """Wait on the host for all work of the primary context and of green contexts.
+
+        An idle green context is left out, unless the raw value of the context or one of its streams has left the
+        package.
+        """
         cpp.synchronize_context(self.primary()._slot)
 
     def __reduce__(self):

@@ -51,7 +51,6 @@ cdef int close_driver(_OpenDriver driver) except -1:
     for forget in forgetters:
         forget(<uintptr_t>driver.runtime)
     cpp.forget_current_of(cpp.this_thread(), driver.runtime[0])
-    release_left()  # blocks hold their contexts
     cpp.close_driver(driver.runtime[0])
     report_failures()
     return 0
@@ -136,10 +135,46 @@ cdef class System:
         return _use_driver(path, nullcontext() if machine is None else machine)
 
     def memory(self):
-        """The device memory of green contexts, by device: held by live ones, lost to destroyed ones."""
-        from cuda_gctx.partitions import memory_use
+        """The green contexts of this package and the device memory, as a MemoryUse for each device that has some."""
+        from cuda_gctx._core.memory import MemoryUse
 
-        return memory_use()
+        cdef cpp.Runtime* runtime = active_runtime()
+        cdef cpp.ContextCounts counts
+        cdef int device
+        uses = {}
+        for device in range(runtime.device_count()):
+            counts = cpp.context_pool(runtime[0]).counts(device)
+            if counts.contexts:
+                free, total = cpp.device_memory(runtime[0], device)
+                uses[device] = MemoryUse(
+                    free, total, counts.contexts, counts.open, counts.lingering, counts.idle, counts.exposed
+                )
+        return uses
+
+    @property
+    def idle_contexts(self):
+        """The number of green contexts that nobody uses, and that later requests for the same SMs get."""
+        cdef cpp.Runtime* runtime = active_runtime()
+        cdef int device
+        return sum([cpp.context_pool(runtime[0]).counts(device).idle for device in range(runtime.device_count())])
+
+    def release_contexts(self, exposed=False):
+        """Destroy the idle green contexts of the package that have no work to do. Never waits.
+
+        exposed: also contexts whose raw value has left the package, by a handle of the context or of one of its
+        streams. This is safe only after all code that received such a value has stopped using it.
+
+        Returns a ReleasedContexts: how many were destroyed, and how many were left for which reason. The driver returns
+        no memory for a destroyed context (seen on an H200 with driver 13.0).
+        """
+        from cuda_gctx._core.memory import ReleasedContexts
+
+        cdef bint also_exposed = as_bool("exposed", exposed)
+        cdef cpp.ReleasedContexts released
+        if not cpp.Runtime.is_any_open():
+            return ReleasedContexts(0, 0, 0, 0)
+        released = cpp.release_contexts(active_runtime()[0], also_exposed)
+        return ReleasedContexts(released.destroyed, released.exposed, released.at_work, released.in_use)
 
     def __repr__(self):
         try:

@@ -110,14 +110,11 @@ cdef dict CLASS_OF_KIND = {
 }
 
 
-cdef int raise_error() except *:
-    cdef unique_ptr[cpp.Error] caught = cpp.caught_error()
-    cdef cpp.Error* error = caught.get()
-    cdef const cpp.SplitFailure* refused
+cdef int raise_error(const cpp.Error* error, const cpp.SplitFailure* refused) except -1:
+    """Raise an exception of the core, which is a SplitFailure if `refused` is not null."""
     if error.kind == cpp.ErrorKind.out_of_memory:
         raise MemoryError()
     raised = CLASS_OF_KIND.get(<int>error.kind, RuntimeError)(error.message.decode("utf-8", "replace"))
-    refused = cpp.caught_split()
     if refused != NULL:
         raised.advice = refused.advice.decode()
         if refused.suggestion.has_value():
@@ -146,18 +143,5 @@ cdef void report_failures() noexcept:
     warn_of_failures()
 
 
-cdef extern from "<exception>" namespace "std":
-    cdef cppclass exception_ptr:
-        pass
-
-    void rethrow_exception(exception_ptr) except +raise_error
-
-
-cdef int raise_caught(const exception_ptr& failure) except -1:
-    """Raise what the core threw, as call.hpp caught it."""
-    rethrow_exception(failure)
-    return 0
-
-
-raise_failure = PyCapsule_New(<void*>raise_caught, "cuda_gctx._core.extension.raise_failure", NULL)
+raise_failure = PyCapsule_New(<void*>raise_error, "cuda_gctx._core.extension.raise_failure", NULL)
 _report = PyCapsule_New(<void*>report_failures, "cuda_gctx._core.extension._report", NULL)

@@ -13,7 +13,6 @@ cdef class EventOptions(Options):
     cdef unsigned int _flags  # the same for the driver
 
     _defaults = {"timing_enabled": False, "blocking_sync": False}
-    _taken_by = ("create_event", "record")
 
     def __cinit__(self, timing_enabled=False, blocking_sync=False):
         self.timing_enabled = as_bool("timing_enabled", timing_enabled)
@@ -96,7 +95,7 @@ cdef class Event(InContext):
     @property
     def handle(self):
         """The CUevent, as an int."""
-        cdef cpp.Borrowed[cpp.EventBox] box = cpp.live(self._slot)
+        cdef shared_ptr[cpp.EventBox] box = cpp.live(self._slot)
         box.get().expose()
         return <uintptr_t>box.get().handle()
 
@@ -138,7 +137,7 @@ cdef class Event(InContext):
         return cpp.elapsed_ms(start._slot, self._slot)
 
     def __repr__(self):
-        cdef cpp.Borrowed[cpp.EventBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.EventBox] box = self._slot.get()
         if box.get() == NULL:
             return "<Event: closed>"
         timing = " with timing" if self._options.timing_enabled else ""

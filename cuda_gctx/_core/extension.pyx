@@ -22,13 +22,12 @@ cimport cython
 from cpython.list cimport PyList_New, PyList_SET_ITEM
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_New
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_INCREF
 from cython.operator cimport dereference
 from libc.stdint cimport uint8_t, uint64_t, uintptr_t
 from libc.stdlib cimport getenv
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.optional cimport optional
-from libcpp.string cimport string
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
@@ -39,7 +38,7 @@ from cuda_gctx._core.polling import until_done
 include "errors.pyx"
 include "arguments.pyx"
 include "driver.pyx"
-include "current.pyx"
+include "blocks.pyx"
 include "resources.pyx"
 include "event.pyx"
 include "stream.pyx"

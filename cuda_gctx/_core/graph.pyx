@@ -110,7 +110,7 @@ cdef class Graph(InContext):
         return made
 
     def __repr__(self):
-        cdef cpp.Borrowed[cpp.GraphBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.GraphBox] box = self._slot.get()
         if box.get() == NULL:
             return "<Graph: closed>"
         return f"<Graph {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
@@ -153,15 +153,15 @@ cdef class GraphExec(InContext):
 
     @cython.binding(False)
     def launch(self, Stream stream not None):
-        """Runs it behind what the stream was given so far.
+        """Launch the graph behind the work of a stream of its device. Its kernels run in their own contexts.
 
-        ValueError for a stream of another context: the kernels would run on the SMs of their own context, in the order
-        of the other one.
+        A launch on a stream of another context waits for what these contexts wait for, such as a switch of a pool, and
+        counts as their work.
         """
         cpp.launch(self._slot, stream._slot)
 
     def __repr__(self):
-        cdef cpp.Borrowed[cpp.GraphExecBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.GraphExecBox] box = self._slot.get()
         if box.get() == NULL:
             return "<GraphExec: closed>"
         return f"<GraphExec {<uintptr_t>box.get().handle():#x} of context {box.get().context().get().id()}>"
@@ -190,7 +190,7 @@ cdef class Capture:
 
     def __enter__(self):
         cpp.present(self._stream._slot)
-        if self._capturing.borrow().get() != NULL:
+        if self._capturing.get().get() != NULL:
             raise RuntimeError("this block is already open: each block needs a Stream.capture() of its own")
         self._capturing.share(self._stream._slot)
         self._graph = None
@@ -242,12 +242,21 @@ def capture(Stream stream not None, str mode):
     return made
 
 
+def contexts_of_exec(GraphExec graph not None):
+    """The contexts in which the kernels of an executable graph run."""
+    cpp.present(graph._slot)
+    cdef vector[cpp.ContextHandle] contexts = graph._slot.get().get().contexts()
+    cdef size_t at
+    return [context_of_handle(contexts[at], None) for at in range(contexts.size())]
+
+
 def probe_kernels(GraphExec graph not None, Stream stream not None, uint64_t spin_ns, uint64_t timeout_ns):
-    """For each kernel of a moved graph, its name and the ids of the SMs on which the probe ran in its place.
+    """For each kernel of a graph, its name, the id of its context, and the ids of the SMs on which the probe ran in its
+    place.
 
     stream: one of the primary context, for the own use of the call.
     """
     cdef vector[cpp.KernelSms] seen = cpp.probe_graph(graph._slot, stream._slot, spin_ns, timeout_ns)
     cdef size_t i
     # By number: a variable would be a copy, which can raise where nothing catches it.
-    return [(seen[i].name.decode(), tuple(seen[i].sm_ids)) for i in range(seen.size())]
+    return [(seen[i].name.decode(), seen[i].context, tuple(seen[i].sm_ids)) for i in range(seen.size())]

@@ -72,7 +72,6 @@ cdef class SMResourceOptions(Options):
         "locality_domain": None,
         "supplemental_sms": False,
     }
-    _taken_by = ("split",)
 
     def __cinit__(
         self,
@@ -365,7 +364,6 @@ cdef class WorkqueueResourceOptions(Options):
     cdef readonly object concurrency_limit
 
     _defaults = {"sharing_scope": None, "concurrency_limit": None}
-    _taken_by = ("configure",)
 
     def __cinit__(self, sharing_scope=None, concurrency_limit=None):
         if sharing_scope is not None:
@@ -477,7 +475,7 @@ cdef class DeviceResources:
             self._runtime.demand_usable()
             # Otherwise it is queried, or another thread holds the lock during a driver call.
             if self._context.was_filled():
-                sm = cpp.known_sm_resource(self._context.borrow().get()[0])
+                sm = cpp.known_sm_resource(self._context.get().get()[0])
                 if not sm:
                     sm = cpp.context_sm(self._context)
             else:
@@ -505,7 +503,7 @@ cdef class DeviceResources:
 
     def __repr__(self):
         if self._context.was_filled():
-            return f"<DeviceResources of context {self._context.borrow().get().id()}>"
+            return f"<DeviceResources of context {self._context.get().get().id()}>"
         return f"<DeviceResources of device {self._device}>"
 
 
@@ -527,7 +525,11 @@ def driver_key(SMResource resource not None):
 
 def sm_identity(SMResource resource not None):
     """The bytes that identify the SMs: equal for two resources of one driver only if these have the same SMs."""
-    return (<const char*>resource._sm.get().units.data())[:resource._sm.get().units.size() * sizeof(cpp.CUdevResource)]
+    return identity_of(resource._sm)
+
+
+cdef bytes identity_of(const cpp.SmResourcePtr& sms):
+    return (<const char*>sms.get().units.data())[:sms.get().units.size() * sizeof(cpp.CUdevResource)]
 
 
 def device_memory(SMResource resource not None):

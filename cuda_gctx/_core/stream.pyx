@@ -17,7 +17,6 @@ cdef class StreamOptions(Options):
     cdef optional[int] _level  # the same for the core
 
     _defaults = {"nonblocking": True, "priority": None}
-    _taken_by = ("create_stream",)
 
     def __cinit__(self, nonblocking=True, priority=None):
         if priority is not None:
@@ -32,7 +31,7 @@ cdef StreamOptions DEFAULT_STREAM_OPTIONS = StreamOptions()
 
 cdef Stream made_stream(Stream stream):
     """A stream whose slot has just been filled."""
-    stream._number = <uintptr_t>stream._slot.borrow().get().handle()
+    stream._number = <uintptr_t>stream._slot.get().get().handle()
     return stream
 
 
@@ -49,21 +48,6 @@ cdef Stream adopted_stream(Stream stream, uintptr_t handle, object owner):
     return made_stream(stream)
 
 
-cdef int note_pinned(cpp.ContextBox* context) except -1:
-    """Warn when frameworks have seen more than half of the contexts that they may see."""
-    cdef int device = context.device()
-    seen = cpp.context_counts(context.runtime(), device).pinned
-    if seen == cpp.pinned_limit() // 2 + 1:
-        warnings.warn(
-            f"frameworks have seen {seen} green contexts of device {device}, more than half of "
-            f"store.pinned_limit ({cpp.pinned_limit()}). They are never destroyed, and each takes 4 MiB of "
-            "device memory: use the same layouts again, in a PartitionPool for instance, instead of ever new ones",
-            CUDAWarning,
-            stacklevel=1,
-        )
-    return 0
-
-
 def show_to_device(Stream stream not None):
     """Make waits of the primary context, such as torch.cuda.synchronize(), cover a graph that other code launched last.
 
@@ -77,8 +61,9 @@ cdef class Stream(InContext):
 
     ``Stream(obj)`` adopts the stream of any object with ``__cuda_stream__``, and keeps `obj` alive.
 
-    A stream whose handle a framework has received through ``__cuda_stream__`` or cuda_gctx.interop is not destroyed:
-    once closed, it is kept for the next stream of its context with the same options.
+    A stream whose raw value has left the package (`handle`, ``__cuda_stream__``) is not destroyed. Once closed, it is
+    kept for the next stream of its context with the same options. If the object is dropped without close(), other code
+    can go on using the raw value until the context is closed.
     """
 
     cdef cpp.ChildSlot* slot(self) noexcept:
@@ -116,8 +101,8 @@ cdef class Stream(InContext):
     @property
     def handle(self):
         """The CUstream, as an int."""
-        cdef cpp.Borrowed[cpp.StreamBox] box = cpp.live(self._slot)
-        box.get().expose()
+        cdef shared_ptr[cpp.StreamBox] box = cpp.live(self._slot)
+        box.get().show()
         return <uintptr_t>box.get().handle()
 
     @property
@@ -167,7 +152,8 @@ cdef class Stream(InContext):
     @property
     def is_closed(self):
         """Whether the stream has been closed."""
-        return self._slot.borrow().get() == NULL  # for each `part.stream`, at once
+        cdef shared_ptr[cpp.StreamBox] box = self._slot.get()
+        return box.get() == NULL or box.get().is_over()
 
     @cython.binding(False)
     def record(self, Event event=None, options=None):
@@ -210,11 +196,15 @@ cdef class Stream(InContext):
         cpp.synchronize_stream(self._slot)
 
     def close(self):
-        """Close the stream; destroy it if it is owned and no framework has seen it. Closing twice does nothing.
+        """Close the stream; destroy it if it is owned and its raw value has not left the package.
 
-        Raises CapturingError if that would destroy a stream that is part of a capture.
+        Closing twice does nothing. Raises CapturingError if that would destroy a stream that is part of a capture.
         """
+        cdef shared_ptr[cpp.StreamBox] box = self._slot.get()
         demand_closable(self)
+        if box.get() != NULL:
+            box.get().note_closed()
+            box.reset()
         self._slot.drop()
         with cython.critical_section(self):
             self._owner = None
@@ -223,11 +213,8 @@ cdef class Stream(InContext):
         warn_of_failures()
 
     def __cuda_stream__(self):
-        """The handle, for a framework. From then on, neither the stream nor its context is destroyed."""
-        cpp.live(self._slot)
-        if not cpp.present(self._slot).get().is_pinned() and cpp.pin_stream_and_context(self._slot):
-            note_pinned(cpp.present(self._slot).get().context().get())
-        return (0, <uintptr_t>cpp.present(self._slot).get().handle())
+        """The handle, for a framework."""
+        return (0, self.handle)
 
     def __eq__(self, other):
         if not isinstance(other, Stream):
@@ -237,8 +224,8 @@ cdef class Stream(InContext):
             return True
         if self._number != that._number:
             return False
-        cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
-        cdef cpp.Borrowed[cpp.StreamBox] other_box = that._slot.borrow()
+        cdef shared_ptr[cpp.StreamBox] box = self._slot.get()
+        cdef shared_ptr[cpp.StreamBox] other_box = that._slot.get()
         if box.get() == NULL or other_box.get() == NULL:
             return False
         return bool(cpp.is_same_stream(self._slot, that._slot))
@@ -249,7 +236,7 @@ cdef class Stream(InContext):
         return hash(self._number)
 
     def __repr__(self):
-        cdef cpp.Borrowed[cpp.StreamBox] box = self._slot.borrow()
+        cdef shared_ptr[cpp.StreamBox] box = self._slot.get()
         if box.get() == NULL:
             return "<Stream: closed>" if self._slot.was_filled() else "<Stream: never initialized>"
         kind = "" if box.get().is_made_here() else ", adopted"
@@ -274,14 +261,9 @@ def lent(Stream stream not None, owner):
 
 cpdef int demand_closable(Stream stream) except -1:
     """Raise CapturingError if close() would destroy a stream that is part of a capture."""
-    cdef cpp.Borrowed[cpp.StreamBox] box = stream._slot.borrow()
+    cdef shared_ptr[cpp.StreamBox] box = stream._slot.get()
     if box.get() != NULL and box.get().is_owned() and box.get().may_capture():
         cpp.demand_closable(stream._slot)
-
-
-def capture_of(Stream stream not None):
-    """A number for the capture that a stream is part of, the same for all of its streams; 0 if it is in none."""
-    return cpp.capture_of_stream(stream._slot)
 
 
 def is_capturing(Stream stream not None):

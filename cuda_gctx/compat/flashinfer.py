@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from cuda_gctx._core.extension import (
+    Context,
     CUDAError,
     Device,
     SMResource,
@@ -22,14 +23,12 @@ from cuda_gctx._core.extension import (
     as_bool,
     as_int,
     context_stream,
-    loaned,
 )
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.library_sms import plan_flashinfer_by_stream
 from cuda_gctx.interop.torch import load_torch, torch_stream
 from cuda_gctx.partitions.lending import open_each, open_groups
 from cuda_gctx.partitions.opening import known_split
-from cuda_gctx.partitions.store import Loan
 
 __all__ = [
     "SMCounts",
@@ -249,12 +248,11 @@ def create_green_ctx_streams(cu_dev: int, resources: Sequence[Any]) -> list[Any]
         raise RuntimeError(f"a stream cannot be created on a resource without SMs: omit it ({_NOTHING_LEFT})")
     names = [f"group {position}" for position in range(len(groups))]
     with _in_their_words():
-        return _lend(open_each(device, names, groups, stacklevel=2), names)[0]
+        return _lend(open_each(device, names, groups, stacklevel=2))[0]
 
 
-def _lend(loan: Loan, names: Sequence[str]) -> tuple[list[Any], list[SplitResource]]:
-    # Each stream keeps the contexts of the whole loan: nothing else refers to them from here on.
-    contexts = [loaned(stored.context, loan, name) for name, stored in zip(names, loan.contexts, strict=True)]
+def _lend(contexts: Sequence[Context]) -> tuple[list[Any], list[SplitResource]]:
+    # Each stream keeps the lease of all contexts: nothing else refers to them from here on.
     plan_flashinfer_by_stream()
     return (
         [torch_stream(context_stream(context)) for context in contexts],
@@ -269,7 +267,7 @@ def _split(device: Device, counts: Sequence[int], *, chained: bool) -> tuple[lis
         names = [*(f"group {position}" for position in range(len(counts))), "the remainder"]
         request = (__name__, chained, *counts)
         split = partial(_groups_and_remainder, whole, counts, chained=chained)
-        return _lend(open_groups(device, names, counts, split, request, stacklevel=3), names)
+        return _lend(open_groups(device, names, counts, split, request, stacklevel=3))
 
 
 def split_device_green_ctx(dev: Any, num_groups: int, min_count: int) -> tuple[list[Any], list[SplitResource]]:
@@ -333,7 +331,7 @@ def split_device_green_ctx_by_locality_domain(dev: Any, backfill: bool = True) -
     with _in_their_words():
         groups = known_split(device, (__name__, whole, options), lambda: whole.split(options)[0])
         names = [f"locality domain {domain}" for domain in range(domains)]
-        return _lend(open_each(device, names, groups, stacklevel=2), names)
+        return _lend(open_each(device, names, groups, stacklevel=2))
 
 
 def empty_per_locality_domain(part_shape: Any, dtype: Any, dev: Any) -> NoReturn:

@@ -15,7 +15,7 @@ from cuda_gctx._core.extension import Device, SMResourceOptions, SplitError, as_
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.partitions.layout import Layout
-from cuda_gctx.partitions.order import driver_and_device
+from cuda_gctx.partitions.opening import driver_and_device
 from cuda_gctx.partitions.partitions import Partitions
 from cuda_gctx.partitions.pool import PartitionPool
 

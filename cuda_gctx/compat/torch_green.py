@@ -15,6 +15,7 @@ from typing import Any
 
 from cuda_gctx._core.extension import (
     Context,
+    ContextCurrentError,
     Device,
     FeatureNotSupported,
     SMResource,
@@ -23,10 +24,7 @@ from cuda_gctx._core.extension import (
     WorkqueueResourceOptions,
     as_bool,
     as_int,
-    close_loaned,
     context_stream,
-    demand_not_current,
-    loaned,
     system,
 )
 from cuda_gctx.compat._common import torch_device
@@ -354,8 +352,7 @@ class GreenContext:
                 stacklevel=3,
             )
         sms = sm_partition.resource if sm_partition is not None else _checked_count(device.resources.sm, num_sms)
-        self._loan = open_one(device, _NAME, sms, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=3)
-        self._context = loaned(self._loan.contexts[0].context, self._loan, _NAME)
+        self._context = open_one(device, _NAME, sms, workqueue, exclusive=exclusive, advice=_ADVICE, stacklevel=3)
         self._sm_count = self._context.sm_count
         self._lock = threading.Lock()
         self._own_stream = context_stream(self._context)
@@ -441,22 +438,18 @@ class GreenContext:
     def close(self) -> None:
         """Close the context and release its SMs. Closing twice does nothing. Its streams work until they are dropped.
 
-        RuntimeError while it is active on a thread.
+        ContextCurrentError while it is active on a thread.
         """
         with self._lock:
             if self.is_closed:
                 return
             try:
-                demand_not_current([self._context])
-            except RuntimeError as error:
-                raise RuntimeError(
+                self._context.close()
+            except ContextCurrentError as error:
+                raise ContextCurrentError(
                     "an active GreenContext cannot be closed: call pop_context() as often as set_context() was, on the "
                     f"same threads ({error})"
                 ) from None
-            for stream in [*self._streams, self._own_stream]:
-                stream.close()
-            close_loaned(self._context)
-            self._loan.release()
 
     def _demand_open(self) -> None:
         if self.is_closed:

@@ -1,5 +1,6 @@
-"""Partitions of a device: layouts, named partitions, pools, the store of contexts, and verification."""
+"""Partitions of a device: layouts, named partitions, pools, and verification."""
 
+from cuda_gctx._core.memory import MemoryUse, ReleasedContexts
 from cuda_gctx.partitions.graphs import GraphSet
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request
 from cuda_gctx.partitions.partitions import (
@@ -12,7 +13,6 @@ from cuda_gctx.partitions.partitions import (
 )
 from cuda_gctx.partitions.pool import PartitionPool
 from cuda_gctx.partitions.split import PartitionSize, PlannedPartition, partition_sizes, plan
-from cuda_gctx.partitions.store import ContextStore, MemoryUse, memory_use, store
 from cuda_gctx.partitions.verification import (
     ContextProof,
     IsolationError,
@@ -35,7 +35,6 @@ __all__ = [
     "REST",
     "ClosedPartitionsError",
     "ContextProof",
-    "ContextStore",
     "GivenLayout",
     "GraphSet",
     "IsolationError",
@@ -48,17 +47,16 @@ __all__ = [
     "PartitionSpec",
     "Partitions",
     "PlannedPartition",
+    "ReleasedContexts",
     "Request",
     "SharedSMs",
     "VerifyReport",
     "given_layout",
     "layout_of_text",
-    "memory_use",
     "open_layout",
     "partition",
     "partition_sizes",
     "plan",
-    "store",
     "verify",
     "with_background",
 ]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from cuda_gctx._core.extension import (
+    Context,
     CUDAError,
     Device,
     ResourceOverlapError,
@@ -19,16 +20,15 @@ from cuda_gctx._core.extension import (
     SplitError,
     are_free,
     before_driver_closes,
+    idle_identities,
     sm_identity,
     together,
 )
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
-from cuda_gctx.partitions.opening import Opening, known_split
-from cuda_gctx.partitions.order import Order, Wanted, driver_and_device
+from cuda_gctx.partitions.opening import Wanted, claim_all, driver_and_device, known_split
 from cuda_gctx.partitions.split import count_of
-from cuda_gctx.partitions.store import Loan, identities_of_stored
 
-__all__ = ["FreeSMs", "free_sms", "open_free", "order_among_free", "pieces_of"]
+__all__ = ["FreeSMs", "free_sms", "open_free", "pieces_of", "wanted_among_free"]
 
 # Other threads may take the SMs that were found. After so many times in a row, something else is wrong.
 MOST_TRIES = 1000
@@ -107,13 +107,13 @@ class FreeSMs:
     def fitting(self, count: int) -> list[SMResource] | None:
         """The pieces for a number of SMs; None if there are too few.
 
-        The pieces are whole units, or all free pieces if there are too few units. Units with a stored context come
+        The pieces are whole units, or all free pieces if there are too few units. Units of an idle context come
         first.
         """
         size = self.all_units[0].sm_count if self.all_units else 1
         number = -(-count // size)
         if number <= len(self.units):
-            return self._stored_units(number) or self.units[:number]
+            return self._idle_units(number) or self.units[:number]
         pieces = self.all_of_one_context()
         return pieces if sum(piece.sm_count for piece in pieces) >= count else None
 
@@ -131,7 +131,7 @@ class FreeSMs:
         part = min(count, rest) // size * size
         most = max(number * size, part, with_rest * size + rest if rest <= count else 0)
         if most == number * size:
-            return self._stored_units(number) or self.units[:number]
+            return self._idle_units(number) or self.units[:number]
         if most == part:
             [piece], self.rest = self.rest.split(SMResourceOptions([part]))
             self._is_rest_whole = False
@@ -139,12 +139,12 @@ class FreeSMs:
             return [piece]
         return [*self.units[:with_rest], self.rest]
 
-    def _stored_units(self, number: int) -> list[SMResource] | None:
+    def _idle_units(self, number: int) -> list[SMResource] | None:
         free = {sm_identity(unit): unit for unit in self.units}
         size = len(next(iter(free)))
-        for stored in identities_of_stored(self.driver, self.device):
-            if len(stored) == number * size:
-                units = [free.get(stored[at : at + size]) for at in range(0, len(stored), size)]
+        for idle in idle_identities(self.whole):
+            if len(idle) == number * size:
+                units = [free.get(idle[at : at + size]) for at in range(0, len(idle), size)]
                 if None not in units:
                     return [unit for unit in units if unit is not None]
         return None
@@ -188,7 +188,7 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
     raise SplitError(f"{layout} does not fit among the free SMs: {refusal.args[0]}") from None
 
 
-def order_among_free(device: Device, layout: Layout) -> Order:
+def wanted_among_free(device: Device, layout: Layout) -> tuple[Wanted, ...]:
     """The contexts of a layout on free SMs only; SplitError if there are too few."""
     free = FreeSMs(device)
     groups: dict[str, SMResource] = {}
@@ -206,33 +206,35 @@ def order_among_free(device: Device, layout: Layout) -> Order:
             if not pieces:
                 raise SplitError(f"{layout} does not fit: no SMs are known to be free for {name}")
             groups[name] = free.take(pieces)
-    return Order.of(Wanted(name, (groups[name],), spec.workqueue, spec.request) for name, spec in requests)
+    return tuple(Wanted(name, (groups[name],), spec.workqueue, spec.request) for name, spec in requests)
 
 
-def open_free(device: Device, find: Callable[[], Order], *, exclusive: bool = False) -> tuple[Order, Loan]:
-    """The free SMs that `find` chooses, and the loan of contexts over them.
+def open_free(
+    device: Device,
+    find: Callable[[], tuple[Wanted, ...]],
+    *,
+    exclusive: bool = False,
+    are_partitions: bool = True,
+) -> tuple[tuple[Wanted, ...], list[Context]]:
+    """The free SMs that `find` chooses, and contexts over them; the other arguments are those of open_contexts().
 
     If another thread claims one of the SMs between the two steps, the function calls `find` again.
     """
     driver, _ = driver_and_device(device.resources.sm, device)
     for _ in _tries():
-        order = find()
+        wanted = find()
         try:
-            opening = Opening(device, order, exclusive=exclusive, only_free=True)
+            opening = claim_all(device, wanted, exclusive=exclusive, only_free=True, are_partitions=are_partitions)
         except ResourceOverlapError:
             continue
-        try:
-            return order, opening.loan()
-        except BaseException as error:
-            opening.abandon()
-            if not _refuses_mixture(error) or driver in _keeps_rest_apart:
-                raise
+        with opening:
+            try:
+                return wanted, opening.lease()
+            except CUDAError as error:
+                if error.call != "cuDevResourceGenerateDesc" or driver in _keeps_rest_apart:
+                    raise
         _keeps_rest_apart.add(driver)
     raise AssertionError("unreachable")
-
-
-def _refuses_mixture(error: BaseException) -> bool:
-    return isinstance(error, CUDAError) and error.call == "cuDevResourceGenerateDesc"
 
 
 def _tries() -> Iterator[int]:

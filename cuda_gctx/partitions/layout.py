@@ -8,9 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from numbers import Real
-from threading import RLock
 from typing import Any, TypeAlias, final
-from weakref import WeakValueDictionary
 
 from cuda_gctx._core.extension import (
     SMResourceOptions,
@@ -18,6 +16,7 @@ from cuda_gctx._core.extension import (
     as_bool,
     as_sm_count,
     of_fields,
+    requests_of,
     spelling,
 )
 from cuda_gctx._core.text import parsed_json
@@ -226,14 +225,15 @@ def _spec_from_json(entry: Any) -> PartitionSpec:
 class Layout:
     """The partitions that a device is split into, by name (``Layout(decode=16)``) or by position.
 
-    Layouts are immutable, and each value has one object: comparing and looking up layouts costs almost nothing.
+    Layouts are immutable and equal by value.
     """
 
-    __slots__ = ("__weakref__", "_named", "names", "specs")
+    __slots__ = ("__weakref__", "_hash", "_key", "names", "specs")
 
     names: tuple[str, ...]
     specs: tuple[PartitionSpec, ...]
-    _named: bool
+    _key: tuple[bool, tuple[str, ...], tuple[PartitionSpec, ...]]
+    _hash: int
 
     def __new__(cls, /, *requests: Request, **named: Request) -> Layout:
         if requests and named:
@@ -247,6 +247,16 @@ class Layout:
         requests: by position, or one mapping, sequence or Layout. named: by name.
         """
         return layout_of(requests, named)
+
+    @property
+    def _named(self) -> bool:
+        return self._key[0]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (self._key == other._key if isinstance(other, Layout) else NotImplemented)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Layout is immutable: create another one")
@@ -309,13 +319,12 @@ class Layout:
         return f"Layout({', '.join(requests)})"
 
 
-_layouts: WeakValueDictionary[object, Layout] = WeakValueDictionary()
-_spellings: dict[object, Layout] = {}
-_lock = RLock()
+# Requests that were seen before, with their layouts, so that a known one is not checked again.
+_layouts: dict[object, Layout] = {}
 
 
 def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
-    """The one layout that is equal to these requests."""
+    """The layout of these requests, which are a copy."""
     if not requests:
         raise ValueError("a layout needs at least one partition")
     named = isinstance(requests, Mapping)
@@ -334,10 +343,10 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
     if len(open_ones) > 1:
         raise ValueError(f"{' and '.join(open_ones)} request the remaining SMs: only one partition can")
     layout = object.__new__(Layout)
-    for name, value in (("_named", named), ("names", names), ("specs", tuple(specs))):
+    key = (named, names, tuple(specs))
+    for name, value in (("_key", key), ("_hash", hash(key)), ("names", names), ("specs", key[2])):
         object.__setattr__(layout, name, value)
-    with _lock:
-        return _layouts.setdefault((named, names, layout.specs), layout)
+    return layout
 
 
 def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
@@ -349,19 +358,20 @@ def layout_of(requests: tuple[Any, ...], named: dict[str, Any]) -> Layout:
         return spelled
     if type(spelled) is not tuple:
         [request] = requests
-        is_several = isinstance(request, (Mapping, Sequence)) and not isinstance(request, (str, bytes, bytearray))
-        return _layout_of(request if is_several else (request,))
+        if isinstance(request, Mapping):
+            return _layout_of(dict(request))
+        is_several = isinstance(request, Sequence) and not isinstance(request, (str, bytes, bytearray))
+        return _layout_of(tuple(request) if is_several else (request,))
     try:
-        return _spellings[spelled]
+        return _layouts[spelled]
     except (KeyError, TypeError):  # not seen before, or with something unhashable in it
-        is_one = len(requests) == 1 and type(requests[0]) in (dict, tuple, list)
-        layout = _layout_of(named or (requests[0] if is_one else requests))
-    remember(_spellings, spelled, layout)
+        layout = _layout_of(requests_of(spelled))
+    remember(_layouts, spelled, layout)
     return layout
 
 
 def remember(known: dict[object, Any], spelled: object, value: object) -> None:
-    """Remember the layout of a spelling, to skip the checks next time. The number of spellings is limited."""
+    """Remember a value by a spelling, to skip the checks next time. The number of spellings is limited."""
     if type(spelled) in (tuple, Layout):
         if len(known) >= MOST_SPELLINGS:
             known.clear()

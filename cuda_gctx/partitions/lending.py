@@ -1,4 +1,4 @@
-"""Loans of contexts for code without partitions: over free SMs while there are enough, otherwise over others."""
+"""Contexts for code without partitions: over free SMs while there are enough, otherwise over others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cuda_gctx._core.extension import (
+    Context,
     Device,
     ResourceOverlapError,
     SMResource,
@@ -15,11 +16,9 @@ from cuda_gctx._core.extension import (
     before_driver_closes,
     together,
 )
-from cuda_gctx.partitions.free import FreeSMs, open_free, order_among_free, pieces_of
+from cuda_gctx.partitions.free import FreeSMs, open_free, pieces_of, wanted_among_free
 from cuda_gctx.partitions.layout import layout_of
-from cuda_gctx.partitions.opening import known_split, open_contexts
-from cuda_gctx.partitions.order import Order, Wanted
-from cuda_gctx.partitions.store import Loan
+from cuda_gctx.partitions.opening import Wanted, known_split, open_contexts
 
 __all__ = ["open_each", "open_groups", "open_one"]
 
@@ -49,8 +48,8 @@ def open_one(
     exclusive: bool,
     advice: str,
     stacklevel: int,
-) -> Loan:
-    """The loan of one context.
+) -> Context:
+    """Open one context.
 
     sms: the SMs of the context; or their least number, of free SMs if there are enough; or None for the whole device.
     exclusive: raise ResourceOverlapError for SMs that a live context uses, instead of a warning. advice, stacklevel: as
@@ -61,22 +60,24 @@ def open_one(
     if isinstance(sms, int):
         group = _beyond_units(device, sms)
         if group is None:
-            loan = _one_of_free(device, name, sms, workqueue, exclusive=exclusive)
-            if loan is not None:
-                return loan
+            context = _one_of_free(device, name, sms, workqueue, exclusive=exclusive)
+            if context is not None:
+                return context
             group = _with_shared(FreeSMs(device), sms)
     else:
         group = device.resources.sm if sms is None else sms
-    order = Order.of([Wanted(name, (group,), workqueue)])
-    return open_contexts(device, order, exclusive=exclusive, advice=advice, stacklevel=stacklevel + 1)
+    wanted = [Wanted(name, (group,), workqueue)]
+    return open_contexts(
+        device, wanted, exclusive=exclusive, are_partitions=False, advice=advice, stacklevel=stacklevel + 1
+    )[0]
 
 
 def _one_of_free(
     device: Device, name: str, count: int, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool
-) -> Loan | None:
+) -> Context | None:
     """The context over free SMs; None, or ResourceOverlapError with `exclusive`, if these are too few."""
 
-    def find() -> Order:
+    def find() -> tuple[Wanted, ...]:
         free = FreeSMs(device)
         pieces = free.fitting(count)
         if pieces is None:
@@ -85,10 +86,10 @@ def _one_of_free(
                     f"{free.words()}, and {count} were requested: close other contexts, or request fewer"
                 )
             raise _TooFewError
-        return Order.of([Wanted(name, (free.take(pieces),), workqueue)])
+        return (Wanted(name, (free.take(pieces),), workqueue),)
 
     try:
-        return open_free(device, find, exclusive=exclusive)[1]
+        return open_free(device, find, exclusive=exclusive, are_partitions=False)[1][0]
     except _TooFewError:
         return None
 
@@ -128,39 +129,39 @@ def open_groups(
     request: object,
     *,
     stacklevel: int,
-) -> Loan:
-    """The loan of a context for each group of a split, the remainder last, or for as many free SMs if some are taken.
+) -> list[Context]:
+    """Open a context for each group of a split, the remainder last, or for as many free SMs if some are taken.
 
     names: the names of the groups and the remainder. counts: the SM counts of the groups. split: makes the groups and
     the remainder, once for each request; request: its argument. stacklevel: as in open_contexts().
     """
     groups = known_split(device, request, split)
-    loan = _groups_of_free(device, names, counts)
-    if loan is not None:
-        return loan
+    contexts = _groups_of_free(device, names, counts)
+    if contexts is not None:
+        return contexts
     return open_each(device, names, groups, stacklevel=stacklevel + 1)
 
 
-def open_each(device: Device, names: Sequence[str], groups: Sequence[SMResource], *, stacklevel: int) -> Loan:
-    """The loan of a context for each of these groups, also if their SMs are in use. stacklevel: as in open_contexts().
+def open_each(device: Device, names: Sequence[str], groups: Sequence[SMResource], *, stacklevel: int) -> list[Context]:
+    """Open a context for each of these groups, also if their SMs are in use. stacklevel: as in open_contexts().
 
     The first time that live contexts use the SMs, there is a warning.
     """
-    order = Order.of(Wanted(name, (group,)) for name, group in zip(names, groups, strict=True))
-    return open_contexts(device, order, advice=ONCE, told=_told, stacklevel=stacklevel + 1)
+    wanted = [Wanted(name, (group,)) for name, group in zip(names, groups, strict=True)]
+    return open_contexts(device, wanted, are_partitions=False, advice=ONCE, told=_told, stacklevel=stacklevel + 1)
 
 
-def _groups_of_free(device: Device, names: Sequence[str], counts: Sequence[int]) -> Loan | None:
+def _groups_of_free(device: Device, names: Sequence[str], counts: Sequence[int]) -> list[Context] | None:
     """The contexts over free SMs; the remainder gets the rest. None if all SMs are free, or too few."""
     layout = layout_of((*(max(count, 1) for count in counts), None), {})
 
-    def find() -> Order:
+    def find() -> tuple[Wanted, ...]:
         if FreeSMs(device).is_whole:
             raise SplitError("all SMs are free")
-        found = order_among_free(device, layout)
-        return Order.of(replace(one, name=name) for one, name in zip(found.wanted, names, strict=True))
+        found = wanted_among_free(device, layout)
+        return tuple(replace(request, name=name) for request, name in zip(found, names, strict=True))
 
     try:
-        return open_free(device, find)[1]
+        return open_free(device, find, are_partitions=False)[1]
     except SplitError:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from numbers import Real
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 from cuda_gctx._core.extension import (
     ClosedError,
     Context,
-    CUDAError,
     Device,
     Event,
     SMResource,
@@ -22,21 +20,19 @@ from cuda_gctx._core.extension import (
     as_int,
     blocks_per_sm,
     capturing_stream,
-    close_loaned,
+    close_together,
     context_stream,
-    demand_not_current,
-    loaned,
     max_cluster_size,
     max_clusters,
+    note_sm_ids,
+    seen_sm_ids,
 )
 from cuda_gctx._core.text import ranges, table
-from cuda_gctx.partitions.free import open_free, order_among_free
+from cuda_gctx.partitions.free import open_free, wanted_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
-from cuda_gctx.partitions.opening import name_partition, open_contexts, order_for
-from cuda_gctx.partitions.order import Order
+from cuda_gctx.partitions.opening import Wanted, open_contexts, wanted_for, wanted_of
 from cuda_gctx.partitions.split import refuse_missing_workqueues
-from cuda_gctx.partitions.store import Loan, StoredContext
-from cuda_gctx.partitions.verification import VerifyReport, refuse_capture_of, verify
+from cuda_gctx.partitions.verification import VerifyReport, verify
 from cuda_gctx.partitions.words import given_layout, given_names, no_layout
 
 if TYPE_CHECKING:
@@ -93,23 +89,6 @@ def _function(kernel: object) -> int:
         ) from None
 
 
-class _LentStream:
-    """A stream of a context, by priority and number. Each loan of the context has the same driver stream."""
-
-    __slots__ = ("_number", "_priority", "stream")
-
-    def __init__(self, context: Context, number: int, priority: int | None) -> None:
-        self._number = number
-        self._priority = priority
-        self.stream = context_stream(context, number, priority)
-
-    def reopened(self, context: Context) -> Stream:
-        """The stream, as a new object if the last one has been closed."""
-        if self.stream.is_closed:
-            self.stream = context_stream(context, self._number, self._priority)
-        return self.stream
-
-
 class Partition:
     """One part of a device: its context and its streams.
 
@@ -118,38 +97,19 @@ class Partition:
     registers and no static shared memory: an upper bound for others.
     """
 
-    __slots__ = (
-        "_context",
-        "_default",
-        "_group",
-        "_loan",
-        "_lock",
-        "_numbers",
-        "_pools",
-        "_requested",
-        "_stored",
-        "_stream",
-        "name",
-    )
+    __slots__ = ("_context", "_group", "_pools", "_requested", "_stream", "name")
 
-    def __init__(
-        self, name: str, requested: object, group: SMResource, stored: StoredContext, loan: Loan, lock: threading.RLock
-    ) -> None:
-        self.name = name
-        self._requested = requested
-        self._group = group
-        self._stored = stored
-        self._loan = loan
-        self._context = loaned(stored.context, loan, name)
-        self._lock = lock
-        self._default: _LentStream | None = None
-        self._stream: Stream | None = None  # that of the default, found without a lock
-        self._pools: dict[int | None, list[_LentStream]] | None = None
-        self._numbers: dict[int, int] | None = None
+    def __init__(self, wanted: Wanted, context: Context) -> None:
+        self.name = wanted.name
+        self._requested = wanted.requested
+        self._group = wanted.groups[0]
+        self._context = context
+        self._stream: Stream | None = None
+        self._pools: dict[int, tuple[Stream, ...]] = {}  # by priority
 
     @property
     def context(self) -> Context:
-        """The green context. It closes with the partitions; the driver's context returns to the store."""
+        """The green context. It closes with the partitions; a later request for its SMs gets the driver's context."""
         if self._context.is_closed:
             raise ClosedPartitionsError(f"partition {self.name} has been closed")
         return self._context
@@ -177,49 +137,45 @@ class Partition:
     @property
     def sm_ids(self) -> tuple[int, ...] | None:
         """The ids of its SMs; None until verify() has observed them."""
-        return self._stored.sm_ids
+        return seen_sm_ids(self._context)
 
     @property
     def stream(self) -> Stream:
-        """The stream of the partition. It belongs to the context, and its handle is valid as long as the context
-        exists, even in the store.
+        """The stream of the partition. It belongs to the context, and its handle is valid as long as the driver's
+        context exists, also after the partitions have been closed.
         """
         stream = self._stream
-        if stream is not None and not stream.is_closed:
-            return stream
-        with self._lock:
-            if self._default is None:
-                self._default = self._next_stream(None)
-            self._stream = self._default.reopened(self.context)
-            return self._stream
+        if stream is None or stream.is_closed:
+            stream = self._stream = context_stream(self.context)
+        return stream
 
     def stream_pool(self, number: int, priority: int | None = None) -> tuple[Stream, ...]:
-        """The first `number` streams of a priority (None: the lowest); each call returns the same ones.
+        """The first `number` streams of a priority (None: the lowest), which do not include `stream`; each call returns
+        the same ones.
 
-        number: at most 1024, which include `stream`.
+        number: at most 1024.
         """
         number = as_int("number", number, 1, MOST_STREAMS)
-        priority = StreamOptions(priority=priority).priority
-        with self._lock:
-            if self._pools is None:
-                self._pools = {}
-            pool = self._pools.setdefault(priority, [])
-            while len(pool) < number:
-                pool.append(self._next_stream(priority))
-            return tuple(lent.reopened(self.context) for lent in pool[:number])
+        level = StreamOptions(priority=priority).priority or 0
+        streams = self._pools.get(level, ())
+        if len(streams) < number or any(stream.is_closed for stream in streams):
+            # Number 0 is `stream`.
+            streams = tuple(
+                streams[at] if at < len(streams) and not streams[at].is_closed else self._pooled(at + 1, level)
+                for at in range(max(number, len(streams)))
+            )
+            self._pools[level] = streams
+        return streams[:number]
 
-    def _next_stream(self, priority: int | None) -> _LentStream:
-        context = self.context
-        if self._numbers is None:
-            self._numbers = {}
-        number = self._numbers.get(priority or 0, 0)
-        try:
-            stream = _LentStream(context, number, priority)
-        except CUDAError as error:
-            name_partition(error, self.name, self.sm_count)
-            raise
-        self._numbers[priority or 0] = number + 1  # a number is used once there is its stream
-        return stream
+    def _pooled(self, number: int, priority: int) -> Stream:
+        return context_stream(self.context, number, priority)
+
+    def create_stream(self, options: Any = None) -> Stream:
+        """Create a stream, which the program owns: it keeps the SMs claimed until it is closed.
+
+        options: StreamOptions, or a dict of their fields.
+        """
+        return self.context.create_stream(options)
 
     def record(self, event: Event | None = None) -> Event:
         """Record `event`, or a new event, after all work enqueued on all streams of the partition, and return it."""
@@ -297,25 +253,6 @@ class Partition:
         threads = as_int("threads", threads, 1, LARGEST_NUMBER)
         return _function(kernel), threads, as_int("shared_memory", shared_memory, 0, LARGEST_NUMBER)
 
-    def _largest_cluster(self) -> int:
-        """The largest cluster of blocks of CLUSTER_THREADS threads, for tables."""
-        if self._stored.largest_cluster is None:
-            self._stored.largest_cluster = self.max_cluster_size(threads=CLUSTER_THREADS)
-        return self._stored.largest_cluster
-
-    def _streams(self) -> list[Stream]:
-        lent = [self._default.stream] if self._default is not None else []
-        if self._pools is not None:
-            lent += [one.stream for pool in list(self._pools.values()) for one in list(pool)]
-        return lent
-
-    def _close(self) -> None:
-        with self._lock:
-            if self._default is not None or self._pools is not None:
-                for stream in reversed(self._streams()):
-                    stream.close()
-            close_loaned(self._context)
-
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
 
@@ -339,11 +276,8 @@ class Partitions:
     _all: tuple[Partition, ...]
     _asked: tuple[Partition, ...]
     _by_name: dict[str, Partition]
-    _closed: bool
     _device: Device
     _layout: Layout
-    _loan: Loan
-    _lock: threading.RLock
     _pool: Pool | None
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -378,7 +312,7 @@ class Partitions:
     @property
     def is_closed(self) -> bool:
         """Whether they have been closed."""
-        return self._closed
+        return self._all[0]._context.is_closed
 
     def __getattr__(self, name: str) -> Partition:
         # Only for names that are not in the instance's dictionary: those of closed partitions, and unknown ones.
@@ -435,38 +369,35 @@ class Partitions:
         ran on other SMs.
         """
         self._demand_open()
-        refuse_capture_of(self._device)  # asking what is at work could end the capture as well
+        contexts = {part.name: part.context for part in self._all}
         in_use = self._pool._layouts_at_work(self) if self._pool is not None else []
         covers_device = sum(part.sm_count for part in self._all) == self._device.sm_count
-        report = verify(
-            {part.name: part.context for part in self._all},
-            covers_device=covers_device,
-            in_use=in_use,
-            timeout=timeout,
-        )
-        for stored, proof in zip(self._loan.contexts, report.contexts, strict=True):
-            stored.sm_ids = proof.sm_ids
-        if self._pool is not None:
-            self._pool._note_verified(self)
+        report = verify(contexts, covers_device=covers_device, in_use=in_use, timeout=timeout)
+        for context, proof in zip(contexts.values(), report.contexts, strict=True):
+            note_sm_ids(context, proof.sm_ids)
         return report
 
     def close(self) -> None:
-        """Close the lent streams, and return the contexts to the store. Closing twice does nothing.
+        """Close the partitions: their SMs are free, and a later request for them can get their contexts again.
 
-        Raises RuntimeError while one of the contexts is current, and for partitions of a pool, which the pool closes.
+        The streams that they lent raise from then on. Streams and executable graphs that the program made in them go on
+        working, and keep the SMs claimed until they are closed. Closing twice does nothing.
+
+        Raises RuntimeError while one of the contexts is current, CapturingError while a stream of them is capturing,
+        and RuntimeError for partitions of a pool, which the pool closes.
         """
         if self._pool is not None:
             raise RuntimeError(
                 "these partitions belong to a pool and stay open until it is closed: close the pool, or drop() their "
                 "layout"
             )
-        close_together(self)
+        close_all(self)
 
     def _unknown(self, name: str) -> str:
         return f"there is no partition {name!r}: the names are {', '.join(self._by_name)}{given_names(self._layout)}"
 
     def _demand_open(self) -> None:
-        if self._closed:
+        if self.is_closed:
             raise ClosedPartitionsError("the partitions have been closed")
 
     def __enter__(self) -> Partitions:
@@ -476,13 +407,13 @@ class Partitions:
     def __exit__(self, *exc: object) -> None:
         # Partitions of a pool stay open after a block.
         if self._pool is None:
-            close_together(self)
+            close_all(self)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self)
 
     def __str__(self) -> str:
-        if self._closed:
+        if self.is_closed:
             return repr(self)
         clusters = self._clusters()
         rows = [
@@ -501,15 +432,14 @@ class Partitions:
 
     def _clusters(self) -> list[int | None]:
         """The largest cluster of each partition; None if the driver cannot be queried."""
-        clusters: list[int | None] = [part._stored.largest_cluster for part in self._all]
         with suppress(RuntimeError):  # broken partitions have a table too
             # The query loads a kernel, which a capture may not allow.
-            if None in clusters and capturing_stream(self._device.resources.sm) is None:
-                clusters = [part._largest_cluster() for part in self._all]
-        return clusters
+            if capturing_stream(self._device.resources.sm) is None:
+                return [part.max_cluster_size(threads=CLUSTER_THREADS) for part in self._all]
+        return [None for _ in self._all]
 
     def __repr__(self) -> str:
-        if self._closed:
+        if self.is_closed:
             return f"<Partitions of {self._layout}: closed>"
         sizes = ", ".join(f"{part.name} {part.sm_count}" for part in self._all)
         return f"<Partitions of device {self._device.device_id}: {sizes}>"
@@ -525,24 +455,12 @@ def contexts_of(parts: Partitions) -> list[Context]:
     return [part._context for part in parts._all]
 
 
-def close_together(parts: Partitions, *, release: bool = True) -> None:
-    """Close all partitions, or none while one of their contexts is current. release: end the loan of the contexts."""
-    with parts._lock:
-        if parts._closed:
-            return
-        demand_not_current(contexts_of(parts))
-        parts._closed = True
-        for part in parts._asked:
-            parts.__dict__.pop(part.name, None)
-    for part in reversed(parts._all):
-        part._close()
-    if release:
-        parts._loan.release()
-
-
-def lent_streams(part: Partition) -> list[Stream]:
-    """The streams that a partition has lent so far."""
-    return part._streams()
+def close_all(parts: Partitions) -> None:
+    """Close all partitions, or none. The lease of their contexts closes in one step, and the rest only tidies up."""
+    close_together(contexts_of(parts))
+    for part in parts._all:
+        parts.__dict__.pop(part.name, None)
+        part._stream, part._pools = None, {}
 
 
 def sms_of(part: Partition) -> SMResource:
@@ -556,19 +474,13 @@ class Pool(Protocol):
     def _layouts_at_work(self, parts: Partitions) -> Sequence[str]:
         """Other layouts with unfinished work."""
 
-    def _note_verified(self, parts: Partitions) -> None:
-        """Called when a kernel has recorded the SMs on which they run."""
 
-
-def assemble(device: Device, layout: Layout, order: Order, loan: Loan, pool: Pool | None = None) -> Partitions:
-    """The partitions of a layout, in the contexts of a loan."""
+def assemble(
+    device: Device, layout: Layout, wanted: Sequence[Wanted], contexts: Sequence[Context], pool: Pool | None = None
+) -> Partitions:
+    """The partitions of a layout, in contexts of one lease."""
     parts = Partitions.__new__(Partitions)
-    # Reentrant: the garbage collector may run the code of others in the middle of a call.
-    lock = threading.RLock()
-    every = tuple(
-        Partition(request.name, request.requested, request.groups[0], stored, loan, lock)
-        for request, stored in zip(order.wanted, loan.contexts, strict=True)
-    )
+    every = tuple(map(Partition, wanted, contexts))
     by_name = {part.name: part for part in every}
     fields = parts.__dict__
     fields.update(by_name)
@@ -579,9 +491,6 @@ def assemble(device: Device, layout: Layout, order: Order, loan: Loan, pool: Poo
         _by_name=by_name,
         _device=device,
         _layout=layout,
-        _loan=loan,
-        _lock=lock,
-        _closed=False,
         _pool=pool,
     )
     return parts
@@ -597,11 +506,30 @@ def _open(
 ) -> Partitions:
     if among == "free":
         refuse_missing_workqueues(device, layout)
-        order, loan = open_free(device, lambda: order_among_free(device, layout), exclusive=exclusive)
+        wanted, contexts = open_free(device, lambda: wanted_among_free(device, layout), exclusive=exclusive)
     else:
-        order = order_for(device, layout)
-        loan = open_contexts(device, order, exclusive=exclusive, stacklevel=stacklevel + 1)
-    return assemble(device, layout, order, loan)
+        wanted = wanted_for(device, layout)
+        contexts = open_contexts(device, wanted, exclusive=exclusive, stacklevel=stacklevel + 1)
+    return assemble(device, layout, wanted, contexts)
+
+
+def partition_context(
+    context: Context,
+    /,
+    *requests: Request | Layout | Mapping[str, Request] | Sequence[Request],
+    exclusive: bool = False,
+    **named: Request,
+) -> Partitions:
+    """Split the SMs of a context into named, disjoint partitions; see Context.partition().
+
+    requests, named, exclusive: as for partition(). Raises ClosedError if the context is closed.
+    """
+    layout = layout_of(requests, named)
+    device = context.device
+    refuse_missing_workqueues(device, layout)
+    wanted = wanted_of(layout, context.resources.sm)
+    contexts = open_contexts(device, wanted, exclusive=as_bool("exclusive", exclusive), inside=context, stacklevel=2)
+    return assemble(device, layout, wanted, contexts)
 
 
 def partition(
@@ -636,7 +564,7 @@ def partition(
     given = given_layout()
     if requests or named:
         layout = layout_of(requests, named)
-        if given is not None and given.layout is not layout:
+        if given is not None and given.layout != layout:
             raise ValueError(
                 f"{given.text} gives this process {given.layout}, and the program requests {layout}: set the variable "
                 "to what the program requests, unset it, or request nothing, dev.partition()"

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import count
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from cuda_gctx._core.extension import (
+    CapturingError,
+    ClosedError,
+    Context,
+    ContextCurrentError,
     CUDAWarning,
     Device,
+    LeaseGroup,
     Stream,
     StreamOptions,
+    Switching,
+    any_has_capture,
     as_int,
-    demand_closable,
-    demand_not_current,
+    is_capturing,
+    is_idle,
     spelling,
 )
-from cuda_gctx.partitions.arrangements import Arrangement, Arrangements, Place
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
-from cuda_gctx.partitions.opening import Opening, order_for
-from cuda_gctx.partitions.order import Key, Order
+from cuda_gctx.partitions.opening import claim_all, refuse_capture, wanted_for, warn_of_overlap
 from cuda_gctx.partitions.partitions import (
     ClosedPartitionsError,
+    Partition,
     Partitions,
     assemble,
-    close_together,
+    close_all,
     contexts_of,
-    lent_streams,
     refuse_pickling,
+    sms_of,
     with_background,
 )
-from cuda_gctx.partitions.store import Loan, StoredContext
-
-_pool_numbers = count(1)
 
 # Layouts that a pool keeps. A program with more than these computes its layouts, and would fill the device memory.
 MOST_LAYOUTS = 64
+# Plans that a pool remembers. Those that a program makes anew again and again would fill the memory.
+MOST_PLANS = 256
 
 
 class Switchable(Protocol):
@@ -68,7 +72,7 @@ class PartitionPool:
     """Layouts of one device, built on first use and kept open: looking up a known layout makes no driver call.
 
     Layouts may overlap each other, because only one is in use at a time. Layouts of the same split share their
-    contexts. Thread-safe.
+    contexts. Thread-safe: two threads that build one layout at once get the same partitions.
     """
 
     def __init__(self, device: Device, *, limit: int = MOST_LAYOUTS) -> None:
@@ -77,19 +81,12 @@ class PartitionPool:
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
         self._device = device
         self._limit = as_int("limit", limit, 1)
-        self._group = next(_pool_numbers)
-        # Both are reentrant: warnings, signals and the garbage collector run foreign code in the middle of a call. Who
-        # needs both takes that of building first; building itself never waits for the other, so that a switch to a
-        # known layout never waits for the driver to make contexts.
-        self._building = threading.RLock()  # layouts and loans
-        self._lock = threading.RLock()  # arrangements
-        self._closed = False
         self._has_warned = False
+        self._group = LeaseGroup()  # its state is that of the pool; the dictionaries only remember
         self._built: dict[Layout, Partitions] = {}
         self._prepared: dict[object, Partitions] = {}  # by what prepare() was given
-        self._loans: dict[Key, tuple[StoredContext, Loan]] = {}
-        self._loan_of: dict[Layout, Loan] = {}
-        self._arrangements = Arrangements(self._lock, self._prepared)
+        self._switching = Switching(self._group, self._prepared)
+        self._plans: dict[Switchable, dict[str, Stream]] = {}
         self._device_streams: dict[tuple[str, int], Stream] = {}  # streams on the whole device, by name and priority
 
     @property
@@ -110,7 +107,7 @@ class PartitionPool:
     @property
     def is_closed(self) -> bool:
         """Whether the pool has been closed."""
-        return self._closed
+        return not self._group.is_open
 
     def prepare(
         self,
@@ -134,16 +131,15 @@ class PartitionPool:
         """
         spelled = spelling(requests, named)
         try:
-            return self._prepared[spelled]
+            parts = self._prepared[spelled]
+            if not parts.is_closed:
+                return parts
         except (KeyError, TypeError):  # not requested in these words before, or with an unhashable value
             pass
         layout = layout_of(requests, named)
-        parts = self._built.get(layout)
-        if parts is None:
-            parts = self._build(layout, stream)
+        known = self._built.get(layout)
+        parts = known if known is not None and not known.is_closed else self._build(layout, stream)
         remember(self._prepared, spelled, parts)
-        if parts.is_closed:  # meanwhile: whoever closes them forgets their spellings after that
-            self._prepared.pop(spelled, None)
         return parts
 
     @property
@@ -152,15 +148,19 @@ class PartitionPool:
 
         Raises AttributeError before the first switch, and after a switch to a plan without partitions.
         """
-        current = self._arrangements.current
+        current = self._switching.current
         if current is None:
             self._demand_open()
             raise AttributeError("the pool has no current layout: call pool.switch() first")
-        if current.partitions is None:
+        parts = current if isinstance(current, Partitions) else self._partitions_of(current)
+        if parts is None:
             raise AttributeError(
                 "the current plan of the pool has no partitions: all of its parts use the whole device"
             )
-        return current.partitions
+        return parts
+
+    def _partitions_of(self, plan: Switchable) -> Partitions | None:
+        return self._built.get(plan.layout) if plan.layout is not None else None
 
     def switch(
         self,
@@ -176,141 +176,102 @@ class PartitionPool:
         not wait. A partition with the same name and the same SMs in both layouts continues without waiting. Switching
         to the current layout does nothing.
 
-        While streams of the current layout capture a graph, switch() orders the graph: the streams that the new
-        partitions have lent so far join the capture, behind the streams of the old ones. A capture ends on the stream
-        on which it began: switch back before that. Back in its first layout, only the streams of that layout are part
-        of the capture. The first switch after the capture orders the work outside of it.
-        RuntimeError if streams of the pool are in a capture that does not include the current layout.
+        Raises CapturingError, and changes nothing, while a stream of the current or the new layout captures a graph. A
+        captured graph runs in other partitions by ``graph.in_partition()``.
 
         requests, named, stream: as for prepare().
         """
-        known: Partitions | None = self._arrangements.switch_known(spelling(requests, named))
+        try:
+            known: Partitions | None = self._switching.switch_known(spelling(requests, named))
+        except ClosedError:  # dropped
+            known = None
         if known is not None:
             return known
         parts = self.prepare(*requests, stream=stream, **named)
-        with self._lock:
-            arrangements = self._arrangements
-            new = arrangements.by_key.get(parts)
-            if new is None:
-                self._demand_open()
-                new = arrangements.add(parts, parts, [(part.name, part) for part in with_background(parts)])
-            arrangements.enter(new)
+        if parts not in self._switching:
+            self._switching.add(parts, [(part.name, part.context, sms_of(part)) for part in with_background(parts)])
+        if not self._switching.switch_to(parts):
+            self._demand_open()
         return parts
-
-    def _arrangement_of(self, plan: Switchable, parts: Partitions | None) -> Arrangement:
-        keys = plan._on_whole_device(self._device)
-        for key in dict.fromkeys(keys.values()):
-            if key not in self._device_streams or self._device_streams[key].is_closed:
-                self._device_streams[key] = self._device.create_stream(StreamOptions(priority=key[1]))
-        placed = plan._placed(parts) if parts is not None else {}
-        uses: dict[str, Place] = {}
-        streams: dict[str, Stream] = {}
-        for part in plan.parts:
-            if parts is not None and part in placed:
-                uses[part], streams[part] = parts[plan.places[part]], placed[part]
-            else:
-                uses[part] = streams[part] = self._device_streams[keys[part]]
-        return self._arrangements.add(plan, parts, uses.items(), streams)
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:
         watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
-        with self._building:
-            self._demand_open()
-            order = order_for(self._device, layout, watched)
-        parts = self._open_layout(layout, order, watched)
+        self._demand_open()
+        wanted = wanted_for(self._device, layout, watched)
+        with claim_all(self._device, wanted, group=self._group) as opening:
+            warn_of_overlap(opening, stacklevel=3)
+            self._demand_open()  # the warning can run code that closes the pool
+            if watched:
+                refuse_capture(self._device.resources.sm, watched)
+            parts = assemble(self._device, layout, wanted, opening.lease(), self)
+        built = self._built.setdefault(layout, parts)
+        if built is not parts and built.is_closed:
+            built = self._built[layout] = parts
+        if built is not parts:  # of another thread
+            close_all(parts)
         if len(self._built) > self._limit:
-            self._drop_oldest(parts)
-        return parts
-
-    def _open_layout(self, layout: Layout, order: Order, watched: Sequence[Stream]) -> Partitions:
-        opening = Opening(self._device, order, group=self._group)
-        try:
-            opening.warn(stacklevel=4)
-            # The lock is not held until here: a warning can run code that uses the pool, on this thread or others.
-            with self._building:
-                self._demand_open()
-                built = self._built.get(layout)
-                if built is None:
-                    loan = opening.loan(watched, self._loans)
-                    for stored in loan.contexts:
-                        self._loans.setdefault(stored.key, (stored, loan))
-                    self._loan_of[layout] = loan
-                    parts = assemble(self._device, layout, order, loan, self)
-                    return self._built.setdefault(layout, parts)
-        except BaseException:
-            opening.abandon()
-            raise
-        opening.abandon()
+            self._drop_oldest(built)
         return built
 
     def _layouts_at_work(self, parts: Partitions) -> list[str]:
-        """Other layouts with unfinished work on the streams that they lent."""
-        contexts = set(contexts_of(parts))
-        with self._building:  # so that none of them is dropped meanwhile
-            return [
-                repr(layout)
-                for layout, others in self._built.items()
-                if others is not parts
-                and not all(
-                    stream.is_closed or stream.is_done
-                    for part in with_background(others)
-                    if part.context not in contexts
-                    for stream in lent_streams(part)
-                )
-            ]
-
-    def _note_verified(self, parts: Partitions) -> None:
-        with self._lock:
-            self._arrangements.note_verified(parts)
+        """Other layouts with unfinished work."""
+        own = set(contexts_of(parts))
+        return [
+            repr(layout)
+            for layout, others in list(self._built.items())
+            if others is not parts
+            and not others.is_closed
+            and not all(is_idle(context) for context in contexts_of(others) if context not in own)
+        ]
 
     def drop(
         self, /, *requests: Layout | Mapping[str, Request] | Sequence[Request] | Request, **named: Request
     ) -> None:
-        """Forget a layout and close its partitions. Their contexts return to the store once no other layout uses them.
+        """Forget a layout and close its partitions. Other layouts keep the contexts that they share with it.
 
         requests, named: as for prepare(). Does nothing if the pool has not built the layout.
 
         Work in its partitions continues, and later switches are ordered after it. Raises RuntimeError for the current
         layout, and while one of the contexts is current on a thread.
         """
-        layout = layout_of(requests, named)
-        with self._building, self._lock:
-            parts = self._built.get(layout)
-            if parts is not None:
-                if self._arrangements.has_in_use(parts):
-                    raise RuntimeError(
-                        f"{layout} is the current layout of the pool, or was left during a capture: switch to another "
-                        "layout first"
-                    )
-                self._drop(layout, parts)
+        parts = self._built.get(layout_of(requests, named))
+        if parts is not None:
+            if self._is_current(parts):
+                raise RuntimeError(f"{parts.layout} is the current layout of the pool: switch to another layout first")
+            self._drop(parts)
 
-    def _drop(self, layout: Layout, parts: Partitions) -> None:
-        close_together(parts, release=False)
-        del self._built[layout]
-        self._arrangements.forget(parts)
+    def _is_current(self, parts: Partitions) -> bool:
+        current = self._switching.current
+        return current is parts or (
+            current is not None and not isinstance(current, Partitions) and self._partitions_of(current) is parts
+        )
+
+    def _drop(self, parts: Partitions) -> None:
+        """Each step can be repeated, and a closed layout that is still in a dictionary is built anew when requested."""
+        close_all(parts)
+        self._switching.remove(parts)
+        for plan in [plan for plan in list(self._plans) if plan.layout == parts.layout]:
+            self._switching.remove(plan)
+            self._plans.pop(plan, None)
         for spelled in [spelled for spelled, prepared in list(self._prepared.items()) if prepared is parts]:
             self._prepared.pop(spelled, None)
-        del self._loan_of[layout]
-        in_use = {stored for loan in self._loan_of.values() for stored in loan.contexts}
-        for loan in dict.fromkeys(loan for _, loan in self._loans.values()):
-            if in_use.isdisjoint(loan.own):
-                loan.release()
-                for stored in loan.own:
-                    del self._loans[stored.key]
+        if self._built.get(parts.layout) is parts:
+            self._built.pop(parts.layout, None)
 
     def _drop_oldest(self, newest: Partitions) -> None:
         """Drop the least recently used layouts beyond the limit."""
-        with self._building, self._lock:
-            used = {
-                parts: 0
-                for parts in self._built.values()
-                if parts is not newest and not self._arrangements.has_in_use(parts)
-            }
-            for arrangement in self._arrangements.by_key.values():
-                if arrangement.partitions in used:
-                    used[arrangement.partitions] = max(used[arrangement.partitions], arrangement.last_switch)
-            for parts in sorted(used, key=lambda parts: used[parts])[: max(0, len(self._built) - self._limit)]:
-                self._drop(parts.layout, parts)
+        keys = self._switching.arrangements()
+        age = {key: at for at, key in enumerate(keys)}
+        for plan in keys:
+            if not isinstance(plan, Partitions):
+                parts = self._partitions_of(plan)
+                if parts is not None:
+                    age[parts] = max(age.get(parts, -1), age[plan])
+        candidates = [
+            parts for parts in list(self._built.values()) if parts is not newest and not self._is_current(parts)
+        ]
+        for parts in sorted(candidates, key=lambda parts: age.get(parts, -1))[: len(self._built) - self._limit]:
+            self._drop(parts)
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
@@ -322,32 +283,31 @@ class PartitionPool:
             )
 
     def close(self) -> None:
-        """Close all partitions of the pool.
+        """Close all partitions of the pool. Closing twice does nothing.
 
-        Raises RuntimeError while one of their contexts is current, and CapturingError while a stream that the pool made
-        for a plan captures a graph.
+        Raises ContextCurrentError, and changes nothing, while one of their contexts is current, and CapturingError
+        while a stream of them, or one that the pool made for a plan, captures a graph.
         """
-        with self._building, self._lock:
-            for parts in self._built.values():
-                demand_not_current(contexts_of(parts))
-            for stream in self._device_streams.values():
-                demand_closable(stream)
-            self._closed = True
-            built = list(self._built.values())
-            self._built.clear()
-            self._loans.clear()
-            self._loan_of.clear()
-            # Before the contexts, which its events keep alive.
-            self._arrangements.clear()
-            for stream in self._device_streams.values():
-                stream.close()
-            self._device_streams.clear()
-            for parts in built:
-                close_together(parts)
-            self._prepared.clear()
+        contexts = [
+            context for parts in list(self._built.values()) if not parts.is_closed for context in contexts_of(parts)
+        ]
+        streams = [stream for stream in list(self._device_streams.values()) if not stream.is_closed]
+        if self._group.is_open:
+            if _has_capture(contexts, streams):
+                raise CapturingError("a stream of the pool is capturing a graph: end the capture before you close it")
+            current = next((context for context in contexts if context.is_current), None)
+            if current is not None or not self._group.close():
+                name = "a context" if current is None else f"partition {current.name}"
+                raise ContextCurrentError(
+                    f"the pool cannot be closed while {name} of it is current on a thread: leave its 'with' block, or "
+                    "make another context current by Device.set_current()"
+                )
+        self._switching.clear()
+        for known in (self._built, self._prepared, self._plans, self._device_streams):
+            known.clear()
 
     def _demand_open(self) -> None:
-        if self._closed:
+        if not self._group.is_open:
             raise ClosedPartitionsError("the pool has been closed")
 
     def __enter__(self) -> PartitionPool:
@@ -364,23 +324,55 @@ class PartitionPool:
         refuse_pickling(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"{len(self)} layouts"
+        state = "closed" if self.is_closed else f"{len(self)} layouts"
         return f"<PartitionPool of device {self._device.device_id}: {state}>"
+
+
+def _has_capture(contexts: Sequence[Context], streams: Sequence[Stream]) -> bool:
+    """Whether a stream captures. A device that has failed or was reset answers nothing, and its pools can be closed."""
+    with suppress(RuntimeError):
+        return any_has_capture(contexts) or any(is_capturing(stream) for stream in streams)
+    return False
 
 
 def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
     """Switch a pool to a plan (see Plan.switch() of the tuner); returns the stream of each of its parts.
 
-    The pool creates each stream on the whole device once, and closes it. These streams share SMs with every partition.
+    The pool creates each stream on the whole device once. These streams share SMs with every partition.
     """
-    arrangements = pool._arrangements
-    new: Arrangement | None = arrangements.switch_to_known(plan)
-    if new is None:
-        parts = pool.prepare(plan.layout) if plan.layout is not None else None
-        with pool._lock:
-            pool._demand_open()
-            new = arrangements.by_key.get(plan)
-            if new is None or not new.is_open:
-                new = pool._arrangement_of(plan, parts)
-            arrangements.enter(new)
-    return new.streams.copy()
+    streams = pool._plans.get(plan)
+    is_known = streams is not None and not any(stream.is_closed for stream in streams.values())
+    if streams is not None and is_known and pool._switching.switch_to(plan):
+        return streams.copy()
+    parts = pool.prepare(plan.layout) if plan.layout is not None else None
+    pool._demand_open()
+    streams = _arrange(pool, plan, parts)
+    if not pool._switching.switch_to(plan):
+        pool._demand_open()
+    return streams.copy()
+
+
+def _arrange(pool: PartitionPool, plan: Switchable, parts: Partitions | None) -> dict[str, Stream]:
+    """Add a plan to the arrangements of a pool; returns the streams of its parts."""
+    keys = plan._on_whole_device(pool._device)
+    for key in dict.fromkeys(keys.values()):
+        if key not in pool._device_streams or pool._device_streams[key].is_closed:
+            pool._device_streams[key] = pool._device.create_stream(StreamOptions(priority=key[1]))
+    placed = plan._placed(parts) if parts is not None else {}
+    streams: dict[str, Stream] = {}
+    uses: list[tuple[str, Any, Any]] = []
+    for name in plan.parts:
+        if parts is not None and name in placed:
+            part: Partition = parts[plan.places[name]]
+            streams[name] = placed[name]
+            uses.append((name, part.context, sms_of(part)))
+        else:
+            streams[name] = pool._device_streams[keys[name]]
+            uses.append((name, streams[name], None))
+    if len(pool._plans) >= MOST_PLANS:
+        for oldest in [key for key in pool._switching.arrangements() if key in pool._plans][: MOST_PLANS // 2]:
+            if pool._switching.remove(oldest):
+                pool._plans.pop(oldest, None)
+    pool._switching.add(plan, uses)
+    pool._plans[plan] = streams
+    return streams

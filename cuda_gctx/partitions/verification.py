@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 
 from cuda_gctx._core.extension import (
+    CapturingError,
     Context,
     Device,
     GraphExec,
     Stream,
+    any_has_capture,
     as_bool,
     as_seconds,
+    contexts_of_exec,
     probe_blocks_per_sm,
     probe_kernels,
     run_probe,
@@ -23,7 +26,6 @@ from cuda_gctx._core.extension import (
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.causes import lack_of_concurrency
 from cuda_gctx.partitions.chip import chip_clusters, known_clusters
-from cuda_gctx.partitions.opening import refuse_capture
 from cuda_gctx.partitions.sm_map import SMMap
 
 __all__ = ["ContextProof", "IsolationError", "KernelProof", "SharedSMs", "VerifyReport", "verify", "verify_graph"]
@@ -47,10 +49,11 @@ class ContextProof:
 
 @dataclass(frozen=True)
 class KernelProof:
-    """Where the probe ran in the place of a kernel of a graph."""
+    """Where the probe ran in the place of a kernel of a graph. context: the name of the kernel's context."""
 
     name: str
     sm_ids: tuple[int, ...]
+    context: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,11 @@ class VerifyReport:
         for shared in self.overlaps:
             if not {shared.first, shared.second} & set(self.over):
                 sentences.append(f"{shared.first} and {shared.second} both ran on SM {ranges(shared.sm_ids)}")
-        own = {sm for context in self.contexts for sm in context.sm_ids}
+        sms = {context.name: context.sm_ids for context in self.contexts}
         for kernel in self.kernels:
             if not kernel.sm_ids:
                 sentences.append(f"the probe did not run in the place of kernel {kernel.name}")
-            elif strange := sorted(set(kernel.sm_ids) - own):
+            elif strange := sorted(set(kernel.sm_ids).difference(sms.get(kernel.context, ()))):
                 sentences.append(
                     f"kernel {kernel.name} ran on SM {ranges(strange)}, which are not those of its context"
                 )
@@ -229,7 +232,7 @@ def verify(
     timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
     covers_device = as_bool("covers_device", covers_device)
     device = _device_of(contexts, over)
-    refuse_capture_of(device)
+    _refuse_capture_in(contexts.values())
     counts = {name: context.sm_count for name, context in contexts.items()}
     with ExitStack() as closing:
         streams = {name: closing.enter_context(context.create_stream()) for name, context in contexts.items()}
@@ -264,23 +267,34 @@ def verify(
 
 
 def verify_graph(graph: GraphExec, timeout: float = 10.0) -> VerifyReport:
-    """Verify the context of a moved graph, and that its kernels run there (see GraphExec.verify)."""
+    """Verify the contexts of a graph, and that its kernels run there (see GraphExec.verify)."""
     timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
-    context = graph.context
-    refuse_capture_of(graph.device)
+    contexts: dict[str, Context] = {}
+    names: dict[int, str] = {}
+    for context in contexts_of_exec(graph):
+        name = context.name or "the context"
+        names[context.id] = name if name not in contexts else f"{name} (id {context.id})"
+        contexts[names[context.id]] = context
+    _refuse_capture_in(contexts.values())
     with graph.device.create_stream() as stream:
         kernels = probe_kernels(graph, stream, KERNEL_SPIN_NS, timeout_ns)
-    report = verify({context.name or "the context": context}, timeout=timeout)
-    report = replace(report, kernels=tuple(KernelProof(name, sm_ids) for name, sm_ids in kernels))
+    report = verify(contexts, timeout=timeout)
+    report = replace(
+        report, kernels=tuple(KernelProof(name, sm_ids, names.get(number, "")) for name, number, sm_ids in kernels)
+    )
     if report.problems:
         raise IsolationError(report)
     return report
 
 
-def refuse_capture_of(device: Device) -> None:
-    """Raise CapturingError while a known stream of a device is capturing: the probe could end the capture."""
-    because = "launching the probe could invalidate the capture: verify before or after it"
-    refuse_capture(device.resources.sm, because=because)
+def _refuse_capture_in(contexts: Iterable[Context]) -> None:
+    """Raise CapturingError while a stream of one of the contexts is capturing: the probe would be a part of it."""
+    for context in contexts:
+        if any_has_capture([context]):
+            raise CapturingError(
+                f"a stream of {context!r} is capturing a graph, and launching the probe could invalidate the capture: "
+                "verify before or after it"
+            )
 
 
 def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:

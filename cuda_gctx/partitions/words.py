@@ -115,6 +115,6 @@ def given_names(layout: Layout) -> str:
     """The end of a message about the names of a layout: their source, if that is the environment."""
     with suppress(ValueError):  # it was changed in the meantime
         given = given_layout()
-        if given is not None and given.layout is layout:
+        if given is not None and given.layout == layout:
             return f", from {given.text}"
     return ""

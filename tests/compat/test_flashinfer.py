@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 import cuda_software_driver as software_driver
-from cuda_gctx import CUDAError, Device, ResourceOverlapWarning, Stream
-from cuda_gctx._core.extension import context_counts, run_probe
+from cuda_gctx import CUDAError, Device, ResourceOverlapWarning, Stream, system
+from cuda_gctx._core.extension import run_probe
 from cuda_gctx.compat.flashinfer import (
     checkCudaErrors,
     create_green_ctx_streams,
@@ -37,7 +37,7 @@ from cuda_gctx.compat.flashinfer import (
     split_resource,
     split_resource_by_sm_count,
 )
-from cuda_gctx.partitions import lending, store
+from cuda_gctx.partitions import lending
 
 from ..common import DRIVERS, refusal
 from ..raw import Raw
@@ -239,15 +239,14 @@ def test_groups_of_a_chain_share_nothing_and_overlap_with_nothing(torch: Any, si
 
 def test_a_chain_is_made_once(torch: Any, sim: Any) -> None:
     machine = sim("h200")
-    whole = Device(0).resources.sm
     split_device_green_ctx_by_sm_count("cuda:0", CHAINED)
     free()
-    made = context_counts(whole)[:2]
+    made = system.memory()[0].contexts
     for _ in range(3):
         split_device_green_ctx_by_sm_count("cuda:0", CHAINED)
         free()
-    assert context_counts(whole)[:2] == made
-    assert store.count(Device(0)) == 4
+    assert system.memory()[0].contexts == made
+    assert system.idle_contexts == made
     assert machine.ledger().misuse == ()
 
 
@@ -423,13 +422,13 @@ def test_streams_of_split_resources_keep_their_contexts(torch: Any, sim: Any, dr
     seen = [sm_ids(stream) for stream in streams]
     assert [len(ids) for ids in seen] == [40, 92]
     assert seen[0].isdisjoint(seen[1])
-    assert store.count(Device(0)) == 0  # in use, as long as one of the streams
+    assert system.idle_contexts == 0  # in use, as long as one of the streams
     del streams[0]
     free()
-    assert store.count(Device(0)) == 0
+    assert system.idle_contexts == 0
     del streams
     free()
-    assert store.count(Device(0)) == 2
+    assert system.idle_contexts == 2
     assert machine.ledger().misuse == ()
 
 
@@ -454,9 +453,9 @@ def test_a_remainder_is_split_again(torch: Any, sim: Any, driver: str) -> None:
     [first], rest = split_resource(get_device_resource(0), 1, 64)
     [second, third], rest = split_resource(rest, 2, 16)
     assert counts([first, second, third, rest]) == [64, 16, 16, 36]
-    made = context_counts(Device(0).resources.sm)[:2]
+    made = system.memory()[0].contexts
     assert split_resource(split_resource(get_device_resource(0), 1, 64)[1], 2, 16)[1] == rest
-    assert context_counts(Device(0).resources.sm)[:2] == made
+    assert system.memory()[0].contexts == made
     seen = [sm_ids(stream) for stream in create_green_ctx_streams(0, [first, second, third, rest])]
     assert sum(map(len, seen)) == len(set().union(*seen)) == 132
 
@@ -565,7 +564,7 @@ def test_a_split_that_leaves_nothing_for_the_remainder_is_a_runtime_error(torch:
     error = refusal(RuntimeError, lambda: split_device_green_ctx_by_sm_count("cuda:0", [54, 54]))
     assert "leave none of 108 for the remainder" in str(error)
     assert "CUDA error code=914(CUDA_ERROR_INVALID_RESOURCE_TYPE)" in str(error)
-    assert context_counts(Device(0).resources.sm)[:2] == (0, 0)
+    assert system.memory() == {}
 
 
 @pytest.mark.parametrize("sm_counts", [[], [0], [-8], [8, 0]])
@@ -586,22 +585,22 @@ def test_contexts_are_in_use_as_long_as_a_stream_and_no_longer(torch: Any, dev: 
     first = streams[0]
     del streams
     free()
-    kept = len(store)
+    kept = system.idle_contexts
     assert Stream(first).resources.sm.sm_count == resources[0].sm.smCount
     del first
     free()
-    assert len(store) == kept + 3
+    assert system.idle_contexts == kept + 3
     assert counts(resources)[:2] == [8, 16]
 
 
 def test_splitting_again_makes_no_new_contexts(torch: Any, dev: Device) -> None:
     split_device_green_ctx_by_sm_count("cuda:0", [8, 16])
     free()
-    made = context_counts(dev.resources.sm)[:2]
+    made = system.memory()[0].contexts
     for _ in range(5):
         split_device_green_ctx_by_sm_count("cuda:0", [8, 16])
         free()
-    assert context_counts(dev.resources.sm)[:2] == made
+    assert system.memory()[0].contexts == made
 
 
 def test_a_handle_is_good_for_as_long_as_the_driver_is_open(torch: Any, sim: Any) -> None:
@@ -617,7 +616,7 @@ def test_a_handle_is_good_for_as_long_as_the_driver_is_open(torch: Any, sim: Any
     assert again.cuda_stream == handle
     del again
     free()
-    store.drop()
+    system.release_contexts()
     Stream.from_handle(handle).record().sync()
     assert machine.ledger().misuse == ()
 
@@ -625,7 +624,7 @@ def test_a_handle_is_good_for_as_long_as_the_driver_is_open(torch: Any, sim: Any
 def test_a_split_is_refused_while_a_stream_of_another_is_capturing(torch: Any, dev: Device) -> None:
     raw = Raw()
     free()
-    store.drop()
+    system.release_contexts()
     streams, _ = split_device_green_ctx("cuda:0", 2, 8)
     capturing = ctypes.c_void_p(streams[0].cuda_stream)
     raw.call("cuStreamBeginCapture_v2", capturing, 2)

@@ -27,8 +27,9 @@ from cuda_gctx import (
     ResourceOverlapError,
     ResourceOverlapWarning,
     Stream,
+    system,
 )
-from cuda_gctx._core.extension import context_counts, run_probe
+from cuda_gctx._core.extension import run_probe
 from cuda_gctx.compat.torch_green import (
     GreenContext,
     SMPartition,
@@ -36,7 +37,6 @@ from cuda_gctx.compat.torch_green import (
     get_num_locality_domains,
     is_localization_supported,
 )
-from cuda_gctx.partitions import store
 
 from ..common import DRIVERS, NEW_DRIVERS, OLD_DRIVERS, on_another_thread, refusal, run_python
 from ..raw import Raw
@@ -61,7 +61,7 @@ def torch(torch: Any) -> Iterator[Any]:
 def fresh(dev: Device) -> Iterator[Device]:
     """The device without contexts that other tests left in the store."""
     gc.collect()
-    store.drop()
+    system.release_contexts()
     yield dev
     gc.collect()
 
@@ -444,16 +444,15 @@ def test_a_context_has_sms_that_no_open_partition_has(torch: Any, sim: Any) -> N
 def test_sharing_that_is_an_error_leaves_nothing_behind(torch: Any, fresh: Device) -> None:
     first = GreenContext.create(num_sms=fresh.sm_count)
     # Contexts that frameworks have seen in other tests wait there.
-    kept, (_, destroyed) = len(store), context_counts(fresh.resources.sm)[:2]
+    kept = system.idle_contexts
     for asked in (16, 24):
         with pytest.raises(ResourceOverlapWarning):  # the tests make errors of warnings
             GreenContext.create(num_sms=asked)
-    assert len(store) == kept
+    assert system.idle_contexts == kept
     first.close()
     for asked in (16, 24):
         assert GreenContext.create(num_sms=asked).sm_count == asked
         gc.collect()
-    assert context_counts(fresh.resources.sm)[1] == destroyed
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -603,7 +602,7 @@ def test_a_context_that_others_left_current_inside_is_taken_off(torch: Any, dev:
     ctx = GreenContext.create(num_sms=16)
     dev.set_current()
     ctx.set_context()
-    dev.set_current()  # as NCCL's initialisation does
+    Raw().set_current(dev.context.handle)  # as NCCL's initialisation does
     ctx.pop_context()
     assert current_context(dev) == dev.context
 
@@ -712,7 +711,7 @@ def test_streams_stay_with_the_context_and_are_given_again(machine: Any) -> None
     assert given[0] == given[1]
     assert len(set(given[0])) == 33
     assert streams_alive(machine) == 33
-    store.drop()
+    system.release_contexts()
     assert streams_alive(machine) == 33
     assert machine.ledger().misuse == ()
 
@@ -730,7 +729,7 @@ def test_a_handle_is_good_for_as_long_as_the_driver_is_open(machine: Any) -> Non
     assert stream.resources.sm.sm_count == 16
     stream.record().sync()
     del stream
-    store.drop()
+    system.release_contexts()
     Stream.from_handle(handle).record().sync()
     assert streams_alive(machine) == 1
     assert machine.ledger().misuse == ()
@@ -738,12 +737,16 @@ def test_a_handle_is_good_for_as_long_as_the_driver_is_open(machine: Any) -> Non
 
 def test_a_stream_in_which_a_capture_was_left_is_not_given_again(torch: Any, fresh: Device) -> None:
     ctx = GreenContext.create(num_sms=16)
-    kept = len(store)
+    kept = system.idle_contexts
     stream = ctx.Stream()
     Raw().call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.cuda_stream), 2)
-    ctx.close()
-    del stream
-    assert len(store) == kept
+    assert "end the capture" in str(refusal(RuntimeError, ctx.close))
+    del ctx, stream
+    gc.collect()
+    with GreenContext.create(num_sms=16) as other:  # not in the context of the capture
+        Stream(torch.cuda.current_stream()).record().sync()
+        assert other.sm_count == 16
+    assert system.idle_contexts >= kept
 
 
 def test_a_stream_that_could_not_be_made_can_be_asked_for_again(machine: Any) -> None:
@@ -765,10 +768,10 @@ def test_an_active_context_cannot_be_closed(torch: Any, dev: Device) -> None:
 
 def test_an_active_context_lives_without_any_reference(torch: Any, fresh: Device) -> None:
     GreenContext.create(num_sms=16).set_context()
-    kept = len(store)
+    kept = system.idle_contexts
     gc.collect()
     stream = torch.cuda.current_stream()
-    assert len(store) == kept
+    assert system.idle_contexts == kept
     assert len(sm_ids(stream)) == 16
     from cuda_gctx.compat.torch_green import _active
 
@@ -776,7 +779,7 @@ def test_an_active_context_lives_without_any_reference(torch: Any, fresh: Device
     ctx.pop_context()
     del ctx, stream
     gc.collect()
-    assert len(store) == kept + 1
+    assert system.idle_contexts == kept + 1
 
 
 def test_contexts_are_made_once_however_often_they_are_created(torch: Any, fresh: Device) -> None:
@@ -789,11 +792,11 @@ def test_contexts_are_made_once_however_often_they_are_created(torch: Any, fresh
             ctx.close()
 
     round_trip(True)
-    made = context_counts(fresh.resources.sm)[:2]
+    made = system.memory()[0].contexts
     for number in range(20):
         round_trip(number % 2 == 0)
         gc.collect()
-    assert context_counts(fresh.resources.sm)[:2] == made
+    assert system.memory()[0].contexts == made
 
 
 def test_the_module_says_that_it_is_supported() -> None:

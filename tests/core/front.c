@@ -55,7 +55,8 @@ void front_forget(void) { stuck[0] = 0; }
 
 static void stop_at(const char* name) {
   if (!__atomic_load_n(&is_armed, __ATOMIC_SEQ_CST) || !strcmp(name, "cuCtxPushCurrent") ||
-      !strcmp(name, "cuCtxPopCurrent") || !strcmp(name, "cuCtxGetCurrent")) {
+      !strcmp(name, "cuCtxPopCurrent") || !strcmp(name, "cuCtxGetCurrent") || !strcmp(name, "cuCtxGetId") ||
+      !strcmp(name, "cuCtxSetCurrent") || !strncmp(name, "cuGetError", 10)) {
     return;
   }
   pthread_mutex_lock(&turn);

@@ -92,16 +92,6 @@ def test_restores_when_inner_code_set_nothing(raw: Raw, two: list[Context]) -> N
     assert raw.current() == 0
 
 
-def test_set_current_inside_a_block_goes_with_the_block(dev: Device, raw: Raw, two: list[Context]) -> None:
-    first, second = two
-    with first.current():
-        assert dev.set_current(second) == first
-        assert second.is_current
-    assert raw.current() == 0
-    second.close()  # nobody uses it any more
-    first.close()
-
-
 def test_set_current_returns_what_was_current(dev: Device, raw: Raw, two: list[Context]) -> None:
     first, second = two
     assert dev.set_current(first) is None
@@ -180,10 +170,6 @@ def test_a_block_is_entered_and_left_by_its_methods_and_by_an_exit_stack(raw: Ra
     assert block.__enter__() is first
     with ExitStack() as stack:
         assert stack.enter_context(second.current()) is second
-        assert type(block).__enter__(block) is first
-        assert raw.current() == first.handle
-        type(block).__exit__(block, None, None, None)
-        assert raw.current() == second.handle
     assert raw.current() == first.handle
     assert block.__exit__(None, None, None) is None
     assert raw.current() == 0

@@ -6,12 +6,10 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, ContextOptions, CUDAWarning, Device, SMResourceOptions, Stream
-from cuda_gctx.partitions import store
+from cuda_gctx import Context, ContextOptions, Device, ResourceOverlapWarning, SMResourceOptions, Stream, system
 from cuda_gctx.tune import spin
 from cuda_software_driver import Session, session
 
@@ -115,7 +113,7 @@ def test_waits_for_the_device_cover_work_of_what_frameworks_had_seen(dev: Device
     stream.__cuda_stream__()
     work.begin(stream)
     close_all(context, stream)
-    store.drop(pinned=True)
+    system.release_contexts(exposed=True)
     work.wait_as_other_libraries_do()
     assert work.is_done
 
@@ -134,7 +132,7 @@ def test_a_wait_for_such_work_leaves_a_capture_of_its_thread_alone(dev: Device, 
 @pytest.mark.sim_only
 @pytest.mark.parametrize("driver", ["12.4", "13.0", "13.4"])
 class TestEnds:
-    """When the contexts go, which the ledger says."""
+    """When contexts go: with release_contexts() and with the driver, and never with work to do."""
 
     @pytest.fixture
     def machine(self, driver: str) -> Iterator[Session]:
@@ -146,64 +144,62 @@ class TestEnds:
         ledger = machine.ledger()
         return ledger.green_contexts_made - ledger.green_contexts_destroyed
 
-    def end_with_work(self, dev: Device, work: Work) -> None:
-        context = new_context(dev)
-        stream = context.create_stream()
-        work.begin(stream)
-        close_all(context, stream)
-
-    def test_an_idle_one_goes_at_once(self, machine: Session) -> None:
+    def test_a_closed_one_is_idle_until_it_is_released(self, machine: Session) -> None:
         close_all(context := new_context(Device(0)), context.create_stream())
-        assert self.alive(machine) == 0
+        assert (self.alive(machine), system.idle_contexts) == (1, 1)
+        assert system.release_contexts().destroyed == 1
+        assert (self.alive(machine), system.idle_contexts) == (0, 0)
 
-    def test_one_with_work_goes_when_the_device_is_waited_for(self, machine: Session) -> None:
+    def test_one_with_work_is_left_and_its_sms_are_free(self, machine: Session) -> None:
         with work_on(dev := Device(0)) as work:
-            self.end_with_work(dev, work)
-            assert self.alive(machine) == 1
-            dev.sync()
-            assert self.alive(machine) == 0
-
-    def test_one_with_work_goes_when_another_is_made(self, machine: Session) -> None:
-        with work_on(dev := Device(0)) as work:
-            self.end_with_work(dev, work)
-            work.wait_as_other_libraries_do()
-            with new_context(dev):
-                assert self.alive(machine) == 1
-
-    def test_its_sms_are_free_at_once(self, machine: Session) -> None:
-        with work_on(dev := Device(0)) as work:
-            self.end_with_work(dev, work)
+            context = new_context(dev)
+            stream = context.create_stream()
+            work.begin(stream)
+            close_all(context, stream)
+            assert system.release_contexts(exposed=True).at_work == 1
             groups, _ = dev.resources.sm.split(SMResourceOptions(count=16))
-            dev.create_context(ContextOptions([groups[0]], exclusive=True)).close()
+            other = dev.create_context(ContextOptions([groups[0]], exclusive=True))
+            assert self.alive(machine) == 2  # not the one in which a stranger's kernel runs
+            other.close()
 
-    def test_one_with_work_goes_with_the_driver(self, driver: str) -> None:
-        with session("h200", driver=driver) as machine:
-            spin(new_context(Device(0)).create_stream(), 1, LONG_NS)
-            assert self.alive(machine) == 1
-
-    def test_one_that_ends_asks_few_of_those_that_go_on(self, machine: Session) -> None:
-        dev = Device(0)
-        groups, _ = dev.resources.sm.split(SMResourceOptions(count=[8] * 10))
-        contexts = [dev.create_context(ContextOptions([group])) for group in groups]
-        for context in contexts:
-            with context.create_stream() as stream:
-                spin(stream, 1, LONG_NS)
-        for context in contexts[:-1]:
-            context.close()
-        before = machine.calls("cuEventQuery")
-        contexts[-1].close()
-        assert machine.calls("cuEventQuery") - before == 5
-
-
-@pytest.mark.sim_only
-def test_a_driver_that_cannot_be_asked_keeps_the_context(sim: Any) -> None:
-    machine = sim("h200", driver="13.0")
-    dev = Device(0)
-    context = new_context(dev)
-    machine.fail("cuGreenCtxRecordEvent")
-    with pytest.warns(CUDAWarning, match="cuGreenCtxRecordEvent"):
+    def test_exposed_ones_are_left_unless_asked_for(self, machine: Session) -> None:
+        context = new_context(Device(0))
+        with context.create_stream() as stream:
+            assert stream.handle
         context.close()
-    assert machine.ledger().green_contexts_destroyed == 0
-    machine.clear_faults()
-    dev.sync()
-    assert machine.ledger().green_contexts_destroyed == 1
+        assert (system.release_contexts().exposed, self.alive(machine)) == (1, 1)
+        assert (system.release_contexts(exposed=True).destroyed, self.alive(machine)) == (1, 0)
+
+    def test_one_with_an_event_is_left(self, machine: Session) -> None:
+        context = new_context(Device(0))
+        event = context.create_event()
+        context.close()
+        assert (system.release_contexts().in_use, self.alive(machine)) == (1, 1)
+        event.close()
+        assert system.release_contexts().destroyed == 1
+
+    def test_an_adopted_handle_of_an_idle_one_is_a_use_of_it(self, machine: Session) -> None:
+        dev = Device(0)
+        context = new_context(dev)
+        handle, number = context.handle, context.id
+        context.close()
+        adopted = Context.from_handle(handle)
+        assert adopted.id == number
+        assert system.release_contexts(exposed=True).destroyed == 0
+        with pytest.warns(ResourceOverlapWarning):
+            other = new_context(dev)
+        assert other.id != number
+        other.close()
+        del adopted
+        gc.collect()
+        with new_context(dev) as again:
+            assert machine.ledger().green_contexts_made == 2
+            assert again.is_green
+
+    def test_a_creation_that_runs_out_of_memory_releases_idle_ones_once(self, machine: Session) -> None:
+        dev = Device(0)
+        new_context(dev).close()
+        groups, _ = dev.resources.sm.split(SMResourceOptions(count=[24]))
+        machine.fail("cuGreenCtxCreate", nth=1)
+        dev.create_context(ContextOptions(groups)).close()
+        assert machine.ledger().green_contexts_destroyed == 1

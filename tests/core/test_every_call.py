@@ -1,4 +1,4 @@
-"""No call of the driver keeps other threads of Python from running, but for looking up, pushing and popping."""
+"""No call of the driver keeps other threads of Python from running, except the quick ones of the current context."""
 
 from __future__ import annotations
 

@@ -107,39 +107,6 @@ def test_a_dict_with_a_wrong_field_is_refused_with_the_class_and_the_nearest_fie
         ask(dev)
 
 
-@pytest.mark.parametrize(
-    ("ask", "message"),
-    [
-        (
-            lambda dev: dev.create_stream(priority=-1),
-            '(nonblocking, priority) are one dict: create_stream({"priority": ...})',
-        ),
-        (
-            lambda dev: dev.create_stream(prio=-1),
-            "'prio'; its options (nonblocking, priority) are one dict: create_stream({\"priority\": ...})",
-        ),
-        (lambda dev: dev.create_stream(option=None), "'option'; did you mean 'options'?"),
-        (lambda dev: dev.create_stream(colour=1), 'one dict: create_stream({"nonblocking": ...})'),
-        (lambda dev: dev.set_current(colour=1), "'colour'; its parameters are ctx"),
-        (lambda dev: dev.create_event(timing_enabled=True), 'create_event({"timing_enabled": ...})'),
-        (lambda dev: dev.context.create_event(blocking=True), 'create_event({"blocking_sync": ...})'),
-        (lambda dev: dev.context.create_stream(nonblocking=True), 'create_stream({"nonblocking": ...})'),
-        (lambda dev: dev.create_stream().record(timing=True), 'record({"timing_enabled": ...})'),
-        (lambda dev: dev.create_context(resources=[dev.resources.sm]), 'create_context({"resources": ...})'),
-        (lambda dev: dev.resources.sm.split(count=8), 'split({"count": ...})'),
-        (lambda dev: dev.resources.sm.split(8, dryrun=True), "'dryrun'; did you mean 'dry_run'?"),
-        (lambda dev: StreamOptions(prioritty=0), "StreamOptions() got an unexpected keyword argument 'prioritty'; did"),
-        (lambda dev: SMResourceOptions(8, backfil=True), "SMResourceOptions() got an unexpected keyword"),
-        (lambda dev: Device(device=0), "the constructor got an unexpected keyword argument 'device'; did you mean"),
-    ],
-)
-def test_a_wrong_keyword_is_answered_with_what_was_meant(
-    dev: Device, ask: Callable[[Device], object], message: str
-) -> None:
-    with pytest.raises(TypeError, match=re.escape(message)):
-        ask(dev)
-
-
 def test_workqueues_take_a_dict_of_fields(sim: Callable[..., Any]) -> None:
     sim("h200", driver="13.1")
     queue = Device(0).resources.workqueue

@@ -174,10 +174,10 @@ def test_a_warning_names_three_contexts_and_the_number_of_others(dev: Device) ->
 def test_a_warning_says_that_a_closed_context_is_kept_alive(dev: Device) -> None:
     (group,), _ = split(dev.resources.sm, 16)
     ctx = green(dev, group, name="decode")
-    with ctx.create_event():
+    with ctx.create_stream():
         ctx.close()
         with pytest.warns(
-            ResourceOverlapWarning, match=r"'decode' \(16 SMs, closed, kept alive by a stream or event\)"
+            ResourceOverlapWarning, match=r"'decode' \(16 SMs, closed, and kept by a stream or an executable graph\)"
         ):
             green(dev, group).close()
     green(dev, group, exclusive=True).close()

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, SMResourceOptions, SplitError, system
-from cuda_gctx.partitions import Layout, plan, store
+from cuda_gctx.partitions import Layout, plan
 
 from ..common import DRIVERS, refusal, split
 
 Machines = Callable[..., Any]
-
-LIMIT = 32  # SplitContexts::limit
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -47,29 +45,18 @@ def test_a_dry_run_makes_the_context_that_the_split_uses(sim: Machines) -> None:
     assert machine.ledger().green_contexts_made == 1
 
 
-def test_contexts_of_splits_are_counted_and_dropped_with_the_store(sim: Machines) -> None:
+def test_contexts_of_splits_are_idle_and_released(sim: Machines) -> None:
     machine = sim("h200", driver="13.0")
     (a, b), _ = split(Device(0).resources.sm, [24, 32])
-    split(a, 8)
-    split(b, 8)
+    for _ in range(3):
+        split(a, 8)
+        split(b, 8)
     use = system.memory()[0]
-    assert (use.contexts, use.stored, use.splitting) == (2, 0, 2)
-    store.drop()
+    assert (use.contexts, use.idle) == (2, 2)
+    assert system.release_contexts().destroyed == 2
     assert machine.ledger().live_of("green context") == ()
-    use = system.memory()[0]
-    assert (use.contexts, use.splitting, use.destroyed) == (0, 0, 2)
     (inner,), _ = split(a, 8)
     assert inner.sm_count == 8
-
-
-def test_only_so_many_contexts_are_kept_for_splits(sim: Machines) -> None:
-    machine = sim("b200", driver="13.0")
-    whole = Device(0).resources.sm
-    for count in range(4, 4 + 2 * (LIMIT + 3), 2):
-        (group,), _ = split(whole, count, backfill=True)
-        split(group, 2, backfill=True)
-    assert len(machine.ledger().live_of("green context")) == LIMIT
-    assert system.memory()[0].splitting == LIMIT
 
 
 def test_threads_that_split_the_same_group_share_a_context(sim: Machines) -> None:

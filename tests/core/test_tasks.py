@@ -67,7 +67,7 @@ def test_set_current_of_another_task_is_refused_in_a_block(
 
     run(block, other)
     assert seen.count(True) == 4
-    assert sum("belongs to another task" in str(words) for words in seen) == 1
+    assert sum("is open on this thread" in str(words) for words in seen) == 1
     assert raw.current() == 0
 
 

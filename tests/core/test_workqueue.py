@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import cuda_gctx
-from cuda_gctx import Context, ContextOptions, Device, FeatureNotSupported, WorkqueueResourceOptions
+from cuda_gctx import Context, ContextOptions, Device, FeatureNotSupported, WorkqueueResourceOptions, system
 from cuda_gctx.tune import spin
 
-from ..common import NEW_DRIVERS, OLD_DRIVERS, green, refusal, split
+from ..common import NEW_DRIVERS, OLD_DRIVERS, green, leases, refusal, split
 
 Machines = Callable[..., Any]
 
@@ -139,7 +139,7 @@ def test_configure_takes_options_alone(sim: Machines, wrong: Any) -> None:
 
 
 def test_a_context_takes_one_workqueue_of_its_own_device(sim: Machines) -> None:
-    machine = sim("h200", driver="13.1", devices=2)
+    sim("h200", driver="13.1", devices=2)
     dev = Device(0)
     (group,), _ = split(dev.resources.sm, 8)
     queue = dev.resources.workqueue
@@ -147,7 +147,7 @@ def test_a_context_takes_one_workqueue_of_its_own_device(sim: Machines) -> None:
         green(dev, group, queue, dev.resources.workqueue)
     with pytest.raises(ValueError, match="device 1"):
         green(dev, group, Device(1).resources.workqueue)
-    assert not machine.ledger().live_of("green context")
+    assert leases() == 0
 
 
 def test_a_workqueue_alone_is_a_context_over_all_sms(sim: Machines) -> None:
@@ -226,15 +226,16 @@ def test_a_workqueue_of_a_context_that_is_configured_is_one_of_its_own(sim: Mach
 
 
 def test_a_context_whose_queues_are_shared_lives_on(sim: Machines) -> None:
-    machine = sim("h200", driver="13.1")
+    sim("h200", driver="13.1")
     dev = Device(0)
     groups, _ = split(dev.resources.sm, [8, 8])
     source = green(dev, groups[0], dev.resources.workqueue)
     queues = [source.resources.workqueue]
     sharing = green(dev, groups[1], *queues)
     source.close()
-    assert len(machine.ledger().live_of("green context")) == 2
+    released = system.release_contexts()
+    assert (released.destroyed, released.in_use) == (0, 1)
     assert "closed" in str(refusal(RuntimeError, lambda: green(dev, groups[0], *queues)))
     sharing.close()
-    queues.clear()
-    assert machine.ledger().live_of("green context") == ()
+    assert system.release_contexts().destroyed == 1  # and with it goes the use of the other one
+    assert system.release_contexts().destroyed == 1

@@ -24,9 +24,10 @@ from cuda_gctx import (
     Layout,
     Partitions,
     Stream,
+    system,
     tune,
 )
-from cuda_gctx.partitions import store, verify
+from cuda_gctx.partitions import verify
 from cuda_software_driver import Session, session
 
 from ..conftest import REPOSITORY
@@ -62,7 +63,7 @@ def test_partitions_are_closed_also_where_destroying_fails() -> None:
         with Device(0).partition(a=16, b=16, c=16):
             made = machine.calls("cuGreenCtxCreate")
             machine.fail("cuGreenCtxDestroy", nth=1)
-        store.drop()
+        system.release_contexts()
         assert machine.calls("cuGreenCtxDestroy") == made
         assert len(machine.ledger().live_of("green context")) == 1
 

@@ -17,7 +17,6 @@ import cuda_software_driver
 from cuda_gctx import Device, PartitionPool, tune
 from cuda_gctx.comm import MixedCommHandler
 from cuda_gctx.compat.torch_green import GreenContext
-from cuda_gctx.partitions import store
 from cuda_gctx.partitions.sm_map import SMMap
 from cuda_gctx.tune import Curve, Plan, Policy, Report, Timeline
 from cuda_gctx.tune.timeline import Trace
@@ -62,7 +61,7 @@ def names() -> Iterator[dict[str, Any]]:
         for room in (cuda_software_driver, *(importlib.import_module(f"cuda_gctx.{module}") for module in FUNCTIONS)):
             found |= {name: getattr(room, name) for name in room.__all__}
         found |= CLASSES
-        found |= {"cuda_gctx": cuda_gctx, "tune": tune, "store": store, "system": cuda_gctx.system}
+        found |= {"cuda_gctx": cuda_gctx, "tune": tune, "system": cuda_gctx.system}
         found |= {"dev": dev, "parts": parts, "part": part, "pool": pool, "sm": dev.resources.sm}
         found |= {"ctx": part.context, "context": part.context, "stream": part.stream}
         yield found
@@ -143,7 +142,7 @@ def test_a_call_in_a_sentence_can_be_made(page: str, names: dict[str, Any]) -> N
     [
         "parts.verify_all()",
         "with parts.decode.pytorch():",
-        "store.drop(pin=True)",
+        "system.release_contexts(pin=True)",
         "cuda_gctx.interop.torch.torch_streams(part)",
         "report.svgs(path)",
     ],

@@ -155,7 +155,6 @@ LATE = {
     ("_core/context.pyx", "partitions"),
     ("_core/device.pyx", "interop"),
     ("_core/device.pyx", "partitions"),
-    ("_core/driver.pyx", "partitions"),
     ("_core/extension.pyi", "partitions"),
     ("_core/graph.pyx", "partitions"),
     ("_core/resources.pyx", "partitions"),

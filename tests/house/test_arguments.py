@@ -25,6 +25,7 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
     WorkqueueResourceOptions,
+    system,
     tune,
 )
 from cuda_gctx.comm import MixedCommOp, ParallelInfo, expected, local_world
@@ -32,7 +33,6 @@ from cuda_gctx.compat import flashinfer, sgl_kernel, torch_green
 from cuda_gctx.compat.torch_green import GreenContext, SMPartition
 from cuda_gctx.interop.library_sms import cublas_sms
 from cuda_gctx.partitions import verify
-from cuda_gctx.partitions.store import ContextStore
 
 # ---- what is accepted, and what is said of the rest
 
@@ -121,14 +121,6 @@ NAMES = (
 )
 
 
-def set_pinned_limit_and_back(value: Any) -> None:
-    before = ContextStore().pinned_limit
-    try:
-        ContextStore().pinned_limit = value
-    finally:
-        ContextStore().pinned_limit = before
-
-
 def graph_of(world: Any) -> Graph:
     with world.stream.capture() as capture:
         pass
@@ -200,10 +192,10 @@ DOORS: dict[str, Door] = {
     "PartitionPool(limit)": Door(INT, 8, lambda w, v: PartitionPool(w.pool.device, limit=v), (0, -1)),
     "PartitionPool.drop(requests)": Door(REQUEST, 16, lambda w, v: w.pool.drop(v), said="partition 0: sms"),
     "PartitionPool.drop(named)": Door(REQUEST, 16, lambda w, v: w.pool.drop(a=v), said="partition a: sms"),
-    "ContextStore(limit)": Door(INT, 0, lambda w, v: ContextStore(v), (-1,)),
-    "ContextStore.drop(pinned)": Door(BOOL, False, lambda w, v: ContextStore().drop(pinned=v)),
-    "ContextStore.pinned_limit(value)": Door(INT, 0, lambda w, v: set_pinned_limit_and_back(v), (-1,), "pinned_limit"),
-    "ContextStore.limit(value)": Door(INT, 0, lambda w, v: setattr(ContextStore(), "limit", v), (-1,), "limit"),
+    "System.release_contexts(exposed)": Door(BOOL, False, lambda w, v: system.release_contexts(v)),
+    "Context.partition(requests)": Door(
+        REQUEST, 8, lambda w, v: w.parts.a.context.partition(v).close(), said="partition 0: sms"
+    ),
     "verify(covers_device)": Door(BOOL, False, lambda w, v: verify({"a": w.parts.a.context}, covers_device=v)),
     "verify(timeout)": Door(SECONDS, 5, lambda w, v: verify({"a": w.parts.a.context}, timeout=v)),
     # ---- the tuner

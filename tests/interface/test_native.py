@@ -19,6 +19,7 @@ import cuda_gctx
 from cuda_gctx import Device
 from cuda_software_driver import library_path
 
+from ..common import leases
 from ..conftest import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples" / "native"
@@ -222,4 +223,4 @@ def test_all_contexts_of_a_partition_are_made_or_none(sim: Any) -> None:
     assert b"cuGreenCtxCreate" in loaded.gctx_last_error(ctypes.byref(result))
     assert result.value == 2
     assert not any(made)
-    assert not machine.ledger().live_of("green context")
+    assert leases() == 0

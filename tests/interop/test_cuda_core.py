@@ -70,8 +70,7 @@ def main():
 
 main()
 gc.collect()
-from cuda_gctx.partitions import store
-store.drop()
+system.release_contexts()
 library = ctypes.CDLL(system.driver_path)
 library.softwareDriverLedger.restype = ctypes.c_char_p
 ledger = json.loads(library.softwareDriverLedger())

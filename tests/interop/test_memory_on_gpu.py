@@ -14,9 +14,8 @@ pytestmark = pytest.mark.gpu_only
 PROGRAM = """
 import gc, itertools
 import torch
-from cuda_gctx import Device
+from cuda_gctx import Device, system
 from cuda_gctx.interop.torch import use
-from cuda_gctx.partitions import store
 
 SIZE = 1 << 20
 dev = Device(0)
@@ -47,7 +46,7 @@ def work(target):
 def close(owner):
     owner.close()
     gc.collect()
-    store.drop()
+    system.release_contexts()
 
 orders = list(itertools.permutations(("pinned", "made", "outside")))[::2]
 for kind in ("context", "partition"):
@@ -99,7 +98,6 @@ import gc
 import torch
 from cuda_gctx import Device
 from cuda_gctx.interop.torch import torch_stream
-from cuda_gctx.partitions import store
 
 dev = Device(0)
 x = torch.ones(1 << 20, device="cuda")
@@ -112,7 +110,7 @@ with torch.cuda.graph(graph, stream=torch_stream(parts.p)):
     y = x + 1
 parts.close()
 gc.collect()
-store.drop()
+system.release_contexts()
 graph.replay()
 torch.cuda.synchronize()
 assert y.eq(2).all()
@@ -134,7 +132,6 @@ import gc
 import cupy
 from cuda_gctx import Device
 from cuda_gctx.interop.torch import use
-from cuda_gctx.partitions import store
 
 dev = Device(0)
 for pool in (cupy.cuda.MemoryPool().malloc, cupy.cuda.MemoryAsyncPool().malloc):
@@ -149,7 +146,7 @@ for pool in (cupy.cuda.MemoryPool().malloc, cupy.cuda.MemoryAsyncPool().malloc):
         parts.close()
         del parts, part
         gc.collect()
-        store.drop()
+        system.release_contexts()
         for array in kept[::order]:
             assert float(array.sum()) == 2 << 20
         kept = kept[::order]

@@ -19,6 +19,8 @@ import pytest
 from cuda_gctx import Device, SMResourceOptions
 from cuda_gctx.interop.nccl import RanksDifferError, nccl_options, new_group
 
+from ..raw import Raw
+
 LIMIT_S = 100
 
 
@@ -53,7 +55,7 @@ class StandInDistributed(SimpleNamespace):
         group_desc: Any = None,
     ) -> Any:
         self.made.append({name: value for name, value in locals().items() if name != "self"})
-        Device(0).set_current()
+        Raw().set_current(Device(0).context.handle)
         return "group" if self.is_member else self.GroupMember.NON_GROUP_MEMBER
 
     def get_world_size(self, group: Any) -> int:

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, ContextOptions, Device, EventOptions, Partition, SMResourceOptions, Stream
+from cuda_gctx import Context, ContextOptions, Device, EventOptions, Partition, SMResourceOptions, Stream, system
 from cuda_gctx._core.extension import context_stream, run_probe
 from cuda_gctx.compat.torch_green import GreenContext
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop._frameworks import own_stream
 from cuda_gctx.interop.torch import fork, torch_stream, use
-from cuda_gctx.partitions import store
 from cuda_gctx.tune import spin
 
 from ..common import on_another_thread, refusal, run_python
@@ -341,7 +340,7 @@ def test_tasks_that_wait_inside_their_blocks_are_refused_and_leave_torch_where_i
         assert isinstance(first, RuntimeError)
         assert second == 16
         assert torch.cuda.current_stream() == before
-    store.drop()  # the machine of the test is checked for what is alive when it ends
+    system.release_contexts()  # the machine of the test is checked for what is alive when it ends
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
@@ -534,7 +533,7 @@ def test_a_block_in_the_context_of_a_partition_leaves_nothing_behind(torch: Any,
         context = parts[0].context
         with use(context):
             pass
-    store.drop()
+    system.release_contexts()
     with dev.partition(16, exclusive=True) as again:
         assert again[0].sm_count == 16
     assert context.is_closed
@@ -594,10 +593,10 @@ def test_a_closed_partition_is_refused(torch: Any, dev: Device) -> None:
 def test_partitions_that_only_a_torch_stream_refers_to_stay_in_use(torch: Any, dev: Device) -> None:
     stream = torch_stream(dev.partition(16)[0])
     gc.collect()
-    kept = len(store)
+    kept = system.idle_contexts
     del stream
     gc.collect()
-    assert len(store) == kept + 2
+    assert system.idle_contexts == kept + 2
 
 
 @pytest.mark.sim_only

@@ -22,7 +22,7 @@ from cuda_gctx import (
 )
 from cuda_gctx.compat.flashinfer import split_device_green_ctx_by_sm_count
 from cuda_gctx.compat.torch_green import GreenContext
-from cuda_gctx.partitions import PartitionPool, free, store
+from cuda_gctx.partitions import PartitionPool, free
 
 from ..common import DRIVERS, NEW_DRIVERS, green, refusal, split
 from ..stand_in_torch import StandInTorch
@@ -195,14 +195,14 @@ def test_a_stored_context_is_used_again_only_if_all_its_sms_are_free(machine: An
 def test_sms_that_others_claim_in_between_are_not_taken(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     dev = Device(0)
     others = []
-    opening = free.Opening
+    claim_all = free.claim_all
 
     def late(*args: Any, **kwargs: Any) -> Any:
         monkeypatch.undo()
         others.append(dev.partition(8, among="free"))
-        return opening(*args, **kwargs)
+        return claim_all(*args, **kwargs)
 
-    monkeypatch.setattr(free, "Opening", late)
+    monkeypatch.setattr(free, "claim_all", late)
     with dev.partition(16, among="free") as mine:
         ids = seen(mine, *others)
         assert not ids[0] & ids[1]
@@ -244,7 +244,7 @@ def test_other_failures_of_the_driver_leave_nothing_behind(machine: Any) -> None
     machine.fail("cuGreenCtxCreate", nth=2)
     refusal(CUDAError, lambda: dev.partition(8, 8, among="free"))
     assert dev.resources.sm.free.sm_count == 132
-    assert system.memory()[0].contexts == len(store)
+    assert system.memory()[0].contexts == system.idle_contexts
 
 
 def test_another_word_for_among_is_refused(dev: Device) -> None:

@@ -22,23 +22,23 @@ def given(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     "text", ["decode=16,prefill=rest", " decode=16  prefill=rest\n", "decode=16, prefill=0", LAYOUT.to_json()]
 )
 def test_a_layout_is_words_or_json(text: str) -> None:
-    assert layout_of_text(text) is LAYOUT
+    assert layout_of_text(text) == LAYOUT
 
 
 @pytest.mark.parametrize("content", [LAYOUT.to_json(), "decode=16\nprefill=rest\n"])
 def test_a_layout_is_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     (tmp_path / "layout.json").write_text(content)
-    assert layout_of_text(str(tmp_path / "layout.json")) is LAYOUT
+    assert layout_of_text(str(tmp_path / "layout.json")) == LAYOUT
     monkeypatch.chdir(tmp_path)
-    assert layout_of_text("layout.json") is LAYOUT
+    assert layout_of_text("layout.json") == LAYOUT
 
 
 def test_a_layout_by_position_has_shares_too() -> None:
-    assert layout_of_text("0.25,64") is Layout(0.25, 64)
+    assert layout_of_text("0.25,64") == Layout(0.25, 64)
 
 
 def test_the_rest_beside_named_partitions_is_named_rest() -> None:
-    assert layout_of_text("control=16,rest") is Layout(control=16, rest=None)
+    assert layout_of_text("control=16,rest") == Layout(control=16, rest=None)
 
 
 def test_the_given_layout_is_opened(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,9 +46,9 @@ def test_the_given_layout_is_opened(dev: Device, monkeypatch: pytest.MonkeyPatch
     with dev.partition() as parts:
         assert (parts.layout, parts.decode.sm_count) == (LAYOUT, 16)
     with dev.partition(decode=16, prefill=None) as parts:  # the program requests the same
-        assert parts.layout is LAYOUT
+        assert parts.layout == LAYOUT
     with dev.partition(among="free") as parts:
-        assert parts.layout is LAYOUT
+        assert parts.layout == LAYOUT
 
 
 @pytest.mark.parametrize("value", [None, "", "  "])

@@ -23,11 +23,11 @@ from cuda_gctx import (
     Partition,
     PartitionPool,
     Partitions,
+    system,
 )
-from cuda_gctx.partitions import store
 from cuda_gctx.tune import Timeline, spin
 
-from ..common import on_another_thread, refusal
+from ..common import leases, on_another_thread, refusal
 from ..raw import Raw, RawError
 
 Machines = Callable[..., Any]
@@ -79,13 +79,34 @@ def test_what_a_stream_captures_runs_when_the_graph_is_launched(parts: Partition
     refusal(RuntimeError, lambda: executable.launch(parts.a.stream))
 
 
-def test_a_graph_is_launched_on_any_stream_of_its_context_and_on_no_other(parts: Partitions) -> None:
-    with captured(parts.a) as graph, graph.instantiate() as executable:
-        executable.launch(parts.a.stream_pool(1)[0])
-        message = str(refusal(ValueError, lambda: executable.launch(parts.b.stream)))
-        assert "run in context 'a', and the stream is one of context 'b'" in message
-        refusal(ValueError, lambda: executable.upload(parts.b.stream))
+def test_a_graph_is_launched_on_any_stream_of_its_device_and_runs_in_its_own_context(parts: Partitions) -> None:
+    with captured(parts.a) as graph, graph.instantiate() as executable, parts.device.create_stream() as outside:
+        for stream in (parts.a.stream_pool(1)[0], parts.b.stream, outside):
+            executable.upload(stream)
+            executable.launch(stream)
         parts.sync()
+        outside.sync()
+        report = executable.verify()
+    [kernel] = report.kernels
+    assert set(kernel.sm_ids) == {sm for proof in report.contexts for sm in proof.sm_ids}
+    assert len(kernel.sm_ids) == parts.a.sm_count
+
+
+def test_a_launch_elsewhere_is_work_of_the_part_for_the_order_of_a_pool(sim: Machines) -> None:
+    sim("h200")
+    with PartitionPool(Device(0)) as pool, Device(0).create_stream() as outside:
+        first, second = pool.prepare(a=16, b=None), pool.prepare(a=32, b=None)
+        pool.switch(a=16, b=None)
+        with captured(first.a) as graph, graph.instantiate() as executable:
+            executable.launch(outside)
+            done = outside.record()
+            pool.switch(a=32, b=None)
+            later = second.a.stream.record()
+            later.sync()
+            assert done.is_done
+            pool.switch(a=16, b=None)
+            spin(first.a.stream, 1, 1000)
+            pool.switch(a=32, b=None)
 
 
 LONG_NS = 20_000_000
@@ -204,7 +225,7 @@ def test_a_capture_that_was_invalidated_raises(parts: Partitions) -> None:
     assert parts.a.stream.is_done
 
 
-def test_graphs_keep_their_context(sim: Machines) -> None:
+def test_an_executable_graph_keeps_the_sms_of_its_context_and_a_graph_only_the_context(sim: Machines) -> None:
     machine = sim("h200")
     parts = Device(0).partition(16)
     spin(parts[0].stream, 1, 10_000)
@@ -212,11 +233,13 @@ def test_graphs_keep_their_context(sim: Machines) -> None:
     graph = captured(parts[0])
     executable = graph.instantiate()
     parts.close()
-    store.drop()
-    assert len(machine.ledger().live_of("green context")) == 1
-    graph.close()
+    assert leases() == 2  # of the layout, whose contexts have one lease
     executable.close()
-    gc.collect()
+    assert leases() == 0
+    assert "partition 0 has been closed" in str(refusal(ClosedError, graph.instantiate))
+    assert system.release_contexts(exposed=True).in_use == 1
+    graph.close()
+    assert system.release_contexts(exposed=True).destroyed == 1
     assert machine.ledger().live_of("green context") == ()
 
 

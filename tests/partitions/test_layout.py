@@ -180,7 +180,7 @@ def test_names_of_a_subclass_of_str_are_the_plain_names(dev: Device) -> None:
     with dev.partition(layout) as parts:
         assert parts[Part.ENCODE] is parts.encode
     # The layout that the whole process shares is that of the plain names.
-    assert Layout(encode=16, rest=None) is layout is Layout.from_json(layout.to_json())
+    assert Layout(encode=16, rest=None) == layout == Layout.from_json(layout.to_json())
     with PartitionPool(dev) as pool:
         assert pool.switch({Part.ENCODE: 16, Part.REST: None}) is pool.switch(encode=16, rest=None)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAError, Device
-from cuda_gctx.partitions.arrangements import Arrangements
-from cuda_gctx.partitions.partitions import Partition, with_background
+from cuda_gctx import Device
+from cuda_gctx._core.extension import Switching
 from cuda_software_driver import session
 
 from .order_model import Program, pairs_of_plans
@@ -41,61 +39,45 @@ def test_what_is_recorded_again_is_behind_no_older_wait(seed: int) -> None:
         assert Program(Device(0), seed).run() == []
 
 
-def orders_nothing(self: Arrangements, new: Any) -> None:
-    self.current = new
+class OrdersNothing(Switching):
+    """Notes which arrangement is current, and orders no work."""
+
+    now: Any = None
+
+    @property
+    def current(self) -> Any:
+        return self.now
+
+    def switch_known(self, spelled: object) -> None:
+        return None
+
+    def switch_to(self, key: object) -> bool:
+        self.now = key
+        return key in self
 
 
-def takes_open_for_used(add: Callable[..., Any]) -> Callable[..., Any]:
-    """Each place that is open is in use, by a part of its own."""
+class TakesPlacesForParts(Switching):
+    """Takes a place for in use whichever part is there."""
 
-    def wrong(self: Arrangements, key: object, partitions: Any, uses: Any, streams: Any = None) -> Any:
-        places = {place.context.id if isinstance(place, Partition) else place: place for _, place in uses}
-        for part in with_background(partitions) if partitions is not None else ():
-            places.setdefault(part.context.id, part)
-        return add(self, key, partitions, [(f"{number}", place) for number, place in places.items()], streams)
-
-    return wrong
-
-
-def knows_places_for_parts(add: Callable[..., Any]) -> Callable[..., Any]:
-    """A place is in use whichever part is there."""
-
-    def wrong(self: Arrangements, key: object, partitions: Any, uses: Any, streams: Any = None) -> Any:
-        places = {place.context.id if isinstance(place, Partition) else place: place for _, place in uses}
-        return add(self, key, partitions, [(f"{number}", place) for number, place in places.items()], streams)
-
-    return wrong
+    def add(self, key: object, uses: Any) -> None:
+        seen: dict[object, Any] = {}
+        for _, place, sms in uses:
+            number = place.context.id if sms is None else place.id
+            seen.setdefault((number, place if sms is None else None), (f"{len(seen)}", place, sms))
+        names = {(place if sms is None else place.id): f"{place}" for _, place, sms in seen.values()}
+        super().add(key, [(names[place if sms is None else place.id], place, sms) for _, place, sms in seen.values()])
 
 
-def orders_no_graphs(*args: object) -> None:
-    return None
-
-
-@pytest.mark.parametrize(
-    ("method", "wrong"),
-    [
-        ("enter", orders_nothing),
-        ("add", takes_open_for_used(Arrangements.add)),
-        ("add", knows_places_for_parts(Arrangements.add)),
-        ("_order_capture", orders_no_graphs),
-    ],
-    ids=["orders nothing", "takes what is open for what is in use", "takes a place for its part", "orders no graphs"],
-)
-def test_the_model_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, method: str, wrong: Any) -> None:
-    monkeypatch.setattr(Arrangements, method, wrong)
-    for known in ("switch_known", "switch_to_known"):  # so that all switches are made by enter()
-        monkeypatch.setattr(Arrangements, known, lambda self, key: None)
+@pytest.mark.parametrize("wrong", [OrdersNothing, TakesPlacesForParts])
+def test_the_model_finds_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, wrong: type[Switching]) -> None:
+    monkeypatch.setattr("cuda_gctx.partitions.pool.Switching", wrong)
 
     def is_found(seed: int) -> bool:
         with session("h200", driver="13.0", check=False):
-            try:
-                return bool(Program(Device(0), seed).run())
-            except CUDAError:  # of a graph with streams that nothing joins
-                return True
+            return bool(Program(Device(0), seed).run())
 
     assert any(is_found(seed) for seed in range(10))
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["SMs are unknown", "SMs are known"])
-def test_every_pair_of_plans_that_share_layouts_keeps_both_orders(dev: Device, told: bool) -> None:
-    assert pairs_of_plans(dev, told) == []
+def test_every_pair_of_plans_that_share_layouts_keeps_both_orders(dev: Device) -> None:
+    assert pairs_of_plans(dev) == []

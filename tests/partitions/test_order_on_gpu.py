@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from cuda_gctx import CUDAError, Device, Layout, PartitionPool
-from cuda_gctx.partitions.arrangements import Arrangements
+from cuda_gctx import Device, Layout, PartitionPool
 from cuda_gctx.tune import Plan, Timeline, spin
 
 from .order_model import Program, pairs_of_plans
+from .test_order import OrdersNothing
 
 pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("ignore::cuda_gctx.ResourceOverlapWarning")]
 
@@ -30,25 +29,12 @@ def test_random_programs_keep_both_orders_and_own_their_sms(dev: Device, seed: i
 
 
 def test_the_model_finds_a_pool_that_orders_nothing(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    def orders_nothing(self: Arrangements, new: Any) -> None:
-        self.current = new
-
-    monkeypatch.setattr(Arrangements, "enter", orders_nothing)
-    for known in ("switch_known", "switch_to_known"):  # so that all switches are made by enter()
-        monkeypatch.setattr(Arrangements, known, lambda self, key: None)
-
-    def is_found(seed: int) -> bool:
-        try:
-            return bool(Program(dev, seed).run())
-        except CUDAError:  # of a graph with streams that nothing joins
-            return True
-
-    assert any(is_found(seed) for seed in range(10))
+    monkeypatch.setattr("cuda_gctx.partitions.pool.Switching", OrdersNothing)
+    assert any(Program(dev, seed).run() for seed in range(10))
 
 
-@pytest.mark.parametrize("told", [False, True], ids=["SMs are unknown", "SMs are known"])
-def test_every_pair_of_plans_that_share_layouts_keeps_both_orders(dev: Device, told: bool) -> None:
-    assert pairs_of_plans(dev, told) == []
+def test_every_pair_of_plans_that_share_layouts_keeps_both_orders(dev: Device) -> None:
+    assert pairs_of_plans(dev) == []
 
 
 def plans() -> dict[str, Plan]:

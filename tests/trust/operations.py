@@ -21,12 +21,12 @@ from cuda_gctx import (
     Stream,
     StreamOptions,
     WorkqueueResourceOptions,
-    partitions,
+    system,
 )
 from cuda_gctx.tune import spin
 from cuda_software_driver import library_path
 
-from ..common import green, split
+from ..common import green, on_another_thread, split
 from ..core import every_call
 from ..raw import Raw
 
@@ -37,7 +37,6 @@ OBJECT_OF: dict[type, str] = {
     Partition: "part",
     PartitionPool: "pool",
     GraphSet: "graphs",
-    partitions.ContextStore: "store",
     Layout: "layout",
 }
 PROTOCOLS = ("__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
@@ -65,8 +64,7 @@ def captured_and_dropped(w: Any) -> None:
 
 
 def set_and_back(w: Any) -> None:
-    with w.ctx.current():
-        w.dev.set_current(w.dev.context)
+    on_another_thread(lambda: w.dev.set_current(w.ctx))  # what is current goes with the thread
 
 
 # One operation each, which is undone or stays as a whole: also in place of what the core's own list does.
@@ -97,7 +95,6 @@ WITH_ARGUMENTS: dict[str, Operation] = {
     "GraphSet.capture": lambda w: (w.graphs.capture(w.part, 1, spinning), w.graphs.capture(w.parts.b, 1, spinning)),
     "GraphSet.drop": captured_and_dropped,
     "GraphSet.replay": lambda w: (w.graphs.capture(w.part, 1, spinning), w.graphs.replay(w.part, 1)),
-    "ContextStore.count": lambda w: w.store.count(w.dev),
     "Layout.of": lambda w: Layout.of({"a": 8}),
     "Layout.from_json": lambda w: Layout.from_json(w.layout.to_json()),
 }
@@ -153,7 +150,7 @@ def world() -> Iterator[Any]:
     w, raw = every_call.world(library_path()), Raw()
     w.parts = w.dev.partition({"a": 16, "b": 32}, exclusive=False)
     w.part, w.layout = w.parts.a, w.parts.layout
-    w.pool, w.graphs, w.store = PartitionPool(w.dev), GraphSet(captures="once"), partitions.store
+    w.pool, w.graphs = PartitionPool(w.dev), GraphSet(captures="once")
     with raw.green_context(16) as w.other_context, raw.stream(w.other_context) as w.other_stream:
         yield w
     simulated = ctypes.CDLL(library_path())
@@ -164,4 +161,4 @@ def world() -> Iterator[Any]:
     for owned in [*(value for value in vars(w).values() if isinstance(value, (Stream, Event))), w.ctx]:
         owned.close()
     vars(w).clear()
-    partitions.store.drop()
+    system.release_contexts()

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cuda_gctx import Device, PartitionPool, Partitions, SplitError, partitions
+from cuda_gctx import Device, PartitionPool, Partitions, SplitError, system
 from cuda_gctx.partitions import with_background
 from cuda_software_driver import session
 
@@ -121,7 +121,7 @@ class Program:
             if not any(isinstance(asked, float) and asked * self.total < least for asked in layout.values()):
                 self.wrong.append(f"{layout} was refused: {error}")
         if self.random.random() < 0.2:
-            partitions.store.drop()
+            system.release_contexts()
         if self.random.random() < 0.3 and pool.layouts:
             with suppress(RuntimeError):  # the current one stays
                 pool.drop(self.random.choice(pool.layouts))
@@ -132,7 +132,7 @@ class Program:
                 self.step(pool, probe)
             for parts in self.opened:
                 parts.close()
-        partitions.store.drop()
+        system.release_contexts()
         return self.wrong
 
 

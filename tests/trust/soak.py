@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import cuda_gctx
-from cuda_gctx import Device, Graph, GraphSet, Layout, PartitionPool, Stream, partitions, system
+from cuda_gctx import Device, Graph, GraphSet, Layout, PartitionPool, Stream, system
 from cuda_gctx.partitions import with_background
 from cuda_gctx.tune import spin
 
@@ -69,7 +69,6 @@ MOST_GROWN = {
     "malloc_mib": 4.0,
     "host_mib": 32.0,
     "contexts": 2.0,  # two users of one set of SMs at once have a context each
-    "contexts_destroyed": 0.0,
 }
 
 
@@ -479,7 +478,7 @@ class Soak:
             if layout != current:
                 self.pool.drop(layout)
         if len(self.settled) < 2:
-            partitions.store.drop()
+            system.release_contexts()
         return 1
 
     def settle(self) -> int:
@@ -507,9 +506,8 @@ class Soak:
             **self.work.memory(),
             **host_memory(),
             "contexts": use.contexts,
-            "contexts_destroyed": use.destroyed,
-            "contexts_pinned": use.pinned,
-            "contexts_stored": use.stored,
+            "contexts_lingering": use.lingering,
+            "contexts_idle": use.idle,
             "host_grown_mib": {what: round(by / MIB, 1) for what, by in self.host_grown.items()},
             "card_grown_mib": {what: round(by / MIB, 1) for what, by in self.card_grown.items()},
             "threads": threading.active_count(),

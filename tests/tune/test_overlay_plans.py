@@ -191,18 +191,6 @@ def test_a_switch_to_the_current_plan_makes_no_driver_calls_and_keeps_the_stream
     assert all(stream.is_closed for stream in closed)
 
 
-def test_a_capture_is_ordered_across_plans(dev: Device) -> None:
-    with PartitionPool(dev) as pool:
-        PLANS["partitions"].switch(pool)  # contexts are not made during a capture
-        old = PLANS["overlay"].switch(pool)
-        with old["decode"].capture() as capture:
-            spin(old["decode"], 8, MS)
-            new = PLANS["partitions"].switch(pool)
-            spin(new["decode"], 8, MS)
-            PLANS["overlay"].switch(pool)
-        assert capture.graph.node_count == 2
-
-
 def test_a_stream_that_was_closed_is_made_again(dev: Device) -> None:
     with PartitionPool(dev) as pool:
         PLANS["streams"].switch(pool)["decode"].close()

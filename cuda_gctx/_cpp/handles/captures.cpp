@@ -3,18 +3,20 @@
 #include <algorithm>
 
 #include "handles/capture.hpp"
+#include "handles/context_pool.hpp"
 #include "handles/scope.hpp"
 
 namespace gctx {
+namespace {
 
-bool has_capture(ContextBox& context) {
-  const CallUse use(context, std::nothrow);
-  if (!use.is_alive() || !context.streams().may_capture()) [[likely]] {
-    return false;
-  }
-  context.demand_there();
-  return context.streams().has_capture(context.runtime().driver());
+bool has_capture(DriverContext& context) {
+  return context.streams().may_capture() && context.is_there() &&
+         context.streams().has_capture(context.runtime().driver());
 }
+
+}  // namespace
+
+bool has_capture(const ContextBox& context) { return has_capture(context.in_driver()); }
 
 bool any_has_capture(const std::vector<ContextHandle>& contexts) {
   return std::any_of(contexts.begin(), contexts.end(), [](const ContextHandle& context) {
@@ -23,7 +25,7 @@ bool any_has_capture(const std::vector<ContextHandle>& contexts) {
   });
 }
 
-void demand_no_capture(ContextBox& context, const char* what) {
+void demand_no_capture(const ContextBox& context, const char* what) {
   if (context.streams().may_capture() && has_capture(context)) [[unlikely]] {
     fail(ErrorKind::capturing, "a stream of " + context.label() + " is capturing a graph, and " + what +
                                    " the whole context would invalidate the capture: end it first, or name a stream");
@@ -31,9 +33,12 @@ void demand_no_capture(ContextBox& context, const char* what) {
 }
 
 std::string capturing_stream(Runtime& runtime, int device) {
-  for (const ContextHandle& context : ContextBox::registry.all(runtime)) {
-    if (context->device() == device && context->is_there() && has_capture(*context)) {
-      return "a stream of " + context->label();
+  for (const DriverContextHandle& context : DriverContext::registry.all(runtime)) {
+    // A capture that was left open in an idle context is nobody's.
+    const bool is_used = context->kind() != ContextKind::green || context_pool(runtime).is_leased(*context);
+    if (context->device() == device && is_used && has_capture(*context)) {
+      const ContextHandle box = open_box(*context);
+      return "a stream of " + (box ? box->label() : "a closed context");
     }
   }
   CurrentScope scope(*primary_context(runtime, device));

@@ -11,31 +11,41 @@
 
 namespace gctx {
 
-// Keeps the context. A box ends with destroy().
+// Keeps the context. Some children are uses of its lease, the others outlive it. A box ends with destroy().
 class InContext {
  public:
   // The box is made before what it will own, so that nothing is lost if memory runs out in between.
-  explicit InContext(ContextUse use) noexcept : use_(std::move(use)) {}
+  explicit InContext(ContextUse use) noexcept : context_(use.context()), use_(std::move(use)) {}
+  // is_child: the driver's object is tied to the context, which is not released before it is gone.
+  explicit InContext(ContextHandle context, bool is_child = true) noexcept
+      : context_(std::move(context)), is_child_(is_child) {
+    if (is_child_) {
+      in_driver().add_child();
+    }
+  }
   InContext(const InContext&) = delete;
   InContext& operator=(const InContext&) = delete;
 
-  const ContextUse& use() const noexcept { return use_; }
-  const ContextHandle& context() const noexcept { return use_.context(); }
+  const ContextHandle& context() const noexcept { return context_; }
   // What is gone with its context raises before a call reaches the driver.
-  bool asks_driver() const noexcept { return context()->kind() != ContextKind::green; }
-  void demand_live() const { context()->demand_there(); }
+  bool asks_driver() const noexcept { return context_->kind() != ContextKind::green; }
+  void demand_live() const { context_->demand_there(); }
   const Driver& driver() const {
     demand_live();
-    return context()->runtime().driver();
+    return context_->runtime().driver();
   }
 
  protected:
-  ~InContext() = default;
+  ~InContext() {
+    if (is_child_) {
+      in_driver().remove_child();
+    }
+  }
   // Now, or when its driver is no longer set aside.
   template <typename Raw>
   void destroy(Raw handle, CUresult (CUDAAPI* DriverTable::*call)(Raw), const char* name) const noexcept {
     if (handle != nullptr) {
-      const auto end = [context = context().get(), handle, call, name] {
+      const auto end = [context = context_.get(), handle, call, name] {
         if (context->is_there()) {
           const Driver& driver = context->runtime().driver();
           std::optional<RelaxedThread> relaxed;
@@ -45,12 +55,16 @@ class InContext {
           driver.note((driver.*call)(handle), name);
         }
       };
-      context()->runtime().end_now_or_later(end, use_);
+      context_->runtime().end_now_or_later(end, context_, use_);
     }
   }
 
  private:
-  ContextUse use_;
+  DriverContext& in_driver() const noexcept { return context_->in_driver(); }
+
+  ContextHandle context_;
+  std::optional<ContextUse> use_;
+  const bool is_child_ = false;
 };
 
 // Owned by its box.

@@ -1,18 +1,19 @@
-// What the units keep for a driver, all together: how much that is, and its end.
+// The end of leases, and of a driver.
 #pragma once
 
-#include "handles/live.hpp"
+#include <vector>
+
 #include "handles/runtime.hpp"
+#include "handles/types.hpp"
 
 namespace gctx {
 
-ContextCounts context_counts(Runtime& runtime, int device);
+// Closes the lease that contexts share. Throws and changes nothing while one of them is current on a thread, and while
+// a stream of one captures.
+void close_together(const std::vector<ContextHandle>& contexts);
 
-// Destroys the contexts that splits needed, and the closed ones that frameworks have seen: these must not use them.
-void drop_kept(Runtime& runtime, bool also_pinned);
-
-// Ends the use of a driver: what is kept for it goes first, each before what it needs. Its objects then throw when they
-// are used, and do nothing when they are destroyed.
+// Ends the use of a driver. What the core keeps of it goes first, each part before what it needs. Later uses of its
+// objects throw, and their destructors do nothing.
 void close_driver(Runtime& runtime);
 
 }  // namespace gctx

@@ -4,122 +4,35 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
+#include <optional>
 
+#include "handles/context_pool.hpp"
 #include "handles/scope.hpp"
 
 namespace gctx {
 // ---- boxes
 
-ContextBox::~ContextBox() {
-  if (is_forked() || handle_ == nullptr) {
-    return;
-  }
-  // Before the driver can give the address to a new context.
-  registry.drop(*this);
-  let_go();
-  if (kind_ == ContextKind::primary && runtime_.is_usable()) {
-    const Driver& driver = runtime_.driver();
-    driver.note(driver.cuDevicePrimaryCtxRelease(runtime_.device(device_)), "cuDevicePrimaryCtxRelease");
-  }
-}
-
-void ContextBox::take(CUcontext handle, CUgreenCtx green_handle) {
-  unsigned long long id = 0;
-  handle_ = owned().handle = handle;
-  green_handle_ = green_handle;
-  GCTX_CALL(runtime_.driver(), cuCtxGetId, handle, &id);
-  id_ = owned().id = id;
-}
-
-void ContextBox::take_pinned(OwnedContexts pinned) noexcept {
-  owned_.swap(pinned);
-  handle_ = owned().handle;
-  green_handle_ = owned().green->handle();
-  id_ = owned().id;
-  pinned_.store(true);
-}
-
-void ContextBox::let_go() noexcept {
-  if (!is_forked() && !owned_.empty()) {
-    registry.drop(*this);
-    retired_contexts(runtime_).retire(std::exchange(owned_, {}), is_pinned() && kind_ != ContextKind::primary);
-  }
-}
-
-bool ContextBox::pin() {
-  const CallUse use(*this, std::nothrow);
-  if (!use.is_alive()) {
-    fail_closed();
-  }
-  return keep(RetiredContexts::limit());
-}
-
-bool ContextBox::keep(std::uint64_t limit) {
-  streams().expose();
-  if (is_pinned()) {
-    return false;
-  }
-  const std::lock_guard lock(name_mutex_);
-  const bool is_first = !is_pinned() && kind_ == ContextKind::green;
-  if (is_first) {
-    retired_contexts(runtime_).demand_and_count(device_, limit);
-  }
-  pinned_.store(true);
-  return is_first;
-}
+std::string ContextBox::label() const { return is_partition_ ? "partition " + name_ : label_of_context(name_); }
 
 void ContextBox::ask_to_be_there() const {
-  const CUresult answer = owned_.front().ask_whether_there();
+  const CUresult answer = context_->ask_whether_there();
   if (answer == CUDA_ERROR_CONTEXT_IS_DESTROYED) [[unlikely]] {
     fail(ErrorKind::closed,
-         kind_ == ContextKind::primary
-             ? "device " + std::to_string(device_) +
+         kind() == ContextKind::primary
+             ? "device " + std::to_string(device()) +
                    " has been reset, and everything created on its primary context is gone: create it again"
              : label() + " has been destroyed by its owner, and everything created on it is gone");
   }
-  runtime_.driver().check(answer, "cuCtxGetId");
-}
-
-std::string ContextBox::name() const {
-  const std::lock_guard lock(name_mutex_);
-  return name_;
-}
-
-void ContextBox::rename(std::string name) {
-  const std::lock_guard lock(name_mutex_);
-  name_.swap(name);
+  runtime().driver().check(answer, "cuCtxGetId");
 }
 
 void ContextBox::fail_closed() const { fail(ErrorKind::closed, label() + " has been closed"); }
 
 bool ContextBox::is_current() const {
   CUcontext current = nullptr;
-  GCTX_CALL(runtime_.driver(), cuCtxGetCurrent, &current);
-  return current == handle_;
-}
-
-void ContextBox::close() {
-  if (is_closed()) {
-    return;
-  }
-  demand_not_current();
-  const ContextState::Closing closing = state_.close();
-  if (closing == ContextState::Closing::refused) {  // it has become current meanwhile
-    fail_current(false);
-  }
-  if (closing == ContextState::Closing::done_and_gone) {
-    let_go();
-  } else if (closing == ContextState::Closing::done && claim_) {
-    claim_->note_closed();
-  }
-}
-
-void ContextBox::demand_not_current() const {
-  runtime_.demand_usable();
-  const bool current_here = is_current();
-  if (current_here || state_.is_current_anywhere()) {
-    fail_current(current_here);
-  }
+  GCTX_CALL(runtime().driver(), cuCtxGetCurrent, &current);
+  return current == handle();
 }
 
 void ContextBox::fail_current(bool is_here) const {
@@ -129,8 +42,8 @@ void ContextBox::fail_current(bool is_here) const {
     what += "this thread: leave its 'with' block, or make another context current by Device.set_current()";
   } else if (thread == ::syscall(SYS_gettid)) {
     what = label() +
-           " has an open 'with' block on this thread, or was made current by it, and another context is current above "
-           "it now: leave the block, or call Device.set_current() for another context";
+           " has an open 'with' block on this thread, or was made current here by Device.set_current(): leave the "
+           "block, or call set_current() for another context";
   } else {
     what += "another thread (native id " + std::to_string(thread) +
             "): leave its 'with' block, or call Device.set_current() for another context there";
@@ -138,37 +51,45 @@ void ContextBox::fail_current(bool is_here) const {
   fail(ErrorKind::current, std::move(what));
 }
 
+void note_box(const ContextHandle& box) {
+  DriverContext::Boxes& boxes = box->in_driver().boxes();
+  const std::lock_guard lock(boxes.mutex);
+  std::erase_if(boxes.all, [](const auto& known) { return known.expired(); });
+  boxes.all.push_back(box);
+}
+
+ContextHandle open_box(DriverContext& context) {
+  DriverContext::Boxes& boxes = context.boxes();
+  const std::lock_guard lock(boxes.mutex);
+  for (auto at = boxes.all.rbegin(); at != boxes.all.rend(); ++at) {
+    if (ContextHandle box = at->lock(); box && !box->is_closed()) {
+      return box;
+    }
+  }
+  return nullptr;
+}
+
+bool context_is_idle(const ContextHandle& context) {
+  const CallUse use(*context);
+  return context->in_driver().is_idle();
+}
+
 // ---- uses
 
-ContextUse::ContextUse(ContextHandle context) : context_(std::move(context)) {
-  context_->runtime().demand_usable();
-  if (!context_->state().enter()) {
+ContextUse::ContextUse(ContextHandle context, Of of) : context_(std::move(context)) {
+  context_->demand_usable();
+  if (!(of == Of::open ? context_->lease().enter() : context_->lease().enter_lingering())) {
     const ContextHandle closed = std::move(context_);
     closed->fail_closed();
   }
 }
 
-ContextUse::ContextUse(const ContextUse& other) noexcept : context_(other.context_) { context_->state().enter_again(); }
+ContextUse::ContextUse(const ContextUse& other) noexcept : context_(other.context_) { context_->lease().enter_again(); }
 
-ContextUse::~ContextUse() {
-  if (context_ && context_->state().leave()) {
-    context_->let_go();
-  }
-}
-
-CallUse::CallUse(ContextBox& context, Of state) : context_(&context) {
+CallUse::CallUse(const ContextBox& context, ContextUse::Of of) : context_(context) {
   context.demand_there();
-  if (!(state == Of::open ? context.state().enter() : context.state().enter_alive())) {
+  if (!(of == ContextUse::Of::open ? context.lease().enter() : context.lease().enter_lingering())) {
     context.fail_closed();
-  }
-}
-
-CallUse::CallUse(ContextBox& context, std::nothrow_t) noexcept
-    : context_(context.state().enter_alive() ? &context : nullptr) {}
-
-CallUse::~CallUse() {
-  if (context_ != nullptr && context_->state().leave()) {
-    context_->let_go();
   }
 }
 
@@ -200,14 +121,16 @@ ContextHandle primary_context(Runtime& runtime, int ordinal) {
   const std::lock_guard lock(state.mutex);
   if (state.context && !state.context->is_there()) {  // the device has been reset
     gone = std::move(state.context);
-    ContextBox::registry.drop(*gone);
+    DriverContext::registry.drop(gone->in_driver());
   }
   if (!state.context) {
-    auto box = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::primary);
+    auto context = std::make_shared<DriverContext>(runtime, ordinal, ContextKind::primary);
+    auto box = std::make_shared<ContextBox>(std::make_shared<Lease>(runtime), context);
     CUcontext handle = nullptr;
     GCTX_CALL(runtime.driver(), cuDevicePrimaryCtxRetain, &handle, runtime.device(ordinal));
-    box->take(handle);  // from here on the box releases it
-    ContextBox::registry.put(*box);
+    context->take(handle);  // from here on it is released with its last handle
+    note_box(box);
+    DriverContext::registry.put(*context);
     state.context = std::move(box);
   }
   return state.context;
@@ -237,19 +160,60 @@ void drop_primaries(Runtime& runtime) {
       const std::lock_guard lock(state.mutex);
       primary.swap(state.context);
     }
-    if (primary) {
-      primary->owned().destroy_streams();  // others may hold it
+    if (primary && runtime.is_usable() && primary->is_there()) {
+      primary->streams().destroy_own(runtime.driver());  // others may hold the box
     }
   }
 }
 
-// ---- contexts of others
+// ---- contexts of other code, and raw handles
+
+namespace {
+
+int ordinal_of(const Runtime& runtime, CUdevice device) {
+  int ordinal = 0;
+  while (ordinal < runtime.device_count() && runtime.device(ordinal) != device) {
+    ++ordinal;
+  }
+  if (ordinal == runtime.device_count()) {
+    fail_value("the context belongs to a device that the driver does not list");
+  }
+  return ordinal;
+}
+
+// Opens a lease of a context of this package that other code still uses. It never warns: the SMs are in use already.
+ContextHandle reopened(Runtime& runtime, const DriverContextHandle& context) {
+  ContextPool& pool = context_pool(runtime);
+  auto lease = std::make_shared<Lease>(runtime);
+  const std::string name = "a context that was adopted by its handle";
+  std::vector<DriverContextHandle> contexts{context};
+  auto claim = std::make_shared<Claim>(runtime, context->device(), std::vector{context->sms().given}, std::vector{name},
+                                       Claim::Terms{});
+  auto box = std::make_shared<ContextBox>(lease, context, name);
+  lease->take(pool, std::move(claim), std::move(contexts), nullptr);
+  pool.note_lease(*context, *lease);
+  note_box(box);
+  return box;
+}
+
+}  // namespace
 
 ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
   const Driver& driver = runtime.driver();
-  const auto is_there = [](const ContextBox& box) { return box.is_there(); };
-  if (auto known = ContextBox::registry.find(runtime, handle, is_there)) {
-    return known;
+  const auto box_of = [&](const DriverContextHandle& context) -> ContextHandle {
+    if (ContextHandle box = open_box(*context)) {
+      return box;
+    }
+    if (context->kind() == ContextKind::green) {
+      return reopened(runtime, context);
+    }
+    auto box = std::make_shared<ContextBox>(std::make_shared<Lease>(runtime), context);
+    note_box(box);
+    return box;
+  };
+  const auto is_there = [](const DriverContext& context) { return context.is_there(); };
+  if (const auto known = DriverContext::registry.find(runtime, handle, is_there)) {
+    return box_of(known);
   }
   CUdevice device = 0;
   CUgreenCtx green = nullptr;
@@ -264,21 +228,15 @@ ContextHandle adopt_context(Runtime& runtime, CUcontext handle) {
     name_dead_handle(error, "CUcontext", handle);
     throw;
   }
-  int ordinal = 0;
-  while (ordinal < runtime.device_count() && runtime.device(ordinal) != device) {
-    ++ordinal;
-  }
-  if (ordinal == runtime.device_count()) {
-    fail_value("the context belongs to a device that the driver does not list");
-  }
+  const int ordinal = ordinal_of(runtime, device);
   if (green == nullptr) {
     if (auto primary = primary_context(runtime, ordinal); primary->handle() == handle) {
       return primary;
     }
   }
-  auto made = std::make_shared<ContextBox>(runtime, ordinal, ContextKind::foreign);
+  auto made = std::make_shared<DriverContext>(runtime, ordinal, ContextKind::foreign);
   made->take(handle, green);
-  return ContextBox::registry.find(runtime, handle, is_there, std::move(made));
+  return box_of(DriverContext::registry.find(runtime, handle, is_there, std::move(made)));
 }
 
 ContextHandle current_context(Runtime& runtime) {

@@ -9,6 +9,14 @@
 
 namespace gctx {
 
+void StreamEvents::destroy(const Driver& driver) noexcept {
+  for (ReusableEvent<CUevent>* reusable : {&waited_for, &shown}) {
+    if (const CUevent event = ReusableEvent<CUevent>::Use(*reusable).release(); event != nullptr) {
+      driver.note(driver.cuEventDestroy(event), "cuEventDestroy");
+    }
+  }
+}
+
 void ContextStreams::add(StreamLink& stream) noexcept {
   const std::lock_guard lock(mutex_);
   stream.next_ = first_;
@@ -44,11 +52,17 @@ CUstream ContextStreams::any() noexcept {
   return found != own_.end() ? found->handle : nullptr;
 }
 
-void ContextStreams::keep_spare(CUstream stream, StreamKind kind) noexcept {
+std::shared_ptr<StreamEvents> ContextStreams::events_of(CUstream stream) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(own_.begin(), own_.end(), [&](const OwnStream& one) { return one.handle == stream; });
+  return found != own_.end() ? found->events : nullptr;
+}
+
+void ContextStreams::keep_spare(CUstream stream, StreamKind kind, bool is_free) noexcept {
   const std::lock_guard lock(mutex_);
   try {
-    own_.push_back({stream, kind, std::nullopt});
-  } catch (const std::bad_alloc&) {  // lost rather than destroyed under a framework
+    own_.push_back({stream, kind, std::nullopt, is_free, nullptr});
+  } catch (const std::bad_alloc&) {  // leaks: a framework may use it
   }
 }
 
@@ -62,7 +76,7 @@ CUstream ContextStreams::take_spare(const Driver& driver, StreamKind kind) {
   auto next = own_.begin();
   for (std::size_t left = own_.size(); left != 0 && asked != most_asked; --left) {
     const auto spare = next++;
-    if (spare->lent_as || spare->kind != kind) {
+    if (spare->lent_as || !spare->is_free || spare->kind != kind) {
       continue;
     }
     if (!is_capturing(driver, spare->handle) && driver.cuStreamQuery(spare->handle) == CUDA_SUCCESS) {
@@ -76,9 +90,16 @@ CUstream ContextStreams::take_spare(const Driver& driver, StreamKind kind) {
   return nullptr;
 }
 
+void ContextStreams::free_spares() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (OwnStream& stream : own_) {
+    stream.is_free = true;
+  }
+}
+
 bool ContextStreams::has_own() noexcept {
   const std::lock_guard lock(mutex_);
-  return !own_.empty() || KeptEvent<CUevent>::Use(waited_for).is_made();
+  return !own_.empty() || ReusableEvent<CUevent>::Use(waited_for).is_made();
 }
 
 void ContextStreams::destroy_own(const Driver& driver) noexcept {
@@ -87,10 +108,13 @@ void ContextStreams::destroy_own(const Driver& driver) noexcept {
     const std::lock_guard lock(mutex_);
     own.swap(own_);
   }
-  if (const CUevent event = KeptEvent<CUevent>::Use(waited_for).release(); event != nullptr) {
+  if (const CUevent event = ReusableEvent<CUevent>::Use(waited_for).release(); event != nullptr) {
     driver.note(driver.cuEventDestroy(event), "cuEventDestroy");
   }
   for (const OwnStream& stream : own) {
+    if (stream.events) {
+      stream.events->destroy(driver);
+    }
     driver.note(driver.cuStreamDestroy(stream.handle), "cuStreamDestroy");
   }
 }

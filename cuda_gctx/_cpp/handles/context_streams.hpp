@@ -7,12 +7,13 @@
 #include <atomic>
 #include <cstddef>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 
 #include "driver/driver.hpp"
-#include "handles/kept_event.hpp"
+#include "handles/reusable_event.hpp"
 
 namespace gctx {
 
@@ -20,6 +21,13 @@ struct StreamKind {
   bool nonblocking = true;
   int priority = 0;
   bool operator==(const StreamKind&) const = default;
+};
+
+// The events that waits for a stream reuse.
+struct StreamEvents {
+  ReusableEvent<CUevent> waited_for;  // by wait_stream()
+  ReusableEvent<CUevent> shown;       // by show_to_device()
+  void destroy(const Driver& driver) noexcept;
 };
 
 // The place of a stream in the list of its context.
@@ -60,18 +68,24 @@ class ContextStreams {
         return one.handle;
       }
     }
-    std::list<OwnStream> made{{nullptr, kind, number}};  // its place first, so that nothing is lost
+    std::list<OwnStream> made{
+        {nullptr, kind, number, true, std::make_shared<StreamEvents>()}};  // its place first, so that nothing is lost
     made.front().handle = make();
     own_.splice(own_.begin(), made);
     return own_.front().handle;
   }
   CUstream any() noexcept;  // one that was lent; null if there is none yet
+  // The events of a stream that was lent, which live as long as the context.
+  std::shared_ptr<StreamEvents> events_of(CUstream stream) noexcept;
 
-  // Streams that a framework has seen and whose owner has closed them. The ones that are idle are used again.
-  void keep_spare(CUstream stream, StreamKind kind) noexcept;
-  CUstream take_spare(const Driver& driver, StreamKind kind);  // null if there is none
+  // Spare streams: those whose raw value has left the package, and those that capture, are kept for the next request.
+  // A stream that its owner has dropped without closing it may be in use by its raw value, so that it is lent again
+  // only after free_spares().
+  void keep_spare(CUstream stream, StreamKind kind, bool is_free) noexcept;
+  CUstream take_spare(const Driver& driver, StreamKind kind);  // an idle one; null if there is none
+  void free_spares() noexcept;
 
-  KeptEvent<CUevent> waited_for;  // of all streams
+  ReusableEvent<CUevent> waited_for;  // of all streams
 
   bool has_own() noexcept;
   void destroy_own(const Driver& driver) noexcept;
@@ -81,6 +95,8 @@ class ContextStreams {
     CUstream handle;
     StreamKind kind;
     std::optional<std::size_t> lent_as;  // else it is a spare one
+    bool is_free = true;
+    std::shared_ptr<StreamEvents> events{};  // of a lent one
   };
   static constexpr int most_asked = 4;  // of the spare ones, for one that is made
 

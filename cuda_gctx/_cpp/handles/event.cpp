@@ -1,15 +1,14 @@
 #include "handles/event.hpp"
 
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "handles/captures.hpp"
+#include "handles/context_pool.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
 
 namespace gctx {
-namespace {
 
 CUevent make_raw_event(const ContextBox& context, unsigned flags) {
   context.demand_there();
@@ -26,21 +25,16 @@ CUevent make_raw_event(const ContextBox& context, unsigned flags) {
   return handle;
 }
 
-// Keeps a context from being destroyed during a call with an event. One of the same context does that already.
-std::optional<CallUse> use_with(const EventBox& event, ContextBox& context) {
-  event.demand_live();
-  if (event.context().get() != &context) {
-    return std::optional<CallUse>(std::in_place, context);
-  }
-  context.demand_live();
-  return std::nullopt;
+EventHandle create_event(const ContextHandle& context, unsigned flags) {
+  const CallUse use(*context, ContextUse::Of::lingering);
+  auto box = std::make_shared<EventBox>(context);
+  box->take(make_raw_event(*context, flags));
+  return box;
 }
 
-}  // namespace
-
-EventHandle create_event(ContextUse use, unsigned flags) {
-  auto box = std::make_shared<EventBox>(std::move(use));
-  box->take(make_raw_event(*box->context(), flags));
+EventHandle create_event_beside(const EventHandle& other, unsigned flags) {
+  auto box = std::make_shared<EventBox>(other->context());
+  box->take(make_raw_event(*other->context(), flags));
   return box;
 }
 
@@ -59,74 +53,97 @@ float elapsed_ms(const EventHandle& start, const EventHandle& end) {
   return ms;
 }
 
-void record_all(const ContextBox& context, CUevent event) {
+void record_all(const DriverContext& context, CUevent event) {
   const Driver& driver = context.runtime().driver();
   if (driver.cuCtxRecordEvent != nullptr) [[likely]] {
     GCTX_CALL(driver, cuCtxRecordEvent, context.handle(), event);
-  } else if (context.is_green()) {
+  } else if (context.green_handle() != nullptr) {
     GCTX_CALL(driver, cuGreenCtxRecordEvent, context.green_handle(), event);
   } else {
     driver.require(Feature::context_events);
   }
 }
 
-void let_all_wait(const ContextBox& context, CUevent event) {
+void let_all_wait(const DriverContext& context, CUevent event) {
   const Driver& driver = context.runtime().driver();
   if (driver.cuCtxWaitEvent != nullptr) [[likely]] {
     GCTX_CALL(driver, cuCtxWaitEvent, context.handle(), event);
-  } else if (context.is_green()) {
+  } else if (context.green_handle() != nullptr) {
     GCTX_CALL(driver, cuGreenCtxWaitEvent, context.green_handle(), event);
   } else {
     driver.require(Feature::context_events);
   }
 }
 
+namespace {
+
+// Waits for all work of a green context by an event, so that a capture can begin while the host waits.
+void synchronize_green(const ContextHandle& context) {
+  const EventHandle event = create_event(context, CU_EVENT_DISABLE_TIMING);
+  {
+    const CaptureGate::Pass pass(*context);
+    demand_no_capture(*context, "waiting for");
+    record_all(context->in_driver(), event->handle());
+  }
+  GCTX_CALL(context->runtime().driver(), cuEventSynchronize, event->handle());
+}
+
+}  // namespace
+
 void synchronize_context(const ContextHandle& context) {
   const CallUse use(*context);
+  if (context->kind() == ContextKind::green) {
+    synchronize_green(context);
+    return;
+  }
   demand_no_capture(*context, "waiting for");
   Runtime& runtime = context->runtime();
-  const auto wait = [&](const ContextBox& box) {
-    CurrentScope scope(box);
+  const auto wait = [&](CUcontext handle) {
+    CurrentScope scope(runtime.driver(), handle);
     GCTX_CALL(runtime.driver(), cuCtxSynchronize);
     scope.leave();
   };
-  wait(*context);
+  wait(context->handle());
   if (context->kind() != ContextKind::primary) {
     return;
   }
   // That includes green contexts, but for graphs that other code has launched there (see show_to_device).
-  for (const ContextHandle& other : ContextBox::registry.all(runtime)) {
-    if (other->is_green() && other->device() == context->device() && other->is_there() && !has_capture(*other)) {
-      wait(*other);
+  for (const DriverContextHandle& other : context_pool(runtime).at_work(context->device())) {
+    if (!other->streams().may_capture() || !other->streams().has_capture(runtime.driver())) {
+      wait(other->handle());
     }
   }
-  retired_contexts(runtime).wait(context->device(), context->handle());
 }
 
 void record_context_event(const ContextHandle& context, const EventHandle& event) {
-  const auto use = use_with(*event, *context);
+  event->demand_live();
+  const CallUse use(*context);
+  const CaptureGate::Pass pass(*context);
   demand_no_capture(*context, "recording an event of");
-  record_all(*context, event->handle());
+  record_all(context->in_driver(), event->handle());
 }
 
 void wait_context_event(const ContextHandle& context, const EventHandle& event) {
-  const auto use = use_with(*event, *context);
+  event->demand_live();
+  const CallUse use(*context);
+  const CaptureGate::Pass pass(*context);
   demand_no_capture(*context, "a wait of");
-  let_all_wait(*context, event->handle());
+  let_all_wait(context->in_driver(), event->handle());
 }
 
 void wait_context(const ContextHandle& context, const ContextHandle& other) {
   const CallUse use(*context);
   const CallUse use_of_other(*other);
-  demand_no_capture(*context, "a wait of");
-  demand_no_capture(*other, "recording an event of");
   const auto wait = [&](CUevent event) {
-    record_all(*other, event);
-    let_all_wait(*context, event);
+    const CaptureGate::Pass pass(*context);
+    demand_no_capture(*context, "a wait of");
+    demand_no_capture(*other, "recording an event of");
+    record_all(other->in_driver(), event);
+    let_all_wait(context->in_driver(), event);
   };
-  const KeptEvent<CUevent>::Use kept(other->streams().waited_for);
-  if (kept.is_taken()) [[likely]] {
-    wait(kept.event([&] { return make_raw_event(*other, CU_EVENT_DISABLE_TIMING); }));
+  const ReusableEvent<CUevent>::Use reused(other->streams().waited_for);
+  if (reused.is_taken()) [[likely]] {
+    wait(reused.event([&] { return make_raw_event(*other, CU_EVENT_DISABLE_TIMING); }));
   } else {
     wait(create_event(other, CU_EVENT_DISABLE_TIMING)->handle());
   }

@@ -26,14 +26,19 @@ class EventBox : public ContextChild<CUevent> {
   std::atomic<bool> may_capture_{false};
 };
 
-EventHandle create_event(ContextUse use, unsigned flags);  // for a stream also when its context is closed
+// Events outlive leases: they keep no SMs claimed. Throws if the lease has ended.
+// Makes an event that the caller destroys.
+CUevent make_raw_event(const ContextBox& context, unsigned flags);
+EventHandle create_event(const ContextHandle& context, unsigned flags);
+// In the context of another event, which keeps it.
+EventHandle create_event_beside(const EventHandle& other, unsigned flags);
 bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
 float elapsed_ms(const EventHandle& start, const EventHandle& end);
 
-// Of all streams of a context. Who calls has a use of it, and nothing captures on it.
-void record_all(const ContextBox& context, CUevent event);
-void let_all_wait(const ContextBox& context, CUevent event);
+// Of all streams of a context. The caller has a use of it and a pass of the gate, and nothing captures on it.
+void record_all(const DriverContext& context, CUevent event);
+void let_all_wait(const DriverContext& context, CUevent event);
 
 void synchronize_context(const ContextHandle& context);
 void record_context_event(const ContextHandle& context, const EventHandle& event);

@@ -1,8 +1,11 @@
 #include "handles/graph.hpp"
 
+#include <algorithm>
+#include <string>
 #include <vector>
 
 #include "handles/capture.hpp"
+#include "handles/captures.hpp"
 #include "handles/event.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
@@ -11,11 +14,36 @@
 namespace gctx {
 namespace {
 
-void demand_own_stream(const GraphExecHandle& exec, const StreamHandle& stream) {
-  if (stream->context() != exec->context()) {
-    fail_value("the kernels of the graph run in " + exec->context()->label() + ", and the stream is one of " +
-               stream->context()->label() +
-               ": launch it on a stream of the former, or move the graph: graph.in_partition()");
+void demand_same_device(const GraphExecHandle& exec, const StreamHandle& stream) {
+  const ContextBox& context = *exec->context();
+  if (&stream->runtime() != &context.runtime() || stream->context()->device() != context.device()) {
+    fail_value("the kernels of the graph run on device " + std::to_string(context.device()) +
+               ", and the stream is one of device " + std::to_string(stream->context()->device()) +
+               ": launch it on a stream of its own device");
+  }
+}
+
+// Calls `visit` with the context of each kernel of a graph and of its child graphs.
+template <typename Visit>
+void visit_contexts(const Driver& driver, CUgraph graph, Visit&& visit) {
+  std::size_t count = 0;
+  GCTX_CALL(driver, cuGraphGetNodes, graph, nullptr, &count);
+  std::vector<CUgraphNode> nodes(count);
+  GCTX_CALL(driver, cuGraphGetNodes, graph, nodes.data(), &count);
+  for (CUgraphNode node : nodes) {
+    CUgraphNodeType type{};
+    GCTX_CALL(driver, cuGraphNodeGetType, node, &type);
+    if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
+      CUDA_KERNEL_NODE_PARAMS kernel{};
+      GCTX_CALL(driver, cuGraphKernelNodeGetParams, node, &kernel);
+      if (kernel.ctx != nullptr) {
+        visit(kernel.ctx);
+      }
+    } else if (type == CU_GRAPH_NODE_TYPE_GRAPH) {
+      CUgraph child = nullptr;
+      GCTX_CALL(driver, cuGraphChildGraphNodeGetGraph, node, &child);
+      visit_contexts(driver, child, visit);
+    }
   }
 }
 
@@ -33,10 +61,11 @@ void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
   if (stream->is_default()) {
     fail_value("a default stream cannot capture a graph: use another stream of " + stream->context()->label());
   }
+  stream->expose();
+  const CaptureGate::Begin begin(*stream->context());
   if (is_capturing(driver, stream->handle())) {
     fail(ErrorKind::capturing, "the stream is already capturing a graph: end that capture first");
   }
-  stream->expose();
   GCTX_CALL(driver, cuStreamBeginCapture, stream->handle(), mode);
 }
 
@@ -46,7 +75,7 @@ GraphHandle end_capture(const StreamHandle& stream) {
   GCTX_CALL(driver, cuStreamEndCapture, stream->handle(), &handle);
   // The capture is over, also where there is no memory for its graph.
   try {
-    auto box = std::make_shared<GraphBox>(stream->use());
+    auto box = std::make_shared<GraphBox>(stream->context());
     box->take(handle);
     return box;
   } catch (...) {
@@ -59,22 +88,8 @@ GraphHandle adopt_graph(Runtime& runtime, CUgraph handle) {
   const Driver& driver = runtime.driver();
   ContextHandle context;
   try {
-    std::size_t count = 0;
-    GCTX_CALL(driver, cuGraphGetNodes, handle, nullptr, &count);
-    std::vector<CUgraphNode> nodes(count);
-    GCTX_CALL(driver, cuGraphGetNodes, handle, nodes.data(), &count);
-    for (CUgraphNode node : nodes) {
-      CUgraphNodeType type{};
-      CUDA_KERNEL_NODE_PARAMS kernel{};
-      GCTX_CALL(driver, cuGraphNodeGetType, node, &type);
-      if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
-        GCTX_CALL(driver, cuGraphKernelNodeGetParams, node, &kernel);
-      }
-      if (kernel.ctx != nullptr) {
-        context = adopt_context(runtime, kernel.ctx);
-        break;
-      }
-    }
+    visit_contexts(driver, handle,
+                   [&](CUcontext of_kernel) { context = context ? context : adopt_context(runtime, of_kernel); });
   } catch (Error& error) {
     name_dead_handle(error, "CUgraph", handle);
     throw;
@@ -82,14 +97,41 @@ GraphHandle adopt_graph(Runtime& runtime, CUgraph handle) {
   if (!context) {
     context = primary_context(runtime, current_device(runtime));
   }
-  auto box = std::make_shared<GraphBox>(ContextUse(std::move(context)), false);
+  auto box = std::make_shared<GraphBox>(std::move(context), false);
   box->take(handle);
   return box;
 }
 
+std::vector<ContextHandle> GraphExecBox::contexts() const {
+  std::vector<ContextHandle> contexts{context()};
+  for (const ContextUse& use : others_) {
+    contexts.push_back(use.context());
+  }
+  return contexts;
+}
+
 GraphExecHandle instantiate(const GraphHandle& graph, bool ordered) {
   const std::lock_guard lock(graph->mutex());
-  auto box = std::make_shared<GraphExecBox>(graph->use(), ordered ? graph->order() : nullptr);
+  Runtime& runtime = graph->context()->runtime();
+  std::vector<CUcontext> handles;
+  visit_contexts(graph->driver(), graph->handle(), [&](CUcontext handle) {
+    if (std::find(handles.begin(), handles.end(), handle) == handles.end()) {
+      handles.push_back(handle);
+    }
+  });
+  // The context of the capture is one of them only if a kernel runs there.
+  std::vector<ContextUse> uses;
+  for (CUcontext handle : handles) {
+    const bool is_own = handle == graph->context()->handle();
+    uses.emplace_back(is_own ? graph->context() : adopt_context(runtime, handle), ContextUse::Of::lingering);
+  }
+  if (uses.empty()) {
+    uses.emplace_back(graph->context(), ContextUse::Of::lingering);
+  }
+  auto box = std::make_shared<GraphExecBox>(uses.front(), graph, ordered ? graph->order() : nullptr);
+  for (std::size_t other = 1; other < uses.size(); ++other) {
+    box->add_use(uses[other]);
+  }
   instantiate_into(*box, *graph);
   return box;
 }
@@ -104,21 +146,50 @@ void instantiate_into(GraphExecBox& exec, const GraphBox& graph) {
 }
 
 void upload(const GraphExecHandle& exec, const StreamHandle& stream) {
-  demand_own_stream(exec, stream);
+  demand_same_device(exec, stream);
+  stream->demand_live();
   GCTX_CALL(exec->driver(), cuGraphUpload, exec->handle(), stream->handle());
 }
 
 void launch(const GraphExecHandle& exec, const StreamHandle& stream) {
-  demand_own_stream(exec, stream);
+  demand_same_device(exec, stream);
+  stream->demand_live();
   if (exec->order() != nullptr) {
     exec->order()->launch(*exec, stream);
   } else {
-    GCTX_CALL(exec->driver(), cuGraphLaunch, exec->handle(), stream->handle());
+    exec->launch_on(stream);
     show_to_device(stream);
   }
 }
 
-void LaunchOrder::launch(const GraphExecBox& exec, const StreamHandle& stream) {
+void GraphExecBox::launch_on(const StreamHandle& stream) {
+  const Driver& of = driver();
+  std::vector<CUstream> meeting;
+  for (const ContextHandle& context : contexts()) {
+    if (!context->is_same_context(*stream->context()) && context->is_green()) {
+      meeting.push_back(meeting_stream(context));
+    }
+  }
+  // Inside a capture the order is that of the captured graph.
+  if (meeting.empty() || stream_is_capturing(stream)) {
+    GCTX_CALL(of, cuGraphLaunch, handle(), stream->handle());
+    return;
+  }
+  const ReusableEvent<EventHandle>::Use reused(joined_);
+  const auto make = [&] { return create_event(stream->context(), CU_EVENT_DISABLE_TIMING); };
+  const EventHandle event = reused.is_taken() ? reused.event(make) : make();
+  for (CUstream other : meeting) {
+    GCTX_CALL(of, cuEventRecord, event->handle(), other);
+    GCTX_CALL(of, cuStreamWaitEvent, stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+  }
+  GCTX_CALL(of, cuGraphLaunch, handle(), stream->handle());
+  GCTX_CALL(of, cuEventRecord, event->handle(), stream->handle());
+  for (CUstream other : meeting) {
+    GCTX_CALL(of, cuStreamWaitEvent, other, event->handle(), CU_EVENT_WAIT_DEFAULT);
+  }
+}
+
+void LaunchOrder::launch(GraphExecBox& exec, const StreamHandle& stream) {
   const Driver& driver = exec.driver();
   const std::lock_guard lock(mutex_);
   if (end_ == nullptr) {
@@ -127,7 +198,7 @@ void LaunchOrder::launch(const GraphExecBox& exec, const StreamHandle& stream) {
   if (is_recorded_ && last_.lock() != stream) {
     GCTX_CALL(driver, cuStreamWaitEvent, stream->handle(), end_->handle(), 0);
   }
-  GCTX_CALL(driver, cuGraphLaunch, exec.handle(), stream->handle());
+  exec.launch_on(stream);
   GCTX_CALL(driver, cuEventRecord, end_->handle(), stream->handle());
   last_ = stream;
   is_recorded_ = true;

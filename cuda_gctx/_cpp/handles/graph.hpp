@@ -1,5 +1,6 @@
-// Graphs that were captured on a stream, or by others, and their executable form. Both keep the context in which their
-// kernels run: a graph that is launched after its context is gone ends the process (seen on an H200 with driver 13.0).
+// Graphs that were captured on a stream, or by other code, and their executable form. An executable graph is a use of
+// the leases of all contexts in which its kernels run: a launch after such a context is gone ends the process (seen on
+// an H200 with driver 13.0).
 #pragma once
 
 #include <cuda.h>
@@ -8,8 +9,10 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "handles/child.hpp"
+#include "handles/reusable_event.hpp"
 #include "handles/types.hpp"
 
 namespace gctx {
@@ -23,7 +26,7 @@ using GraphExecHandle = std::shared_ptr<GraphExecBox>;
 // which work on the same memory.
 class LaunchOrder {
  public:
-  void launch(const GraphExecBox& exec, const StreamHandle& stream);
+  void launch(GraphExecBox& exec, const StreamHandle& stream);
 
  private:
   std::mutex mutex_;
@@ -37,8 +40,8 @@ class GraphBox : public ContextChild<CUgraph> {
   static constexpr const char* word = "graph";  // in messages
 
   // `order`: of the capture that it is a copy of.
-  explicit GraphBox(ContextUse use, bool owned = true, std::shared_ptr<LaunchOrder> order = nullptr)
-      : ContextChild(std::move(use)),
+  explicit GraphBox(ContextHandle context, bool owned = true, std::shared_ptr<LaunchOrder> order = nullptr)
+      : ContextChild(std::move(context)),
         owned_(owned),
         order_(order != nullptr ? std::move(order) : std::make_shared<LaunchOrder>()) {}
   ~GraphBox() {
@@ -62,35 +65,40 @@ class GraphExecBox : public ContextChild<CUgraphExec> {
  public:
   static constexpr const char* word = "executable graph";  // in messages
 
-  // `order`: null if its launches wait for no others.
-  explicit GraphExecBox(ContextUse use, std::shared_ptr<LaunchOrder> order = nullptr) noexcept
-      : ContextChild(std::move(use)), order_(std::move(order)) {}
+  // `order`: null if its launches wait for no others. `graph`: what it is made of, which it keeps.
+  GraphExecBox(ContextUse use, GraphHandle graph, std::shared_ptr<LaunchOrder> order) noexcept
+      : ContextChild(std::move(use)), graph_(std::move(graph)), order_(std::move(order)) {}
   ~GraphExecBox() { destroy(handle(), &DriverTable::cuGraphExecDestroy, "cuGraphExecDestroy"); }
 
-  // It was made of a copy of a graph, which it keeps, and what the graph works on with it.
-  void keep(GraphHandle original, GraphHandle copy) noexcept {
-    original_ = std::move(original);
-    copy_ = std::move(copy);
-  }
+  void keep_original(GraphHandle original) noexcept { original_ = std::move(original); }  // of a moved graph
+  void add_use(ContextUse use) { others_.push_back(std::move(use)); }
+  // All contexts in which its kernels run, its own first.
+  std::vector<ContextHandle> contexts() const;
+
   const std::shared_ptr<LaunchOrder>& order() const noexcept { return order_; }
-  const GraphHandle& copy() const noexcept { return copy_; }  // null unless it was moved
+  const GraphHandle& graph() const noexcept { return graph_; }
+  // Launches it, and puts the launch into the order of the work of its contexts: see launch().
+  void launch_on(const StreamHandle& stream);
 
  private:
-  std::shared_ptr<LaunchOrder> order_;
+  std::vector<ContextUse> others_;
+  GraphHandle graph_;
   GraphHandle original_;
-  GraphHandle copy_;
+  std::shared_ptr<LaunchOrder> order_;
+  ReusableEvent<EventHandle> joined_;
 };
 
 void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode);
 // Throws if the capture was invalidated; it has ended then as well.
 GraphHandle end_capture(const StreamHandle& stream);
-// A graph of others, which is not destroyed here. Its context is that of its first kernel, or else of the device that
-// is current.
+// Adopts a graph of other code, which is not destroyed here. Its context is that of its first kernel, or else of the
+// device that is current.
 GraphHandle adopt_graph(Runtime& runtime, CUgraph handle);
 // ordered: its launches wait for those of other executable graphs of the capture.
 GraphExecHandle instantiate(const GraphHandle& graph, bool ordered = true);
 void instantiate_into(GraphExecBox& exec, const GraphBox& graph);
-// On a stream of the context in which its kernels run; others are refused.
+// On any stream of the device. The kernels run in their own contexts. A launch on a stream of another context waits for
+// what these contexts wait for, and counts as their work.
 void upload(const GraphExecHandle& exec, const StreamHandle& stream);
 void launch(const GraphExecHandle& exec, const StreamHandle& stream);
 

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "driver/error.hpp"
+#include "handles/closing.hpp"
 #include "handles/context.hpp"
 #include "handles/cuda_gctx.h"
-#include "handles/given.hpp"
+#include "handles/opening.hpp"
 #include "handles/runtime.hpp"
-#include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
 #include "resources/descriptor.hpp"
 
@@ -107,18 +107,23 @@ gctx::SmResourcePtr device_sms(gctx::Runtime& runtime, int device) {
   return runtime.device_sm(device);
 }
 
-std::unique_ptr<gctx_context> context_of(gctx::Runtime& runtime, std::vector<gctx::SmResourcePtr> sms, const char* name,
-                                         bool exclusive) {
-  const int device = sms.front()->device;
-  unsigned sm_count = 0;
-  for (const auto& part : sms) {
-    gctx::demand_sms(*part);
-    sm_count += part->sm_count;
+// Opens each context with a lease of its own, or none.
+std::vector<std::unique_ptr<gctx_context>> open(gctx::Runtime& runtime, int device,
+                                                std::vector<gctx::NewContext> requests, bool exclusive) {
+  std::vector<std::unique_ptr<gctx_context>> made;
+  for (const gctx::NewContext& request : requests) {
+    unsigned sm_count = 0;
+    for (const auto& part : request.groups) {
+      gctx::demand_sms(*part);
+      sm_count += part->sm_count;
+    }
+    made.push_back(std::make_unique<gctx_context>(gctx_context{nullptr, sm_count}));
   }
-  const auto fresh =
-      gctx::claim_context(runtime, device, std::move(sms), std::nullopt, name != nullptr ? name : "", exclusive, true);
-  auto made = std::make_unique<gctx_context>(gctx_context{fresh->create(), sm_count});
-  made->box->state().leave_none();
+  for (std::size_t at = 0; at < requests.size(); ++at) {
+    gctx::Opening opening(runtime, device, {std::move(requests[at])},
+                          {exclusive, false, false, nullptr, nullptr, "close the other one first, or split once"});
+    made[at]->box = opening.lease().contexts.front();
+  }
   return made;
 }
 
@@ -188,7 +193,10 @@ int gctx_create_context(const gctx_sms* const* sms, size_t count, const char* na
       parts.push_back(sms[i]->sms);
     }
     sms[0]->runtime->demand_usable();
-    *context = context_of(*sms[0]->runtime, std::move(parts), name, exclusive != 0).release();
+    const int device = parts.front()->device;
+    std::vector<gctx::NewContext> request;
+    request.push_back({name != nullptr ? name : "", std::move(parts), std::nullopt});
+    *context = open(*sms[0]->runtime, device, std::move(request), exclusive != 0).front().release();
   });
 }
 
@@ -199,11 +207,11 @@ int gctx_partition(int device, const gctx_group* requests, const char* const* na
     gctx::Runtime& runtime = gctx::Runtime::active();
     const auto groups = requests_of(requests, count);
     const gctx::SplitResult split = gctx::split_resource(runtime, device_sms(runtime, device), groups, false);
-    std::vector<std::unique_ptr<gctx_context>> made;
+    std::vector<gctx::NewContext> wanted;
     for (std::size_t i = 0; i < count; ++i) {
-      made.push_back(context_of(runtime, {split.group(i)}, names != nullptr ? names[i] : nullptr, exclusive != 0));
+      wanted.push_back({names != nullptr && names[i] != nullptr ? names[i] : "", {split.group(i)}, std::nullopt});
     }
-    for (auto& context : made) {
+    for (auto& context : open(runtime, device, std::move(wanted), exclusive != 0)) {
       *contexts++ = context.release();
     }
   });
@@ -230,7 +238,7 @@ void gctx_close_sms(gctx_sms* sms) { delete sms; }
 int gctx_close_context(gctx_context* context) {
   return answer([&] {
     if (context != nullptr) {
-      context->box->close();
+      gctx::close_together({context->box});
       delete context;
     }
   });

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "handles/given.hpp"
+#include "handles/opening.hpp"
 #include "handles/probe.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
@@ -275,7 +275,7 @@ class Mover {
     return room;
   }
 
-  unsigned sm_count() const { return sm_resource(to_.shared_from_this())->sm_count; }
+  unsigned sm_count() const { return queried_sms(to_.in_driver())->sm_count; }
 
   const Driver& driver_;
   ContextBox& to_;
@@ -288,8 +288,8 @@ class Mover {
 class Prober {
  public:
   // `blocks`: that the probe has for each kernel.
-  Prober(const ContextBox& context, CUkernel probe, unsigned blocks, std::uint64_t spin_ns)
-      : driver_(context.runtime().driver()), probe_(probe), blocks_(blocks), spin_ns_(spin_ns) {}
+  Prober(const Driver& driver, CUkernel probe, unsigned blocks, std::uint64_t spin_ns)
+      : driver_(driver), probe_(probe), blocks_(blocks), spin_ns_(spin_ns) {}
 
   std::vector<CUDA_KERNEL_NODE_PARAMS> kernels(CUgraph graph) const {
     std::vector<CUDA_KERNEL_NODE_PARAMS> found;
@@ -361,9 +361,9 @@ struct Probing {
   StreamHandle stream;
 };
 
-GraphHandle clone(const GraphHandle& graph, ContextUse use) {
+GraphHandle clone(const GraphHandle& graph, ContextHandle context) {
   const Driver& driver = graph->context()->runtime().driver();
-  auto copy = std::make_shared<GraphBox>(std::move(use), true, graph->order());
+  auto copy = std::make_shared<GraphBox>(std::move(context), true, graph->order());
   const std::lock_guard lock(graph->mutex());
   CUgraph handle = nullptr;
   const CUresult result = driver.cuGraphClone(&handle, graph->handle());
@@ -387,21 +387,19 @@ GraphExecHandle move_graph(const GraphHandle& graph, const ContextHandle& contex
                ": a graph can only be moved within its device");
   }
   context->demand_there();
-  auto exec = std::make_shared<GraphExecBox>(ContextUse(context), ordered ? graph->order() : nullptr);
+  ContextUse use(context);
   CurrentScope scope(*context);
-  GraphHandle copy = clone(graph, ContextUse(context));
+  GraphHandle copy = clone(graph, context);
   Mover(*context).move(copy->handle());
   scope.leave();
+  auto exec = std::make_shared<GraphExecBox>(std::move(use), copy, ordered ? graph->order() : nullptr);
   instantiate_into(*exec, *copy);
-  exec->keep(graph, std::move(copy));
+  exec->keep_original(graph);
   return exec;
 }
 
 std::vector<KernelSms> probe_graph(const GraphExecHandle& exec, const StreamHandle& stream, std::uint64_t spin_ns,
                                    std::uint64_t timeout_ns) {
-  if (exec->copy() == nullptr) {
-    fail_value("only a moved graph can be verified: graph.in_partition() creates one, also for its own context");
-  }
   const ContextHandle& context = exec->context();
   context->demand_there();
   Runtime& runtime = context->runtime();
@@ -412,10 +410,10 @@ std::vector<KernelSms> probe_graph(const GraphExecHandle& exec, const StreamHand
   // So many that blocks would be seen on every SM of the device, if they could get there.
   const unsigned blocks = per_sm * runtime.device_sm(context->device())->sm_count;
   auto probing = std::make_shared<Probing>();
-  probing->graph = clone(exec->copy(), ContextUse(context));
-  probing->exec = std::make_shared<GraphExecBox>(ContextUse(context), nullptr);
+  probing->graph = clone(exec->graph(), context);
+  probing->exec = std::make_shared<GraphExecBox>(ContextUse(context), probing->graph, nullptr);
   probing->stream = create_stream(context, std::nullopt, true);
-  const Prober prober(*context, reinterpret_cast<CUkernel>(probe->function()), blocks, spin_ns);
+  const Prober prober(driver, reinterpret_cast<CUkernel>(probe->function()), blocks, spin_ns);
   const std::vector<CUDA_KERNEL_NODE_PARAMS> kernels = prober.kernels(probing->graph->handle());
   if (kernels.empty()) {
     return {};
@@ -423,7 +421,8 @@ std::vector<KernelSms> probe_graph(const GraphExecHandle& exec, const StreamHand
   probing->stamps = make_stamps(stream, kernels.size() * blocks);
   std::vector<KernelSms> seen;
   for (const CUDA_KERNEL_NODE_PARAMS& kernel : kernels) {
-    seen.push_back({name_of(driver, kernel), {}});
+    const ContextHandle of_kernel = kernel.ctx != nullptr ? adopt_context(runtime, kernel.ctx) : context;
+    seen.push_back({name_of(driver, kernel), of_kernel->id(), {}});
   }
   CurrentScope scope(*context);
   prober.replace(probing->graph->handle(), *probing->stamps, per_sm * sm_resource(context)->sm_count);

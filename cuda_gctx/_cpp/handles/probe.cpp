@@ -83,6 +83,7 @@ unsigned ask_of(const ContextHandle& context, const LaunchShape& shape, Ask&& as
 
 void ProbeMemory::allocate(std::size_t wanted) {
   free();
+  const RelaxedThread relaxed(context->runtime().driver());
   CurrentScope scope(*context);
   GCTX_CALL(context->runtime().driver(), cuMemAlloc, &address, wanted);
   bytes = wanted;
@@ -98,6 +99,7 @@ Probe::Probe(ContextHandle primary) : primary_(std::move(primary)) {
   Runtime& runtime = primary_->runtime();
   const Driver& driver = runtime.driver();
   const int device = primary_->device();
+  const RelaxedThread relaxed(driver);
   CurrentScope scope(*primary_);
   try {
     GCTX_CALL(driver, cuLibraryLoadData, &library_, probe_ptx, nullptr, nullptr, 0, nullptr, nullptr, 0);
@@ -172,6 +174,7 @@ std::vector<std::vector<ProbeBlock>> Probe::run(const std::vector<StreamHandle>&
                                                 std::uint64_t timeout_ns, unsigned cluster) {
   const std::lock_guard lock(mutex_);
   const Driver& driver = primary_->runtime().driver();
+  const RelaxedThread relaxed(driver);  // streams of other contexts may capture on this thread
   std::vector<StreamHandle> writers = streams;
   std::vector<std::vector<ProbeBlock>> seen(streams.size());
   std::vector<CUdeviceptr> parts(streams.size());

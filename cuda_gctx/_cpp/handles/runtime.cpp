@@ -26,23 +26,23 @@ std::vector<Runtime*>& opened() {
 }
 
 // The lock under which drivers are opened. In a forked child another thread may have held it.
-class Opening {
+class DriverOpening {
  public:
-  Opening() {
+  DriverOpening() {
     if (is_forked()) {
       fail_forked();
     }
     begin_use();
     opening().lock();
   }
-  ~Opening() {
+  ~DriverOpening() {
     opening().unlock();
     if (!is_done_) {
       end_use();
     }
   }
-  Opening(const Opening&) = delete;
-  Opening& operator=(const Opening&) = delete;
+  DriverOpening(const DriverOpening&) = delete;
+  DriverOpening& operator=(const DriverOpening&) = delete;
 
   Runtime& open(std::string_view choice) {
     opened().reserve(opened().size() + 1);
@@ -65,7 +65,7 @@ Runtime& Runtime::active() {
     runtime->demand_usable();
     return *runtime;
   }
-  Opening opening;
+  DriverOpening opening;
   if (Runtime* runtime = active_runtime.load(std::memory_order_acquire)) {
     return *runtime;
   }
@@ -75,7 +75,7 @@ Runtime& Runtime::active() {
 
 bool Runtime::is_any_open() noexcept { return active_runtime.load(std::memory_order_acquire) != nullptr; }
 
-Runtime& Runtime::open(std::string_view choice) { return Opening().open(choice); }
+Runtime& Runtime::open(std::string_view choice) { return DriverOpening().open(choice); }
 
 void Runtime::close(Runtime& runtime) {
   if (is_forked()) {

@@ -70,7 +70,7 @@ class Runtime {
   CUdevResource device_workqueue(int ordinal);
 
   // What a unit keeps for this driver, made at its first use. Each has its place.
-  enum class Place : std::size_t { primaries, live, retired, split_contexts, probes };
+  enum class Place : std::size_t { primaries, claims, context_pool, capture_gate, probes };
   template <typename Part>
   Part& part() {
     const auto place = static_cast<std::size_t>(Part::place);

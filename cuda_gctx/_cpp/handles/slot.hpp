@@ -6,55 +6,29 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "driver/error.hpp"
 
 namespace gctx {
 
-// The lock of threads that hold one and the same lock anyhow, such as the GIL, as long as they use a slot and what they
-// borrow.
-struct HeldAnyhow {
-  static void lock() noexcept {}
-  static void unlock() noexcept {}
-};
-
-// What outlives the slot's use of it, and does not keep it.
-template <typename Box>
-class Borrowed {
- public:
-  Borrowed() noexcept = default;
-  explicit Borrowed(const std::shared_ptr<Box>& box) noexcept : box_(box.get()) {}
-  Box* get() const noexcept { return box_; }
-  explicit operator bool() const noexcept { return box_ != nullptr; }
-
- private:
-  Box* box_ = nullptr;
-};
-
 // A call gives up the lock of its language, so the slot counts the calls that work on its handle, and what is taken
 // meanwhile is let go by the last of them. The object of the slot outlives them. A box says its word for messages.
-template <typename Box, typename Mutex>
-class BasicSlot {
+// Not std::atomic<std::shared_ptr>: in libstdc++ 12 its load() races with a later exchange().
+template <typename Box>
+class Slot {
  public:
   using Handle = std::shared_ptr<Box>;
-  // For what ends before the box can go.
-  using Borrowed = std::conditional_t<std::is_same_v<Mutex, HeldAnyhow>, gctx::Borrowed<Box>, Handle>;
 
   void put(Handle box) noexcept {  // while no call works on it
     const std::lock_guard lock(mutex_);
     was_filled_.store(true, std::memory_order_relaxed);
     box_.swap(box);
   }
-  void share(const BasicSlot& other) noexcept { put(other.get()); }
+  void share(const Slot& other) noexcept { put(other.get()); }
   Handle get() const noexcept {  // null if it is closed, or was never filled
     const std::lock_guard lock(mutex_);
     return is_taken_ ? nullptr : box_;
-  }
-  Borrowed borrow() const noexcept {
-    const std::lock_guard lock(mutex_);
-    return is_taken_ ? Borrowed() : Borrowed(box_);
   }
   const Handle* begin_call() noexcept {  // null as above, and then there is no call to end
     const std::lock_guard lock(mutex_);
@@ -85,18 +59,11 @@ class BasicSlot {
   }
 
  private:
-  [[no_unique_address]] mutable Mutex mutex_;
+  mutable std::mutex mutex_;
   Handle box_;
   unsigned calls_ = 0;
   bool is_taken_ = false;
   std::atomic<bool> was_filled_{false};
 };
-
-// For threads that share nothing else. Not std::atomic<std::shared_ptr>: in libstdc++ 12 its load() races with a later
-// exchange().
-template <typename Box>
-using Slot = BasicSlot<Box, std::mutex>;
-template <typename Box>
-using LockedSlot = BasicSlot<Box, HeldAnyhow>;
 
 }  // namespace gctx

@@ -1,32 +1,41 @@
 #include "handles/stream.hpp"
 
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "handles/capture.hpp"
+#include "handles/captures.hpp"
+#include "handles/context_pool.hpp"
 #include "handles/event.hpp"
+#include "handles/opening.hpp"
 #include "handles/runtime.hpp"
 #include "handles/scope.hpp"
 
 namespace gctx {
 namespace {
 
-constexpr std::size_t most_lent = 1024;  // of each priority
+constexpr std::size_t number_of_meeting_stream = ~std::size_t{0};
+constexpr std::size_t most_lent = 1025;  // of each priority, that of the partition itself included
 
 const Driver& driver_of(const StreamHandle& stream) { return stream->context()->runtime().driver(); }
 
-// The default streams mean the context that is current at each call; a box of one means its own context.
+// The default streams mean the context that is current at each call; a box of one means its own context. A lent stream
+// is no use of its lease, so that each call is one.
 class StreamScope {
  public:
   explicit StreamScope(const StreamBox& stream) {
-    stream.context()->demand_there();
+    if (stream.is_lent()) {
+      use_.emplace(*stream.context());
+    } else {
+      stream.context()->demand_there();
+    }
     if (stream.is_default()) {
       scope_.emplace(*stream.context());
     }
   }
 
  private:
+  std::optional<CallUse> use_;
   std::optional<CurrentScope> scope_;
 };
 
@@ -95,9 +104,8 @@ CUcontext context_of_foreign(Runtime& runtime, CUstream handle) {
     GCTX_CALL(driver, cuStreamGetCtx, handle, &context);
   }
   if (green != nullptr) {
-    if (const GreenCtxHandle ours =
-            GreenCtxBox::registry.find(runtime, green, [](const GreenCtxBox&) { return true; })) {
-      return ours->context();
+    if (const DriverContextHandle ours = context_pool(runtime).find(green)) {
+      return ours->handle();
     }
     GCTX_CALL(driver, cuCtxFromGreenCtx, &context, green);
   }
@@ -132,7 +140,7 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
   std::optional<std::uint64_t> id;
   const auto is_same = [&](StreamBox& box) {
     if (box.is_made_here()) {
-      return box.context()->is_there();
+      return box.context()->is_there() && !box.is_over();
     }
     id = id ? id : ask_id(driver, handle);
     return *id != 0 && box.id() == *id;
@@ -141,7 +149,7 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
     return known;
   }
   auto context = adopt_context(runtime, context_of_foreign(runtime, handle));
-  auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
+  auto made = std::make_shared<StreamBox>(ContextUse(std::move(context)), StreamBox::Kind::adopted);
   made->take(handle);
   made->id();
   return StreamBox::registry.find(runtime, handle, is_same, std::move(made));
@@ -151,7 +159,7 @@ StreamHandle adopt_ordinary_stream(Runtime& runtime, CUstream handle) {
 
 void StreamBox::take(CUstream handle) noexcept {
   handle_ = handle;
-  if (owned_) {
+  if (is_owned()) {
     context()->streams().add(*this);
   }
 }
@@ -161,16 +169,23 @@ StreamBox::~StreamBox() {
     return;
   }
   registry.drop(*this);
-  if (!owned_) {
+  if (is_lent()) {
+    return;
+  }
+  const auto end = [context = context(), events = events_] {
+    if (context->is_there()) {
+      events->destroy(context->runtime().driver());
+    }
+  };
+  runtime().end_now_or_later(end);
+  if (!is_owned()) {
     return;
   }
   context()->streams().remove(*this);
-  if (is_needed_by_capture()) {
-    context()->keep();
-    pin();
-  }
-  if (is_pinned()) {
-    context()->streams().keep_spare(handle_, *made_as_);
+  if (is_shown_.load(std::memory_order_relaxed) || is_needed_by_capture()) {
+    const bool is_free = is_closed_.load(std::memory_order_relaxed) || context()->kind() != ContextKind::green;
+    context()->streams().expose();
+    context()->streams().keep_spare(handle_, *made_as_, is_free);
     return;
   }
   destroy(handle_, &DriverTable::cuStreamDestroy, "cuStreamDestroy");
@@ -192,28 +207,46 @@ StreamHandle create_stream(const ContextHandle& context, std::optional<int> prio
     fail_value("a stream of a green context must be non-blocking: keep nonblocking=True");
   }
   const StreamKind kind{nonblocking, checked_priority(context, priority)};
-  auto box = std::make_shared<StreamBox>(std::move(use), true, kind);
+  auto box = std::make_shared<StreamBox>(std::move(use), StreamBox::Kind::owned, kind);
   context->demand_there();
   const CUstream spare = context->streams().take_spare(context->runtime().driver(), kind);
   box->take(spare != nullptr ? spare : make_raw_stream(*context, kind));
   if (spare != nullptr) {
-    box->pin();
+    box->show();  // other code may still have its raw value
   }
   StreamBox::registry.put(*box);
   return box;
 }
 
+EventHandle create_stream_event(const StreamHandle& stream, unsigned flags) {
+  return create_event(stream->context(), flags);
+}
+
 StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number) {
-  ContextUse use(context);
+  const CallUse use(*context);
   const StreamKind kind{true, checked_priority(context, priority)};
   if (number >= most_lent) {
     fail_value("a context lends " + std::to_string(most_lent) + " streams of each priority, and not number " +
                std::to_string(number + 1) + ": create more with create_stream()");
   }
-  const CUstream handle = context->streams().lend(kind, number, [&] { return make_raw_stream(*context, kind); });
-  auto box = std::make_shared<StreamBox>(std::move(use), false, kind);
+  CUstream handle = nullptr;
+  try {
+    handle = context->streams().lend(kind, number, [&] { return make_raw_stream(*context, kind); });
+  } catch (Error& error) {
+    if (context->is_partition()) {
+      name_partition(error, context->name(), context->sms().given->sm_count);
+    }
+    throw;
+  }
+  auto box = std::make_shared<StreamBox>(context, kind, context->streams().events_of(handle));
   box->take(handle);
-  return StreamBox::registry.find(context->runtime(), handle, std::mem_fn(&StreamBox::is_made_here), std::move(box));
+  StreamBox::registry.put(*box);
+  return box;
+}
+
+CUstream meeting_stream(const ContextHandle& context) {
+  const StreamKind kind{true, 0};
+  return context->streams().lend(kind, number_of_meeting_stream, [&] { return make_raw_stream(*context, kind); });
 }
 
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
@@ -228,7 +261,7 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
       // Seen with the per-thread stream while a green context is current (driver 13.0): every use of it is refused.
       fail_state("the driver has no such default stream in " + context->label() + ": use one of its own streams");
     }
-    auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), false);
+    auto box = std::make_shared<StreamBox>(ContextUse(std::move(context)), StreamBox::Kind::adopted);
     box->take(handle);
     return box;
   }
@@ -243,7 +276,7 @@ StreamHandle adopt_stream(Runtime& runtime, CUstream handle) {
 bool StreamBox::is_needed_by_capture() const noexcept {
   const Runtime& runtime = context()->runtime();
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return owned_ && !is_pinned() && may_capture() && runtime.is_usable() && context()->is_there() &&
+  return is_owned() && may_capture() && runtime.is_usable() && context()->is_there() &&
          runtime.driver().cuStreamIsCapturing(handle_, &status) == CUDA_SUCCESS &&
          status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
@@ -263,6 +296,7 @@ int stream_priority(const StreamHandle& stream) {
 
 bool stream_is_nonblocking(const StreamHandle& stream) {
   const StreamScope scope(*stream);
+  const CaptureGate::Pass pass(*stream->context());
   demand_no_capture(stream, "asking for its flags");
   unsigned flags = 0;
   GCTX_CALL(driver_of(stream), cuStreamGetFlags, stream->handle(), &flags);
@@ -274,22 +308,6 @@ bool stream_is_capturing(const StreamHandle& stream) {
   return is_capturing(driver_of(stream), stream->handle());
 }
 
-bool pin_stream(const StreamHandle& stream) {
-  const bool is_first = !stream->is_default() && stream->context()->pin();
-  if (!stream->is_default()) {
-    stream->pin();
-  }
-  return is_first;
-}
-
-std::uint64_t capture_of_stream(const StreamHandle& stream) {
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  cuuint64_t id = 0;
-  GCTX_CALL(driver_of(stream), cuStreamGetCaptureInfo_v3, stream->handle(), &status, &id, nullptr, nullptr, nullptr,
-            nullptr);
-  return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
-}
-
 bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
   if (a == b) {
     return true;
@@ -297,8 +315,8 @@ bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
   if (a->handle() != b->handle() || &a->context()->runtime() != &b->context()->runtime()) {
     return false;
   }
-  if (a->is_default()) {
-    return a->context() == b->context();
+  if (a->is_default() || (a->is_lent() && b->is_lent())) {  // a lent stream lives as long as its context
+    return a->context()->is_same_context(*b->context());
   }
   // One address, two boxes: one may be of a stream that is gone. If neither can be asked, they stand for what is there
   // now.
@@ -309,6 +327,7 @@ bool is_same_stream(const StreamHandle& a, const StreamHandle& b) {
 
 bool stream_is_done(const StreamHandle& stream) {
   const StreamScope scope(*stream);
+  const CaptureGate::Pass pass(*stream->context());
   demand_no_capture(stream, "asking whether it is done");
   const Driver& driver = driver_of(stream);
   return driver.check_done(driver.cuStreamQuery(stream->handle()), "cuStreamQuery");
@@ -316,8 +335,20 @@ bool stream_is_done(const StreamHandle& stream) {
 
 void synchronize_stream(const StreamHandle& stream) {
   const StreamScope scope(*stream);
-  demand_no_capture(stream, "waiting for it");
-  GCTX_CALL(driver_of(stream), cuStreamSynchronize, stream->handle());
+  const EventHandle event = stream->is_default() ? nullptr : create_event(stream->context(), CU_EVENT_DISABLE_TIMING);
+  {
+    const CaptureGate::Pass pass(*stream->context());
+    demand_no_capture(stream, "waiting for it");
+    if (event) {
+      GCTX_CALL(driver_of(stream), cuEventRecord, event->handle(), stream->handle());
+    }
+  }
+  // A capture can begin on the stream from here on, so that the host waits for the event.
+  if (event) {
+    GCTX_CALL(driver_of(stream), cuEventSynchronize, event->handle());
+  } else {
+    GCTX_CALL(driver_of(stream), cuStreamSynchronize, stream->handle());
+  }
 }
 
 void record_event(const StreamHandle& stream, const EventHandle& event) {
@@ -344,12 +375,11 @@ void wait_stream(const StreamHandle& stream, const StreamHandle& other) {
     }
     let_wait(*stream, event);
   };
-  const auto make = [&] { return create_event(other, CU_EVENT_DISABLE_TIMING); };
-  const KeptEvent<EventHandle>::Use kept(other->waited_for());
-  if (kept.is_taken()) [[likely]] {
-    wait(kept.event(make)->handle());
+  const ReusableEvent<CUevent>::Use reused(other->events().waited_for);
+  if (reused.is_taken()) [[likely]] {
+    wait(reused.event([&] { return make_raw_event(*other->context(), CU_EVENT_DISABLE_TIMING); }));
   } else {
-    wait(make()->handle());
+    wait(create_event(other->context(), CU_EVENT_DISABLE_TIMING)->handle());
   }
 }
 
@@ -357,9 +387,9 @@ void show_to_device(const StreamHandle& stream) {
   if (!stream->context()->is_green() || (stream->may_capture() && is_capturing(driver_of(stream), stream->handle()))) {
     return;
   }
-  const KeptEvent<EventHandle>::Use kept(stream->shown());
-  if (kept.is_taken()) [[likely]] {  // else another call shows the same work
-    record_on(*stream, kept.event([&] { return create_event(stream, SHOWN_EVENT); })->handle());
+  const ReusableEvent<CUevent>::Use reused(stream->events().shown);
+  if (reused.is_taken()) [[likely]] {  // else another call shows the same work
+    record_on(*stream, reused.event([&] { return make_raw_event(*stream->context(), SHOWN_EVENT); }));
   }
 }
 

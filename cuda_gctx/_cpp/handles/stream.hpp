@@ -20,11 +20,19 @@ class StreamBox : public Registered<StreamBox, CUstream>, public InContext, publ
  public:
   static constexpr const char* word = "stream";  // in messages
 
-  StreamBox(ContextUse use, bool owned, std::optional<StreamKind> made_as = std::nullopt) noexcept
-      : InContext(std::move(use)), owned_(owned), made_as_(made_as) {
-    if (!owned) {
+  // owned: made for this box, which is a use of the lease. lent: the stream belongs to the context, and the box is of
+  // use while the lease is open. adopted: the stream belongs to other code.
+  enum class Kind : int { owned, lent, adopted };
+
+  StreamBox(ContextUse use, Kind kind, std::optional<StreamKind> made_as = std::nullopt)
+      : InContext(std::move(use)), ownership_(kind), made_as_(made_as), events_(std::make_shared<StreamEvents>()) {
+    if (kind == Kind::adopted) {
       expose();
     }
+  }
+  StreamBox(ContextHandle context, StreamKind made_as, std::shared_ptr<StreamEvents> events) noexcept
+      : InContext(std::move(context), false), ownership_(Kind::lent), made_as_(made_as), events_(std::move(events)) {
+    expose();
   }
   ~StreamBox();
 
@@ -32,19 +40,31 @@ class StreamBox : public Registered<StreamBox, CUstream>, public InContext, publ
   Runtime& runtime() const noexcept { return context()->runtime(); }
   const StreamKind* made_as() const noexcept { return made_as_ ? &*made_as_ : nullptr; }  // null if it was adopted
   bool is_made_here() const noexcept { return made_as_.has_value(); }
-  bool is_owned() const noexcept { return owned_; }
+  bool is_owned() const noexcept { return ownership_ == Kind::owned; }
+  bool is_lent() const noexcept { return ownership_ == Kind::lent; }
+  // A lent stream is of use as long as its lease is open.
+  bool is_over() const noexcept { return is_lent() && context()->is_closed(); }
+  void demand_live() const {
+    if (is_lent()) {
+      context()->demand_live();
+    }
+    InContext::demand_live();
+  }
   // The default streams are words for a stream of whichever context is current.
   bool is_default() const noexcept { return is_default_handle(handle_); }
   static bool is_default_handle(CUstream handle) noexcept {
     return handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   }
-  // A framework has its handle: it is not destroyed before its context is.
-  bool is_pinned() const noexcept { return pinned_.load(std::memory_order_relaxed); }
-  void pin() noexcept {
+  // The raw value leaves the package: a spare stream remains of an owned one, and the context counts as exposed.
+  void show() noexcept {
     expose();
-    pinned_.store(true, std::memory_order_relaxed);
+    if (!is_default() && !is_shown_.exchange(true, std::memory_order_relaxed)) {
+      context()->in_driver().expose();
+    }
   }
-  // It can be part of a capture from now on: other code knows its handle, it captured here, or it has waited for an
+  // The owner closes the stream, so that a spare stream that remains of it can be lent again at once.
+  void note_closed() noexcept { is_closed_.store(true, std::memory_order_relaxed); }
+  // From now on it can be part of a capture: other code knows its handle, it captured here, or it has waited for an
   // event that other code knows or that was recorded on such a stream.
   void expose() noexcept {
     if (!may_capture()) {
@@ -52,31 +72,30 @@ class StreamBox : public Registered<StreamBox, CUstream>, public InContext, publ
       may_capture_.store(true, std::memory_order_relaxed);
     }
   }
-  KeptEvent<EventHandle>& waited_for() noexcept { return waited_for_; }
-  KeptEvent<EventHandle>& shown() noexcept { return shown_; }
+  StreamEvents& events() noexcept { return *events_; }
   // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
   std::uint64_t id();
-  // Whether its end would destroy it while it is part of a capture.
+  // Whether an owned stream is part of a capture, so that it must not be destroyed.
   bool is_needed_by_capture() const noexcept;
 
  private:
-  bool owned_;
+  const Kind ownership_;
   std::optional<StreamKind> made_as_;
-  KeptEvent<EventHandle> waited_for_;
-  KeptEvent<EventHandle> shown_;
-  std::atomic<bool> pinned_{false};
+  std::shared_ptr<StreamEvents> events_;  // of a lent stream: those of the context
+  std::atomic<bool> is_shown_{false};
+  std::atomic<bool> is_closed_{false};
   std::atomic<std::uint64_t> id_{0};
 };
 
 StreamHandle create_stream(const ContextHandle& context, std::optional<int> priority, bool nonblocking);
+EventHandle create_stream_event(const StreamHandle& stream, unsigned flags);  // also when its context is closed
 StreamHandle context_stream(const ContextHandle& context, std::optional<int> priority, std::size_t number);
-// Pins a stream and its context: true as ContextBox::pin().
-bool pin_stream(const StreamHandle& stream);
+// A stream of the package's own in a context, on which launches on streams of other contexts meet its work.
+CUstream meeting_stream(const ContextHandle& context);
 StreamHandle adopt_stream(Runtime& runtime, CUstream handle);
 int stream_priority(const StreamHandle& stream);
 bool stream_is_nonblocking(const StreamHandle& stream);
 bool stream_is_capturing(const StreamHandle& stream);
-std::uint64_t capture_of_stream(const StreamHandle& stream);  // the driver's number; 0 if it is in none
 bool is_same_stream(const StreamHandle& a, const StreamHandle& b);
 bool stream_is_done(const StreamHandle& stream);
 void synchronize_stream(const StreamHandle& stream);

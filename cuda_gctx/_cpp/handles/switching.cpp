@@ -12,7 +12,10 @@
 namespace gctx {
 namespace {
 
-const Driver& driver_of(const ContextHandle& context) { return context->runtime().driver(); }
+template <typename Context>
+const Driver& driver_of(const Context& context) {
+  return context->runtime().driver();
+}
 
 // Asked in the middle of other calls, which may be made during a capture.
 CUresult ask(const EventBox& event) noexcept {
@@ -28,18 +31,6 @@ bool contains(const Items& items, const Item& item) noexcept {
   return std::find(items.begin(), items.end(), item) != items.end();
 }
 
-bool have_common(const std::vector<unsigned>& one, const std::vector<unsigned>& other) noexcept {
-  auto a = one.begin();
-  auto b = other.begin();
-  while (a != one.end() && b != other.end()) {
-    if (*a == *b) {
-      return true;
-    }
-    *a < *b ? ++a : ++b;
-  }
-  return false;
-}
-
 }  // namespace
 
 // ---- places and arrangements
@@ -47,9 +38,6 @@ bool have_common(const std::vector<unsigned>& one, const std::vector<unsigned>& 
 bool Switching::may_share(const Place& one, const Place& other) {
   if (one.stream || other.stream) {
     return true;  // the whole device
-  }
-  if (!one.ids.empty() && !other.ids.empty()) {
-    return have_common(one.ids, other.ids);
   }
   return std::none_of(one.sms.begin(), one.sms.end(), [&](const SmResourcePtr& mine) {
     return std::any_of(other.sms.begin(), other.sms.end(),
@@ -68,15 +56,16 @@ void Switching::note_sharing(const Place& place) {
 
 Switching::Place& Switching::place_of(const NewUse& use) {
   const auto is_it = [&](const auto& known) {
-    return known && (use.stream ? known->stream == use.stream : !known->stream && known->context == use.context);
+    return known && (use.stream ? known->stream == use.stream
+                                : !known->stream && known->context == use.context->driver_handle());
   };
   auto found = std::find_if(places_.begin(), places_.end(), is_it);
   if (found == places_.end()) {
     auto made = std::make_unique<Place>();
-    made->context = use.stream ? use.stream->context() : use.context;
+    const ContextHandle& box = use.stream ? use.stream->context() : use.context;
+    made->context = box->driver_handle();
     made->stream = use.stream;
-    made->event = use.stream ? create_event(use.stream, CU_EVENT_DISABLE_TIMING)
-                             : create_event(use.context, CU_EVENT_DISABLE_TIMING);
+    made->event = create_event(box, CU_EVENT_DISABLE_TIMING);
     found = std::find(places_.begin(), places_.end(), nullptr);
     if (found == places_.end()) {
       for (const auto& other : places_) {
@@ -99,23 +88,41 @@ Switching::Place& Switching::place_of(const NewUse& use) {
   if (use.sms && !contains(place.sms, use.sms)) {
     place.sms.push_back(use.sms);
   }
-  if (!use.ids.empty()) {
-    place.ids = use.ids;
-  }
   note_sharing(place);
   return place;
 }
 
+// Parts are compared by their objects: equal names of parts that are known have one.
+Switching::Part Switching::part_of(const std::string& name) const {
+  for (const auto& arrangement : arrangements_) {
+    for (const Use& use : arrangement ? arrangement->uses : std::vector<Use>{}) {
+      if (*use.part == name) {
+        return use.part;
+      }
+    }
+  }
+  for (const auto& place : places_) {
+    for (const Part& part : place ? place->behind : std::vector<Part>{}) {
+      if (*part == name) {
+        return part;
+      }
+    }
+  }
+  return std::make_shared<const std::string>(name);
+}
+
 Switching::Number Switching::add_arrangement(std::vector<NewUse>& given) {
   const std::vector<NewUse> uses = std::move(given);
+  const std::lock_guard lock(mutex_);
   sweep();
   Arrangement arrangement;
   for (const NewUse& use : uses) {
     Place& place = place_of(use);
-    arrangement.uses.push_back({use.part, &place});
+    arrangement.uses.push_back({part_of(use.part), &place});
     if (!contains(arrangement.places, &place)) {
       arrangement.places.push_back(&place);
     }
+    arrangement.contexts.push_back(use.stream ? use.stream->context() : use.context);
   }
   sources_.resize(std::max(sources_.size(), places_.size()));
   for (Source& source : sources_) {
@@ -130,14 +137,28 @@ Switching::Number Switching::add_arrangement(std::vector<NewUse>& given) {
   return static_cast<Number>(found - arrangements_.begin());
 }
 
-void Switching::remove_arrangement(Number arrangement) noexcept {
-  arrangements_[arrangement].reset();
-  sweep();
+bool Switching::remove_arrangement(Number arrangement) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (current_.load() == arrangement + 1) {
+    return false;
+  }
+  if (arrangement < arrangements_.size()) {
+    arrangements_[arrangement].reset();
+    sweep();
+  }
+  return true;
 }
 
 void Switching::clear() noexcept {
+  const std::lock_guard lock(mutex_);
+  current_.store(0);
   arrangements_.clear();
   places_.clear();
+}
+
+std::uint64_t Switching::last_switch(Number arrangement) {
+  const std::lock_guard lock(mutex_);
+  return arrangement < arrangements_.size() && arrangements_[arrangement] ? arrangements_[arrangement]->last_switch : 0;
 }
 
 // The places that no arrangement has, once nothing has to wait for their work any more.
@@ -155,49 +176,23 @@ void Switching::sweep() noexcept {
   }
 }
 
-std::vector<Switching::Number> Switching::places_of(Number arrangement) const {
-  std::vector<Number> numbers;
-  for (const Use& use : arrangements_[arrangement]->uses) {
-    numbers.push_back(use.place->number);
-  }
-  return numbers;
-}
-
-std::vector<Switching::Number> Switching::parts() const {
-  std::vector<Number> parts;
-  for (const auto& arrangement : arrangements_) {
-    for (const Use& use : arrangement ? arrangement->uses : std::vector<Use>{}) {
-      parts.push_back(use.part);
-    }
-  }
-  for (const auto& place : places_) {
-    if (place) {
-      parts.insert(parts.end(), place->behind.begin(), place->behind.end());
-    }
-  }
-  return parts;
-}
-
-void Switching::note_sm_ids(const ContextHandle& context, const std::vector<unsigned>& ids) {
-  for (const auto& place : places_) {
-    if (place && !place->stream && place->context == context) {
-      place->ids = ids;
-      note_sharing(*place);
-    }
-  }
-}
-
 // ---- what the driver is asked
 
-bool Switching::captures(const Arrangement& arrangement) {
-  return std::any_of(arrangement.places.begin(), arrangement.places.end(), [](Place* place) {
+void Switching::demand_no_capture(const Arrangement& arrangement) {
+  for (Place* place : arrangement.places) {
     if (std::exchange(place->was_asked, true)) {
-      return false;
+      continue;
     }
-    return place->stream
-               ? place->stream->may_capture() && is_capturing(driver_of(place->context), place->stream->handle())
-               : has_capture(*place->context);
-  });
+    DriverContext& context = *place->context;
+    const bool captures =
+        place->stream ? place->stream->may_capture() && is_capturing(driver_of(place->context), place->stream->handle())
+                      : context.streams().may_capture() && context.streams().has_capture(driver_of(place->context));
+    if (captures) [[unlikely]] {
+      fail(ErrorKind::capturing,
+           "a stream of the current or the next layout of the pool is capturing a graph: switch before or after the "
+           "capture; a captured graph runs in other partitions by graph.in_partition()");
+    }
+  }
 }
 
 // Of the event that was recorded before, or of the place that had this number.
@@ -237,7 +232,7 @@ void Switching::wait(const Place& place, const EventHandle& event) {
 
 // ---- the order
 
-bool Switching::has(const Arrangement& arrangement, Number part, const Place* place) noexcept {
+bool Switching::has(const Arrangement& arrangement, const Part& part, const Place* place) noexcept {
   return std::any_of(arrangement.uses.begin(), arrangement.uses.end(),
                      [&](const Use& use) { return use.part == part && use.place == place; });
 }
@@ -254,7 +249,7 @@ bool Switching::has_to_wait(const Place& source, const Place& later, const Arran
   if (&source == &later) {
     // The same parts in the same place may run at once, as they do in one arrangement.
     return !std::all_of(source.behind.begin(), source.behind.end(),
-                        [&](Number part) { return has(next, part, &later); });
+                        [&](const Part& part) { return has(next, part, &later); });
   }
   return source.shares[later.number] || std::any_of(next.uses.begin(), next.uses.end(), ran_there);
 }
@@ -279,32 +274,38 @@ bool Switching::is_covered(const Place& source, const Place& later, const Arrang
   });
 }
 
-bool Switching::order(const std::vector<Number>& left, Number next_number) {
-  const Arrangement& next = *arrangements_[next_number];
-  const ContextBox* there = nullptr;
-  for (const auto& place : places_) {
-    if (place) {
-      place->was_asked = false;
-    }
+void Switching::switch_to(Number next_number) {
+  const std::lock_guard lock(mutex_);
+  if (next_number >= arrangements_.size() || !arrangements_[next_number]) {
+    fail(ErrorKind::closed, "the layout has been dropped by the pool");
   }
-  for (const Place* place : next.places) {
+  Arrangement& next = *arrangements_[next_number];
+  const Number current = current_.load();
+  if (current == next_number + 1) {
+    return;
+  }
+  const DriverContext* there = nullptr;
+  for (const ContextHandle& context : next.contexts) {
+    context->demand_live();
     // A primary context goes with a reset of its device: one question for all of its streams.
-    if (!place->stream) {
-      place->context->demand_live();
-    } else if (std::exchange(there, place->context.get()) != place->context.get()) {
-      place->stream->demand_live();
+    if (std::exchange(there, &context->in_driver()) != &context->in_driver()) {
+      context->demand_there();
     }
   }
-  if (captures(next) ||
-      std::any_of(left.begin(), left.end(), [&](Number number) { return captures(*arrangements_[number]); })) {
-    return false;
-  }
-  for (const Number number : left) {
-    if (number != next_number) {
-      leave(*arrangements_[number], next);
+  if (current != 0) {
+    const Arrangement& old = *arrangements_[current - 1];
+    for (const auto& place : places_) {
+      if (place) {
+        place->was_asked = false;
+      }
     }
+    const CaptureGate::Pass pass(*next.contexts.front());
+    demand_no_capture(next);
+    demand_no_capture(old);
+    leave(old, next);
   }
-  return true;
+  next.last_switch = ++switches_;
+  current_.store(next_number + 1, std::memory_order_release);
 }
 
 void Switching::leave(const Arrangement& old, const Arrangement& next) {
@@ -318,7 +319,7 @@ void Switching::leave(const Arrangement& old, const Arrangement& next) {
     if (goes_on(old, next, place)) {
       continue;
     }
-    const auto is_of_old = [&](Number part) { return has(old, part, place); };
+    const auto is_of_old = [&](const Part& part) { return has(old, part, place); };
     if (!std::all_of(place->behind.begin(), place->behind.end(), is_of_old) && is_done(*place->event)) {
       place->behind.clear();
     }
@@ -391,7 +392,7 @@ bool Switching::relayed(const Arrangement& old) {
       continue;
     }
     if (!first->relay) {
-      first->relay = create_event(first->context, CU_EVENT_DISABLE_TIMING);
+      first->relay = create_event_beside(first->event, CU_EVENT_DISABLE_TIMING);
     }
     for (std::size_t at = 0; at < source_count_; ++at) {
       wait(*first, sources_[at].place->event);

@@ -1,13 +1,17 @@
-// The order between the arrangements of one pool: what a switch records, and what of the next arrangement waits for it.
+// The order between the arrangements of one pool: which events a switch records, and which work of the next arrangement
+// waits for them. This is the only place that decides about it.
 //
 // Two orders hold. Work on SMs that two places share, or may share, runs in the order of the arrangements. And so does
 // the work of one part, wherever it runs: a step that moved to other SMs waits for the step before.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "handles/event.hpp"
@@ -16,45 +20,41 @@
 
 namespace gctx {
 
-// Not for several threads at once: the pool has a lock.
 class Switching {
  public:
   using Number = std::uint32_t;
+  using Part = std::shared_ptr<const std::string>;  // the name, one object for equal names
 
   // A part of the program, and where it runs: a whole context, or a stream on the whole device.
   struct NewUse {
-    Number part = 0;
-    ContextHandle context;        // null for a stream
-    StreamHandle stream;          // null for a context
-    SmResourcePtr sms;            // of the context, as the split of this arrangement knows them
-    std::vector<unsigned> ids{};  // of its SMs, ascending; empty if no kernel has seen them
+    std::string part{};
+    ContextHandle context{};  // null for a stream
+    StreamHandle stream{};    // null for a context
+    SmResourcePtr sms{};      // of the context, as the split of this arrangement knows them
   };
 
   // Takes the uses. Throws and changes nothing if one of the contexts is closed.
   Number add_arrangement(std::vector<NewUse>& uses);
-  void remove_arrangement(Number arrangement) noexcept;
+  // Forgets an arrangement, and keeps the order behind its work. Returns false for the current one.
+  bool remove_arrangement(Number arrangement) noexcept;
   void clear() noexcept;
-  // The places of an arrangement, in the order of its uses, and whether two places share SMs or may.
-  std::vector<Number> places_of(Number arrangement) const;
-  bool may_share(Number one, Number other) const { return places_[one]->shares[other]; }
-  // The parts of all arrangements, and the parts whose work a switch may still have to wait for.
-  std::vector<Number> parts() const;
-  void note_sm_ids(const ContextHandle& context, const std::vector<unsigned>& ids);
 
-  // All later work of the next arrangement behind that of the arrangements in `left`, the last of which is current now.
-  // False, and nothing has been done, while a stream of one of them captures. After an error it can be repeated.
-  bool order(const std::vector<Number>& left, Number next);
+  // Puts all later work of an arrangement behind that of the current one, and makes it current. Throws and changes
+  // nothing while a stream of the two captures. After another error it can be repeated.
+  void switch_to(Number next);
+  // Its number plus 1; 0 before the first switch.
+  Number current() const noexcept { return current_.load(std::memory_order_acquire); }
+  std::uint64_t last_switch(Number arrangement);  // the number of the last switch to it; 0: none
 
  private:
   struct Place {
-    ContextHandle context;
-    StreamHandle stream;
-    EventHandle event;  // made once, and keeps the context alive
-    EventHandle relay;  // see `relayed`
+    DriverContextHandle context;
+    StreamHandle stream;  // null for a whole context
+    EventHandle event;    // made once
+    EventHandle relay;    // see `relayed`
     std::vector<SmResourcePtr> sms;
-    std::vector<unsigned> ids;
-    std::vector<bool> shares;    // by the number of the other place
-    std::vector<Number> behind;  // the parts whose work here the event stands for; empty if nothing has to wait for it
+    std::vector<bool> shares;  // by the number of the other place
+    std::vector<Part> behind;  // the parts whose work here the event stands for; empty if nothing has to wait for it
     // By the number of the other place: whether a stream that stays waits for the other one's event, and whether it did
     // when the event was recorded. Whatever waits for this event is then behind the other one too.
     std::vector<bool> waits;
@@ -65,19 +65,21 @@ class Switching {
     bool was_asked = false;
   };
   struct Use {
-    Number part;
+    Part part;
     Place* place;
   };
   struct Arrangement {
     std::vector<Use> uses;
     std::vector<Place*> places;
+    std::vector<ContextHandle> contexts;
+    std::uint64_t last_switch = 0;
   };
   struct Source {
     Place* place = nullptr;
     std::vector<Place*> followers;
   };
 
-  static bool has(const Arrangement& arrangement, Number part, const Place* place) noexcept;
+  static bool has(const Arrangement& arrangement, const Part& part, const Place* place) noexcept;
   static bool goes_on(const Arrangement& from, const Arrangement& to, const Place* place) noexcept;
   static bool has_to_wait(const Place& source, const Place& later, const Arrangement& next) noexcept;
   static bool may_share(const Place& one, const Place& other);
@@ -86,14 +88,18 @@ class Switching {
   static void wait(const Place& place, const EventHandle& event);
   static void note_wait(Place& place, const Place& source);
   static bool is_covered(const Place& source, const Place& later, const Arrangement& old, const Arrangement& next);
+  Part part_of(const std::string& name) const;
   Place& place_of(const NewUse& use);
   void note_sharing(const Place& place);
   void sweep() noexcept;
-  bool captures(const Arrangement& arrangement);
+  void demand_no_capture(const Arrangement& arrangement);
   void leave(const Arrangement& old, const Arrangement& next);
   void let_wait(const Arrangement& old);
   bool relayed(const Arrangement& old);
 
+  std::mutex mutex_;
+  std::atomic<Number> current_{0};
+  std::uint64_t switches_ = 0;
   std::vector<std::unique_ptr<Place>> places_;  // by number; null: the number is free
   std::vector<std::optional<Arrangement>> arrangements_;
   std::vector<Source> sources_;  // kept, so that a switch allocates nothing

@@ -7,13 +7,17 @@ namespace gctx {
 
 class Runtime;
 
-class GreenCtxBox;
+class DriverContext;
+class Lease;
 class ContextBox;
 class StreamBox;
 class EventBox;
-using GreenCtxHandle = std::shared_ptr<GreenCtxBox>;
+using DriverContextHandle = std::shared_ptr<DriverContext>;
+using LeaseHandle = std::shared_ptr<Lease>;
 using ContextHandle = std::shared_ptr<ContextBox>;
 using StreamHandle = std::shared_ptr<StreamBox>;
 using EventHandle = std::shared_ptr<EventBox>;
+
+enum class ContextKind : int { primary, green, foreign };
 
 }  // namespace gctx

@@ -52,7 +52,4 @@ class SplitFailure : public Error {
   std::string advice;  // the end of the message: the reason for no suggestion, or an option that would help
 };
 
-// Returns the SplitFailure in flight, valid inside the catch block. Null if the exception is another one.
-const SplitFailure* caught_split() noexcept;
-
 }  // namespace gctx

@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <thread>
 
+#include "handles/opening.hpp"
 #include "handles/runtime.hpp"
-#include "handles/split_contexts.hpp"
 #include "tests/machine.hpp"
 
 using namespace gctx;

@@ -1,24 +1,23 @@
 // Many threads at one context: closers that are refused, makers of streams, threads that make it current. Built with
 // the sanitizers, too (.ci/sanitize), where it runs longer.
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "handles/blocks.hpp"
 #include "handles/closing.hpp"
-#include "handles/current.hpp"
-#include "handles/given.hpp"
 #include "handles/runtime.hpp"
 #include "handles/slot.hpp"
-#include "handles/split_contexts.hpp"
 #include "handles/stream.hpp"
-#include "tests/block.hpp"
 #include "tests/check.hpp"
 #include "tests/machine.hpp"
 
 using namespace gctx;
-using gctx::test::Block;
+using gctx::test::close_context;
 using gctx::test::message_of;
+using gctx::test::open_context;
 
 namespace {
 
@@ -31,36 +30,31 @@ constexpr int rounds = 40;
 #endif
 constexpr int closers = 48;
 
-class Machine {
+// A context that nobody shares.
+class Shop : public test::Machine {
  public:
-  Machine() : runtime_(test::open_machine()) {
-    GroupRequest request;
-    request.count = 16;
-    group_ = split_resource(runtime_, runtime_.device_sm(0), {request}, false).group(0);
-  }
-  ~Machine() { close_driver(runtime_); }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
-
-  Runtime& runtime() { return runtime_; }
-  ContextHandle context() { return claim_context(runtime_, 0, {group_}, std::nullopt, "busy", true, true)->create(); }
+  Shop() : group_(test::split(runtime(), {16}).group(0)) {}
+  ContextHandle context() { return open_context(runtime(), group_, true); }
 
  private:
-  Runtime& runtime_;
   SmResourcePtr group_;
 };
 
+ThreadBlocks& here() { return ThreadBlocks::here(); }
+
+void enter_and_leave(const ContextHandle& context) { here().leave(here().enter(context, nullptr), nullptr); }
+
 void a_refused_close_shows_to_nobody() {
-  Machine machine;
+  Shop machine;
   const ContextHandle context = machine.context();
-  Block block(context);  // for the whole test
+  const BlockHandle block = here().enter(context, nullptr);  // for the whole test
   std::atomic<bool> is_over{false};
   std::atomic<int> closed{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < closers; ++i) {
     threads.emplace_back([&] {
       while (!is_over) {
-        const std::string said = message_of<Error>([&] { context->close(); });
+        const std::string said = message_of<Error>([&] { close_context(context); });
         closed += said.empty() ? 1 : 0;
         std::this_thread::yield();
       }
@@ -69,7 +63,7 @@ void a_refused_close_shows_to_nobody() {
   std::atomic<int> refused{0};
   std::thread pusher([&] {
     while (!is_over) {
-      refused += message_of<Error>([&] { Block(context).leave(); }).empty() ? 0 : 1;
+      refused += message_of<Error>([&] { enter_and_leave(context); }).empty() ? 0 : 1;
       std::this_thread::yield();
     }
   });
@@ -84,15 +78,14 @@ void a_refused_close_shows_to_nobody() {
   CHECK(closed == 0);
   CHECK(refused == 0);
   CHECK(!context->is_closed());
-  CHECK(live_contexts(machine.runtime()).counts(0).destroyed == 0);
-  block.leave();
-  context->close();
-  CHECK(live_contexts(machine.runtime()).counts(0).destroyed == 1);
+  here().leave(block, nullptr);
+  close_context(context);
+  CHECK(context_pool(machine.runtime()).counts(0).idle == 1);
 }
 
-// Whoever comes first: it is closed once, and destroyed once, with the last stream.
+// Whoever comes first: it is closed once, its SMs are free after the last stream, and the next lease has its context.
 void closing_making_and_pushing_are_one_after_the_other() {
-  Machine machine;
+  Shop machine;
   for (int round = 0; round < rounds; ++round) {
     const ContextHandle context = machine.context();
     std::atomic<int> ready{0};
@@ -108,29 +101,29 @@ void closing_making_and_pushing_are_one_after_the_other() {
         }
       });
     };
-    start([&] { context->close(); });
-    start([&] { context->close(); });
-    start([&] { Block(context).leave(); });
-    start([&] { ThreadEntries::here().set(context, nullptr); });
+    start([&] { close_context(context); });
+    start([&] { close_context(context); });
+    start([&] { enter_and_leave(context); });
+    start([&] { here().set(context); });
     start([&] { synchronize_stream(create_stream(context, std::nullopt, true)); });
     start([&] { adopt_stream(machine.runtime(), create_stream(context, std::nullopt, true)->handle()); });
     start([&] {
       const auto group = std::make_shared<SmResource>(sm_resource(context));
       group->origin = &group->dealt;  // as another split gives it
-      serve_as(context, group);
+      serve_as(context->in_driver(), group);
     });
     for (std::thread& thread : threads) {
       thread.join();
     }
-    context->close();
-    CHECK(context->state().is_gone());
-    CHECK(live_contexts(machine.runtime()).counts(0).destroyed == static_cast<std::uint64_t>(round) + 1);
+    close_context(context);
+    CHECK(context_pool(machine.runtime()).counts(0).contexts == 1);
+    CHECK(context_pool(machine.runtime()).counts(0).idle == 1);
   }
 }
 
 // Streams of many threads in one registry, found while others come and go.
 void the_registry_finds_the_living_and_only_them() {
-  Machine machine;
+  Shop machine;
   const ContextHandle context = machine.context();
   const StreamHandle mine = create_stream(context, std::nullopt, true);
   std::vector<std::thread> threads;
@@ -157,7 +150,7 @@ void the_registry_finds_the_living_and_only_them() {
 
 // One thread closes an object while others use it: each call has the stream whole, or is refused.
 void a_slot_is_emptied_under_its_users() {
-  Machine machine;
+  Shop machine;
   const ContextHandle context = machine.context();
   for (int round = 0; round < rounds; ++round) {
     Slot<StreamBox> slot;
@@ -191,44 +184,52 @@ void a_slot_is_emptied_under_its_users() {
       thread.join();
     }
     CHECK(wrong == 0);
-    CHECK(slot.was_filled() && !slot.borrow());
+    CHECK(slot.was_filled());
   }
 }
 
-// A context is set, entered, left elsewhere and closed, while its threads enter and leave blocks.
-void blocks_and_what_is_set_are_seen_by_others() {
-  Machine machine;
-  const ContextHandle context = machine.context();
-  std::atomic<int> left{0};
+// Threads enter, set and hand their blocks to each other, while others close the contexts, and open them again.
+void blocks_are_handed_over_while_contexts_are_closed() {
+  Shop machine;
+  constexpr int thread_count = 6;
   std::vector<std::thread> threads;
-  std::atomic<bool> is_over{false};
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      while (!is_over) {
-        Block outer(context);
-        Block(context).leave();
-        ThreadEntries::here().set(context, nullptr);
-        outer.leave();
-        ThreadEntries::here().set(primary_context(machine.runtime(), 0), nullptr);
-        ThreadEntries::here().set(context, nullptr);
+  std::mutex mutex;
+  std::vector<BlockHandle> handed_over;
+  std::atomic<int> left{0};
+  for (int i = 0; i < thread_count; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < rounds * 5; ++round) {
+        message_of<Error>([&] {
+          const ContextHandle context = machine.context();
+          const BlockHandle mine = here().enter(context, nullptr);
+          BlockHandle other;
+          {
+            const std::lock_guard lock(mutex);
+            if (i % 2 == 0) {
+              handed_over.push_back(mine);
+            }
+            if (!handed_over.empty() && round % 3 == 0) {
+              other = handed_over.back();
+              handed_over.pop_back();
+            }
+          }
+          if (other) {
+            message_of<Error>([&] { here().leave(other, nullptr); });
+          }
+          message_of<Error>([&] { here().leave(mine, nullptr); });
+          message_of<Error>([&] { close_context(context); });
+          message_of<Error>([&] { here().set(context); });
+        });
         ++left;
       }
     });
   }
-  for (int n = 0; n < rounds || left < 20; ++n) {
-    Block mine(context);
-    std::thread([&] { message_of<Error>([&] { context->close(); }); }).join();
-    std::thread([&] { message_of<Error>([&] { mine.leave(); }); }).join();
-    message_of<Error>([&] { mine.leave(); });
-    ThreadEntries::here().leave_what_was_left();
-    Block::forget_blocks();
-  }
-  is_over = true;
   for (std::thread& thread : threads) {
     thread.join();
   }
-  context->close();
-  CHECK(live_contexts(machine.runtime()).counts(0).destroyed == 1);
+  handed_over.clear();
+  CHECK(left == thread_count * rounds * 5);
+  machine.context();  // nothing keeps the SMs claimed
 }
 
 }  // namespace
@@ -238,6 +239,6 @@ int main() {
   closing_making_and_pushing_are_one_after_the_other();
   the_registry_finds_the_living_and_only_them();
   a_slot_is_emptied_under_its_users();
-  blocks_and_what_is_set_are_seen_by_others();
+  blocks_are_handed_over_while_contexts_are_closed();
   return gctx::test::summary("stress_test");
 }

@@ -1,4 +1,4 @@
-#include "handles/live.hpp"
+#include "handles/sm_claims.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -20,30 +20,31 @@ std::string joined(const std::vector<std::string>& labels) {
   return text + (labels.size() > named ? " and " + std::to_string(labels.size() - named) + " more" : "");
 }
 
-std::string label_of(const std::string& name, const SmResource& sms, bool closed) {
+std::string label_of(const std::string& name, const SmResource& sms, bool is_closed) {
   return (name.empty() ? "an unnamed context" : "'" + name + "'") + " (" + std::to_string(sms.sm_count) + " SMs" +
-         (closed ? ", closed, kept alive by a stream or event" : "") + ")";
+         (is_closed ? ", closed, and kept by a stream or an executable graph" : "") + ")";
 }
 
 }  // namespace
 
-Claim::Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names,
-             bool exclusive, bool only_free, std::uint64_t group, const std::string& advice)
-    : device_(live_contexts(runtime).devices_[static_cast<std::size_t>(device)]),
+Claim::Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::vector<std::string> names, Terms terms)
+    : device_(sm_claims(runtime).devices_[static_cast<std::size_t>(device)]),
       sms_(std::move(sms)),
       names_(std::move(names)),
-      exclusive_(exclusive),
-      group_(group) {
+      terms_(std::move(terms)) {
   const std::lock_guard lock(device_.mutex);
   bool certain = false;
   std::vector<char> shares(sms_.size());
   std::vector<std::string> others;
   const std::string* owner = nullptr;
-  for (const Claim* live : device_.live) {
-    for (std::size_t at = 0; at < live->sms_.size() && (live->group_ == 0 || live->group_ != group_); ++at) {
+  for (const Claim* claim : device_.claims) {
+    if (claim == terms_.inside || (terms_.group != nullptr && claim->terms_.group == terms_.group)) {
+      continue;
+    }
+    for (std::size_t at = 0; at < claim->sms_.size(); ++at) {
       bool is_other = false;
       for (std::size_t i = 0; i < sms_.size(); ++i) {
-        const auto shared = overlaps(*sms_[i], *live->sms_[at]);
+        const auto shared = overlaps(*sms_[i], *claim->sms_[at]);
         if (shared.value_or(true)) {
           certain = certain || shared.has_value();
           shares[i] = 1;
@@ -51,8 +52,8 @@ Claim::Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::
         }
       }
       if (is_other) {
-        others.push_back(label_of(live->names_[at], *live->sms_[at], live->closed_));
-        owner = live->exclusive_ ? &live->names_[at] : owner;
+        others.push_back(label_of(claim->names_[at], *claim->sms_[at], claim->is_closed_));
+        owner = claim->terms_.exclusive ? &claim->names_[at] : owner;
       }
     }
   }
@@ -69,42 +70,37 @@ Claim::Claim(Runtime& runtime, int device, std::vector<SmResourcePtr> sms, std::
                                           : " share") +
                       " SMs with " + joined(others) +
                       (owner != nullptr ? "; " + label_of_context(*owner) + " has its SMs exclusively" : "") + ": " +
-                      advice;
-    if (exclusive_ || only_free) {
+                      terms_.advice;
+    if (terms_.exclusive || terms_.only_free) {
       fail(ErrorKind::overlap, overlap_report_);
     }
   }
-  device_.live.push_back(this);
+  device_.claims.push_back(this);
 }
 
 void Claim::note_closed() noexcept {
   const std::lock_guard lock(device_.mutex);
-  closed_ = true;
+  is_closed_ = true;
 }
 
 void Claim::release() noexcept {
   if (!is_forked()) {
     const std::lock_guard lock(device_.mutex);
-    std::erase(device_.live, this);
+    std::erase(device_.claims, this);
   }
 }
 
-std::vector<int> LiveContexts::are_free(int ordinal, const std::vector<SmResourcePtr>& sms) {
+std::vector<int> SmClaims::are_free(int ordinal, const std::vector<SmResourcePtr>& sms) {
   Device& state = devices_[static_cast<std::size_t>(ordinal)];
   std::vector<int> answers;
   const std::lock_guard lock(state.mutex);
   for (const SmResourcePtr& one : sms) {
     const auto is_taken = [&](const SmResourcePtr& taken) { return overlaps(*one, *taken).value_or(true); };
-    answers.push_back(std::none_of(state.live.begin(), state.live.end(), [&](const Claim* live) {
-      return std::any_of(live->sms_.begin(), live->sms_.end(), is_taken);
+    answers.push_back(std::none_of(state.claims.begin(), state.claims.end(), [&](const Claim* claim) {
+      return std::any_of(claim->sms_.begin(), claim->sms_.end(), is_taken);
     }));
   }
   return answers;
-}
-
-ContextCounts LiveContexts::counts(int ordinal) const {
-  const Device& state = devices_[static_cast<std::size_t>(ordinal)];
-  return {.made = state.made.load(), .destroyed = state.destroyed.load()};
 }
 
 }  // namespace gctx

@@ -15,33 +15,33 @@ inline constexpr unsigned SHOWN_EVENT = CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCK
 // One call at a time uses it: if several did, a capture that begins between a record and a wait of one call would take
 // in the stream that waits in another one. `Event`: a handle or a box, null until it is made.
 template <typename Event>
-class KeptEvent {
+class ReusableEvent {
  public:
   class Use {
    public:
-    explicit Use(KeptEvent& kept) noexcept
-        : kept_(kept.is_in_use_.exchange(true, std::memory_order_acquire) ? nullptr : &kept) {}
+    explicit Use(ReusableEvent& reused) noexcept
+        : reused_(reused.is_in_use_.exchange(true, std::memory_order_acquire) ? nullptr : &reused) {}
     ~Use() {
-      if (kept_ != nullptr) {
-        kept_->is_in_use_.store(false, std::memory_order_release);
+      if (reused_ != nullptr) {
+        reused_->is_in_use_.store(false, std::memory_order_release);
       }
     }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
-    bool is_taken() const noexcept { return kept_ != nullptr; }  // else another call uses it now
+    bool is_taken() const noexcept { return reused_ != nullptr; }  // else another call uses it now
     template <typename Make>
     const Event& event(Make&& make) const {
-      if (!kept_->event_) [[unlikely]] {
-        kept_->event_ = make();
+      if (!reused_->event_) [[unlikely]] {
+        reused_->event_ = make();
       }
-      return kept_->event_;
+      return reused_->event_;
     }
-    bool is_made() const noexcept { return kept_ == nullptr || kept_->event_ != Event{}; }
-    Event release() const noexcept { return kept_ != nullptr ? std::exchange(kept_->event_, Event{}) : Event{}; }
+    bool is_made() const noexcept { return reused_ == nullptr || reused_->event_ != Event{}; }
+    Event release() const noexcept { return reused_ != nullptr ? std::exchange(reused_->event_, Event{}) : Event{}; }
 
    private:
-    KeptEvent* const kept_;
+    ReusableEvent* const reused_;
   };
 
  private:
