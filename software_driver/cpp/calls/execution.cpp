@@ -10,6 +10,7 @@
 
 #include "calls/allocations.hpp"
 #include "calls/modules.hpp"
+#include "machine/costs.hpp"
 #include "ptx/block.hpp"
 
 namespace software_driver {
@@ -166,6 +167,31 @@ class KernelExecution : public Execution, public ptx::Surroundings {
   }
 
   void print(const std::string& text) override { printed_ += text; }
+
+  std::uint64_t allocate(std::uint64_t size) override {
+    Device& device = machine_.device(device_);
+    if (size == 0 || !has_room(device, size)) {
+      return 0;
+    }
+    Allocation made;
+    made.size = size;
+    made.device = device_;
+    made.hidden = true;
+    made.is_of_kernels = true;
+    made.storage = device.take(size);
+    const std::uint64_t address = made.handle = made.storage.address;
+    machine_.allocations.emplace(address, std::move(made));
+    device.allocated += size;
+    return address;
+  }
+
+  void release(std::uint64_t address) override {
+    const auto found = machine_.allocations.find(address);
+    if (found != machine_.allocations.end() && found->second.is_of_kernels) {
+      machine_.device(device_).allocated -= found->second.size;
+      machine_.allocations.erase(found);
+    }
+  }
 
   void set_condition(std::uint64_t handle, std::uint32_t value) override {
     if (Condition* condition = machine_.conditions.find(handle)) {

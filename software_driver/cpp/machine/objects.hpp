@@ -183,6 +183,7 @@ struct Allocation : Object {
   bool freeing = false;     // a stream-ordered free is under way
   bool managed = false;
   ManagedRange range;
+  bool is_of_kernels = false;   // made by malloc of a kernel
   bool live = true;             // false between the launches of the graph that allocates it
   bool freed_in_graph = false;  // by a node of the graph that allocates it
   int graphs = 0;               // that allocate it, executable ones included

@@ -493,6 +493,14 @@ void Block::call_external(Run& run, const Call& called) {
         const auto count = static_cast<std::uint32_t>(text.size());
         std::memcpy(const_cast<char*>(memory) + called.results[0].offset, &count, sizeof count);
       }
+    } else if (called.external == External::allocate) {
+      const std::uint64_t address = surroundings_.allocate(argument(0));
+      if (!called.results.empty()) {
+        std::memcpy(const_cast<char*>(memory) + called.results[0].offset, &address, sizeof address);
+      }
+    } else if (called.external == External::release) {
+      surroundings_.release(argument(0));
+      forget_spans();
     } else if (called.external == External::set_condition) {
       surroundings_.set_condition(argument(0), static_cast<std::uint32_t>(argument(1)));
     } else {

@@ -30,6 +30,9 @@ class Surroundings {
   virtual Span find(std::uint64_t address) = 0;
   virtual void print(const std::string& text) = 0;
   virtual void set_condition(std::uint64_t handle, std::uint32_t value) = 0;
+  // malloc and free of kernels. 0 where there is no room.
+  virtual std::uint64_t allocate(std::uint64_t size) = 0;
+  virtual void release(std::uint64_t address) = 0;
   // Accesses to watched memory.
   virtual void reads(std::uint64_t address, std::size_t size) = 0;
   virtual void writes(std::uint64_t address, std::size_t size) = 0;

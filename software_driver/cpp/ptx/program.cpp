@@ -654,10 +654,11 @@ class Decoder {
     }
     const Operand& target = statement.operands[at++];
     list(call.arguments);
-    constexpr std::pair<std::string_view, External> externals[] = {
-        {"vprintf", External::print},
-        {"__assertfail", External::fail_assertion},
-        {"cudaGraphSetConditional", External::set_condition}};
+    constexpr std::pair<std::string_view, External> externals[] = {{"vprintf", External::print},
+                                                                   {"__assertfail", External::fail_assertion},
+                                                                   {"cudaGraphSetConditional", External::set_condition},
+                                                                   {"malloc", External::allocate},
+                                                                   {"free", External::release}};
     const auto* external = std::ranges::find(externals, target.name, &std::pair<std::string_view, External>::first);
     made.flow = Flow::call;
     if (find_register(target.name) != nullptr) {
@@ -1089,10 +1090,67 @@ const std::vector<KnownInstruction>& known_instructions() {
   return all;
 }
 
+// Functions of the device's run-time library that are programs themselves. The barrier of a grid counts in the
+// workspace of a cooperative launch: the first block adds what turns the highest bit over when all others have added
+// one.
+constexpr std::string_view library_functions = R"(
+.visible .func (.param .b64 result) cudaCGGetIntrinsicHandle(.param .b32 scope)
+{
+.reg .b32 %r<2>;
+.reg .b64 %d;
+mov.u32 %r0, %envreg2;
+mov.u32 %r1, %envreg1;
+mov.b64 %d, {%r0, %r1};
+st.param.b64 [result], %d;
+ret;
+}
+.visible .func (.param .b32 result) cudaCGSynchronize(.param .b64 handle, .param .b32 flags)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d;
+ld.param.u64 %d, [handle];
+bar.sync 0;
+mov.u32 %r0, %tid.x;
+mov.u32 %r1, %tid.y;
+or.b32 %r0, %r0, %r1;
+mov.u32 %r1, %tid.z;
+or.b32 %r0, %r0, %r1;
+setp.ne.u32 %p, %r0, 0;
+@%p bra DONE;
+mov.u32 %r0, %ctaid.x;
+mov.u32 %r1, %ctaid.y;
+or.b32 %r0, %r0, %r1;
+mov.u32 %r1, %ctaid.z;
+or.b32 %r0, %r0, %r1;
+mov.u32 %r1, %nctaid.x;
+mov.u32 %r2, %nctaid.y;
+mul.lo.u32 %r1, %r1, %r2;
+mov.u32 %r2, %nctaid.z;
+mul.lo.u32 %r1, %r1, %r2;
+sub.u32 %r1, 0x80000001, %r1;
+setp.eq.u32 %p, %r0, 0;
+selp.b32 %r3, %r1, 1, %p;
+membar.gl;
+atom.add.u32 %r4, [%d+4], %r3;
+WAIT:
+ld.volatile.u32 %r5, [%d+4];
+xor.b32 %r6, %r5, %r4;
+setp.ge.s32 %p, %r6, 0;
+@%p bra WAIT;
+DONE:
+bar.sync 0;
+st.param.b32 [result], 0;
+ret;
+}
+)";
+
 std::shared_ptr<const Program> Program::read(std::string_view text) {
   auto program = std::make_shared<Program>();
   try {
-    const auto source = read_source(text);
+    const bool needs_library = text.find("cudaCG") != std::string_view::npos;
+    const auto source =
+        read_source(needs_library ? std::string(text) + std::string(library_functions) : std::string(text));
     Decoder(*source, *program).decode();
   } catch (const SourceError& error) {
     program->functions.clear();

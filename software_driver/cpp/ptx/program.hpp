@@ -38,7 +38,7 @@ enum class Flow : std::uint8_t {
   together  // waits until the lanes of a mask are here, and executes then
 };
 
-enum class External : std::uint8_t { none, print, fail_assertion, set_condition };
+enum class External : std::uint8_t { none, print, fail_assertion, set_condition, allocate, release };
 
 struct Instruction {
   Operation run = nullptr;

@@ -65,8 +65,10 @@ std::vector<Token> tokens_of(std::string_view text) {
     if (text[i] == '"') {
       end = std::min(text.find('"', i + 1), text.size() - 1) + 1;
     } else if (is_word(text[i])) {
-      while (end < text.size() && (is_word(text[end]) || (text[end] == ':' && text.substr(end, 2) == "::" &&
-                                                          text[i] != '$' && end + 2 < text.size()))) {
+      // Directives may stand without a blank between them: ".reg.b16".
+      while (end < text.size() && !(text[i] == '.' && text[end] == '.') &&
+             (is_word(text[end]) ||
+              (text[end] == ':' && text.substr(end, 2) == "::" && text[i] != '$' && end + 2 < text.size()))) {
         end += text[end] == ':' ? 2 : 1;
       }
     }

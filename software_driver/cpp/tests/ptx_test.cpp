@@ -41,6 +41,8 @@ struct Device : Surroundings {
     handle = of;
     condition = value;
   }
+  std::uint64_t allocate(std::uint64_t size) override { return memory_begin + (used += size) - size; }
+  void release(std::uint64_t) override {}
   void reads(std::uint64_t, std::size_t) override {}
   void writes(std::uint64_t, std::size_t) override {}
 
@@ -204,6 +206,7 @@ void test_control() {
       "st.param.b32 [result+0], %r1;\nret;\n}\n";
   gives("recursion", ".param .b32 p; .param .b32 q; st.param.b32 [p], %r0; call (q), fib, (p); ld.param.b32 %r1, [q];",
         {0, 1, 1, 2, 3, 5, 8, 13}, fib);
+  gives("directives in a row", ".reg.b32 x,y; mov.u32 x, 3; add.u32 y, x, %r0; mov.u32 %r1, y;", {3, 4});
   gives("function pointer",
         "mov.u64 %d1, fib; .param .b32 p; .param .b32 q; st.param.b32 [p], 7; call (q), %d1, (p), proto; ld.param.b32 "
         "%r1, [q];",
@@ -240,6 +243,10 @@ void test_memory() {
         "st.global.u32 [%a+512], 99; mov.u32 %r2, s; cp.async.ca.shared.global [%r2], [%a+512], 4; "
         "cp.async.wait_all; ld.shared.u32 %r1, [s];",
         {99}, ".shared .align 16 .b8 s[128];\n");
+  gives("heap",
+        ".param .b64 size; .param .b64 got; st.param.b64 [size], 8; call (got), malloc, (size); ld.param.b64 %d1, "
+        "[got]; st.u32 [%d1], %r0; ld.u32 %r1, [%d1]; st.param.b64 [size], %d1; call free, (size);",
+        {0, 1, 2}, ".extern .func (.param .b64 r) malloc(.param .b64 s);\n.extern .func free(.param .b64 a);\n");
   Device device;
   CHECK(run(kernel_of("atom.global.add.u32 %r1, [%a], 1; red.global.max.s32 [%a+4], %r0; atom.global.inc.u32 %r2, "
                       "[%a+8], 4;"),
@@ -283,6 +290,19 @@ void test_waiting() {
   Device device;
   CHECK(run(kernel_of(together), device, {.blocks = 3}).empty());
   CHECK(device.word(1) == 96);
+  // cooperative_groups::grid_group::sync, twice.
+  Device grid;
+  CHECK(run(kernel_of(
+                ".param .b64 handle; .param .b32 scope; .param .b64 group; .param .b32 flags; .param .b32 answer; call "
+                "(handle), cudaCGGetIntrinsicHandle, (scope); ld.param.b64 %d1, [handle]; st.param.b64 [group], "
+                "%d1; st.param.b32 [flags], 0; red.global.add.u32 [%a], 1; call (answer), cudaCGSynchronize, "
+                "(group, flags); ld.volatile.global.u32 %r1, [%a]; red.global.max.u32 [%a+4], %r1; call (answer), "
+                "cudaCGSynchronize, (group, flags); red.global.add.u32 [%a], 1;",
+                ".extern .func (.param .b64 h) cudaCGGetIntrinsicHandle(.param .b32 s);\n"
+                ".extern .func (.param .b32 r) cudaCGSynchronize(.param .b64 h, .param .b32 f);\n"),
+            grid, {.blocks = 4})
+            .empty());
+  CHECK(grid.word(0) == 256 && grid.word(1) == 128);
   Device alone;
   CHECK(contains(run(kernel_of(together), alone, {.blocks = 2}), "stuck, kernel k, block (0, 0, 0), line"));
   // A loop that counts ends by itself, and one that waits for the time does too.

@@ -112,6 +112,8 @@ def run(name: str, suite: Suite, driver: str, source: Path | None) -> Outcomes:
             **os.environ,
             "PYTHONPATH": str(HERE),
             "LD_LIBRARY_PATH": sim.library_folder(),
+            "LD_PRELOAD": f"{sim.library_folder()}/libsoftware_driver_keep_ptx.so",
+            "CUDA_SOFTWARE_DRIVER_CACHE": str(ROOT / "build" / "peers" / "ptx"),
             "CUDA_SOFTWARE_DRIVER_MACHINE": suite["machine"].replace("DRIVER", driver),
             "CUDA_GCTX_OUTCOMES": str(results),
         },
