@@ -200,6 +200,7 @@ class MixedCommHandler:
         nodes: Any = import_module("cuda_gctx.comm._torch_op")
         self._is_traced, self._is_compiling = nodes.is_traced, nodes.is_compiling
         self._as_node, self._number = nodes.call, nodes.number_of(self._run)
+        self._graph_state = nodes.new_state()
         # As it was made; programs for FlashInfer's handler read these.
         self.use_autotune = arguments.use_autotune
         self.min_block_size = arguments.block_sizes[0]
@@ -562,11 +563,11 @@ def run_mixed_comm(
     """
     # torch.compile reads this function, and asks nothing of compiled ones.
     if handler._is_traced():
-        return handler._as_node(handler._number, op, x_in, x_out, mode, root)
+        return handler._as_node(handler._graph_state, handler._number, op, x_in, x_out, mode, root)
     done = handler._known(op, x_in, x_out, mode, skip_check) if root is None else None
     if done is not None:
         return done
     # An export calls with tensors of a class of its own, which are in no call that is known.
     if handler._is_compiling():
-        return handler._as_node(handler._number, op, x_in, x_out, mode, root)
+        return handler._as_node(handler._graph_state, handler._number, op, x_in, x_out, mode, root)
     return handler._run_first(op, x_in, x_out, mode, root, is_checked=skip_check)

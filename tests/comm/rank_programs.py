@@ -494,8 +494,51 @@ def compiled(rank: int, size: int, folder: Path) -> list[int]:
     words = "x_in must have dtype torch.bfloat16, not torch.float32"
     assert words in message_of(ValueError, lambda: wrong(inputs[rank].float()))
     assert "no longer" in message_of(
-        RuntimeError, lambda: torch.ops.cuda_gctx.mixed_comm(inputs[rank], 10**9, 1, -1, -1)
+        RuntimeError, lambda: torch.ops.cuda_gctx.mixed_comm(inputs[rank], torch.zeros(1), 10**9, 1, -1, -1)
     )
+    handler.shutdown()
+    dist.destroy_process_group()
+    return [compared]
+
+
+@program
+def compiled_unused(rank: int, size: int, folder: Path) -> list[int]:
+    """torch.compile keeps calls whose outputs a rank does not use, each of equal ones, in their order."""
+    import random
+
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommOp, run_mixed_comm
+
+    dist = initialise_gloo(rank, size, folder)
+    handler = MixedCommHandler(rank, size, rank, size, 0, 1, 1, size, 1, 1, torch.float32, "cpu")
+    gather, scatter = MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER
+    compared = 0
+    for seed, backend in enumerate(["aot_eager", "inductor"] * 2):
+        same, own = random.Random(seed), random.Random(100 * seed + rank)
+        # All ranks make these calls; each uses, or looks at, some of the outputs alone.
+        steps = [(same.choice(["gather", "scatter", "out", "twice"]), own.random() < 0.4) for _ in range(5)]
+
+        def program(x: Any, unread: Any, steps: Any = steps) -> Any:
+            total = x * 1
+            for what, is_used in steps:
+                if what == "out":
+                    run_mixed_comm(gather, handler, total, unread)
+                    continue
+                found = run_mixed_comm(gather if what != "scatter" else scatter, handler, total.repeat(size, 1))
+                if what == "twice":
+                    found = run_mixed_comm(gather, handler, total.repeat(size, 1))
+                total = total + (0 * found.sum() if is_used else 0)
+            return run_mixed_comm(gather, handler, total)
+
+        torch._dynamo.reset()
+        x = torch.full((2, 4), float(rank + seed))
+        unread = torch.zeros(2 * size, 4)
+        done = torch.compile(program, fullgraph=True, backend=backend)(x, unread)
+        wanted = torch.cat([torch.full((2, 4), float(other + seed)) for other in range(size)])
+        assert torch.equal(done, wanted), (seed, done)
+        assert torch.equal(unread, wanted) or not any(what == "out" for what, _ in steps)
+        compared += 1
     handler.shutdown()
     dist.destroy_process_group()
     return [compared]

@@ -211,6 +211,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (_arguments, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
     nodes = SimpleNamespace(is_compiling=lambda: False, is_traced=lambda: False, call=None, number_of=lambda handler: 0)
+    nodes.new_state = lambda: None
     monkeypatch.setitem(sys.modules, "cuda_gctx.comm._torch_op", nodes)
     elements = {torch.float16: Element.FLOAT16, torch.bfloat16: Element.BFLOAT16}
     monkeypatch.setattr(_arguments, "_elements", lambda: elements)
