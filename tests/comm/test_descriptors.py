@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
+import random
 import re
 import socket
 import threading
@@ -53,7 +55,9 @@ def exchange(size: int, meanwhile: Any, *, before: bool = False) -> list[Any]:
         finally:
             os.close(own)
 
-    threads = [threading.Thread(target=work, args=(one,)) for one in LocalBackend.of(size, 20)]
+    threads = [
+        threading.Thread(target=work, args=(one,), name=str(one.Get_rank())) for one in LocalBackend.of(size, 20)
+    ]
     for one in threads:
         one.start()
     for one in threads:
@@ -61,68 +65,123 @@ def exchange(size: int, meanwhile: Any, *, before: bool = False) -> list[Any]:
     return found
 
 
-# In /proc/net/unix: the flags of a socket that listens, its inode and its abstract address.
-LISTENING = re.compile(r" 00010000 \S+ \S+ +(\d+) @(cuda-gctx-[0-9a-f]{32}-[0-2])$", re.MULTILINE)
+def all_received(size: int) -> list[Any]:
+    return [{other: f"of rank {other}" for other in range(size) if other != rank} for rank in range(size)]
 
 
-def addresses_of_ranks() -> list[str]:
-    """Where the three ranks in this process listen: the addresses of other tests come and go meanwhile."""
-    while True:
-        own = set()
-        for file in Path("/proc/self/fd").iterdir():
-            with suppress(FileNotFoundError):
-                own.add(os.readlink(file))
-        rows = LISTENING.findall(Path("/proc/net/unix").read_text())
-        names = {name for inode, name in rows if f"socket:[{inode}]" in own}
-        if len(names) == 3:
-            return sorted(names)
-        time.sleep(0.001)
-
-
-def test_strangers_do_not_keep_ranks_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_do_not_keep_ranks_from_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of the same user that know no secret, say nothing, or end, in random numbers and on random ranks."""
     monkeypatch.setattr(_descriptors, "MESSAGE_S", 0.05)
-    kept: list[Any] = []
+    monkeypatch.setenv("CUDA_GCTX_SOCKETS", str(tmp_path))
+    for seed in range(5):
+        choose, kept = random.Random(seed), []
 
-    def strangers() -> None:
-        for number, name in enumerate(addresses_of_ranks()):
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect("\0" + name)
-            kept.append(connection)
-            if number == 1:  # knows no secret
-                file = os.memfd_create("stranger")
-                socket.send_fds(connection, [b"a message of some length, from nobody"], [file])
-                os.close(file)
-            if number == 2:
-                connection.close()
+        def strangers(choose: random.Random = choose, kept: list[Any] = kept) -> None:
+            while len(sockets := list(tmp_path.glob("cuda-gctx-*/?"))) < 3:
+                time.sleep(0.001)
+            for _ in range(choose.randint(1, 6)):
+                connection = socket.socket(socket.AF_UNIX)
+                to = str(choose.choice(sockets))
+                while connection.connect_ex(to) != 0:  # it is there, and does not listen yet
+                    time.sleep(0.001)
+                kept.append(connection)
+                what = choose.randrange(3)
+                if what == 1:  # knows no secret
+                    file = os.memfd_create("stranger")
+                    socket.send_fds(connection, [b"a message of some length, from nobody"], [file])
+                    os.close(file)
+                if what == 2:
+                    connection.close()
 
-    assert exchange(3, strangers) == [
-        {other: f"of rank {other}" for other in range(3) if other != rank} for rank in range(3)
-    ]
-    assert kept
-    for one in kept:
-        one.close()
+        assert exchange(3, strangers) == all_received(3), seed
+        assert kept
+        for one in kept:
+            one.close()
+        assert list(tmp_path.iterdir()) == []
+
+
+NOBODY = 65534
+
+
+def test_another_user_cannot_fill_the_queues_of_ranks() -> None:
+    """A process of another user connects to whatever listens, until it is told to stop."""
+    if os.geteuid() != 0:
+        pytest.skip("needs the right to become another user (root)")
+    reader, writer = os.pipe()
+    stranger = os.fork()
+    if stranger == 0:
+        try:
+            os.close(writer)
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.set_blocking(reader, False)
+            flood(reader)
+        finally:
+            os._exit(0)
+    os.close(reader)
+    try:
+        for seed in range(6):
+            pause = random.Random(seed).choice([0.0, 0.1, 0.2])
+            assert exchange(2, lambda pause=pause: time.sleep(pause)) == all_received(2), seed
+    finally:
+        os.close(writer)
+        os.waitpid(stranger, 0)
+
+
+def flood(reader: int) -> None:
+    """Connects to all sockets of ranks, by abstract names and by paths, until the pipe is closed."""
+    held = []
+    while True:
+        with suppress(BlockingIOError):
+            if os.read(reader, 1) == b"":
+                return
+        # In /proc/net/unix: the flags of a socket that listens, and its address.
+        names = re.findall(r" 00010000 .* (\S*cuda-gctx-\S+)$", Path("/proc/net/unix").read_text(), re.MULTILINE)
+        for name, _ in itertools.product(set(names), range(40)):
+            one = socket.socket(socket.AF_UNIX)
+            one.setblocking(False)
+            try:
+                one.connect("\0" + name[1:] if name.startswith("@") else name)
+            except OSError:
+                break
+            held.append(one)
 
 
 CLONE_NEWNET = 0x40000000
 
 
-def test_ranks_with_networks_of_their_own_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_networks_of_their_own_exchange_descriptors() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     apart: list[bool] = []
 
     def leave() -> None:  # of the first rank's thread alone
         apart.append(libc.unshare(CLONE_NEWNET) == 0)
 
-    with_names = exchange(2, leave, before=True)
+    received = exchange(2, leave, before=True)
     if not all(apart):
         pytest.skip("needs the right to make a network namespace (root)")
-    for rank, error in enumerate(with_names):
-        assert isinstance(error, ConnectionError), error
-        assert f"rank {1 - rank} did not accept the descriptor of rank {rank}: " in str(error)
-        assert "need a folder that they share, in the environment variable CUDA_GCTX_SOCKETS" in str(error)
-    monkeypatch.setenv("CUDA_GCTX_SOCKETS", str(tmp_path))
-    assert exchange(2, leave, before=True) == [{1: "of rank 1"}, {0: "of rank 0"}]
-    assert list(tmp_path.iterdir()) == []
+    assert received == all_received(2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_folder_that_a_rank_does_not_see_is_an_error_that_names_the_variable(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = random.Random(seed).randrange(1, 3)
+    look = os.lstat
+
+    def lstat(path: Any, **options: Any) -> Any:
+        if threading.current_thread().name == str(blind) and "cuda-gctx-" in str(path):
+            raise FileNotFoundError(path)
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    errors = exchange(3, lambda: None)
+    assert isinstance(errors[blind], ConnectionError)
+    for error in errors:
+        assert "set the environment variable CUDA_GCTX_SOCKETS to a folder that all ranks of the host share" in str(
+            error
+        )
 
 
 def test_a_process_that_is_forked_has_an_identity_of_its_own() -> None:
