@@ -75,6 +75,7 @@ class Arguments:
     device: Any
     partition: Partition | None
     grid_size: int
+    most_blocks: int
     block_sizes: tuple[int, int]
     fewest_steps: int
     enable_ibgda: bool
@@ -145,10 +146,11 @@ def checked(
     if transport not in TRANSPORTS:
         raise ValueError(f"transport must be one of {', '.join(TRANSPORTS)}, not {transport!r}")
     switches = {name: as_bool(name, value) for name, value in switches.items()}
+    most_blocks = 0
     if device.type == "cuda":
         if device.index is None:
             device = _torch().device("cuda", _torch().cuda.current_device())
-        grid_size = _grid_size(Device(device.index), partition, grid_size)
+        grid_size, most_blocks = _grid_size(Device(device.index), partition, grid_size)
     elif device.type != "cpu":
         raise ValueError(f"device must be a CUDA device or the CPU, not {device}")
     elif partition is not None or grid_size is not None:
@@ -161,6 +163,7 @@ def checked(
         device=device,
         partition=partition,
         grid_size=grid_size or 0,
+        most_blocks=most_blocks,
         block_sizes=_block_sizes(*block_sizes, info.world_size),
         fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
         enable_ibgda=switches["ib_enable_ibgda"],
@@ -174,14 +177,15 @@ def checked(
     )
 
 
-def _grid_size(device: Device, partition: Partition | None, grid_size: int | None) -> int:
+def _grid_size(device: Device, partition: Partition | None, grid_size: int | None) -> tuple[int, int]:
+    """Returns the number of blocks, and the largest possible one."""
     if partition is not None and partition.context.device != device:
         raise ValueError(f"the partition belongs to device {partition.context.device.device_id}, not to {device}")
     major, minor = device.compute_capability
     if not is_supported(major * 10 + minor):
         raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
     sms = device.sm_count if partition is None else partition.sm_count
-    return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms)
+    return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms), sms
 
 
 def _block_sizes(smallest: int, largest: int | None, world: int) -> tuple[int, int]:

@@ -184,7 +184,7 @@ class MixedCommHandler:
         self.para_info = arguments.info
         self.dtype = arguments.dtype
         self.device = arguments.device
-        self.grid_size = arguments.grid_size
+        self._grid_size = arguments.grid_size
         self.valid_op_list = list(self.para_info.valid_ops)
         self.valid_mode_list = list(built.modes.valid)
         self.local_comm_group, self.tp_comm_group, self.dp_comm_group = groups.local, groups.tp, groups.dp
@@ -203,8 +203,6 @@ class MixedCommHandler:
         self._graph_state = nodes.new_state()
         # As it was made; programs for FlashInfer's handler read these.
         self.use_autotune = arguments.use_autotune
-        self.min_block_size = arguments.block_sizes[0]
-        self.min_num_steps = arguments.fewest_steps
         self.ib_enable_ibgda = arguments.enable_ibgda
         self.should_init_nvshmem = arguments.should_init_nvshmem
         self.uc_ptr_list: list[int] = [] if self._gpu is None else self._gpu.addresses()
@@ -218,6 +216,28 @@ class MixedCommHandler:
     def _look_again(self) -> None:
         """What a call is may have changed."""
         self._calls.forget(by_address=self._gpu is not None and bool(self._gpu.mapped))
+
+    @property
+    def grid_size(self) -> int:
+        """The number of blocks of the kernels. Later calls use a new value; ranks may have different ones."""
+        return self._grid_size
+
+    @grid_size.setter
+    def grid_size(self, grid_size: int) -> None:
+        if not self._arguments.most_blocks:
+            raise ValueError("a handler on the CPU has no grid: do not set grid_size")
+        self._grid_size = as_int("grid_size", grid_size, 1, self._arguments.most_blocks)
+        self._look_again()
+
+    @property
+    def min_block_size(self) -> int:
+        """The smallest number of threads per SM, as in the constructor."""
+        return self._arguments.block_sizes[0]
+
+    @property
+    def min_num_steps(self) -> int:
+        """The number of tiles of a block, as in the constructor."""
+        return self._arguments.fewest_steps
 
     @property
     def tuning_table(self) -> TuningTable | None:
@@ -303,7 +323,7 @@ class MixedCommHandler:
         if chosen is MixedCommMode.AUTOTUNE:
             table = self._tuning_table if self._arguments.use_autotune or mode is not None else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
-        launched = self._modes[chosen].run(message, sms or self._arguments.grid_size)
+        launched = self._modes[chosen].run(message, min(sms or self._grid_size, self._grid_size))
         if launched is not None and root is None:
             self._calls.keep(op, mode, message, *launched, has_output=x_out is not None)
         return message.x_out

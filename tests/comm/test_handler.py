@@ -93,11 +93,13 @@ class Noted(Launches):
         super().__init__(streams)
         self._driver, self._streams = driver, streams
         self._steps: list[tuple[str, int]] = []
+        self._blocks: list[int] = []
         self.noted: list[Any] = []  # kernels and copies
 
     def kernel(self, function: int, *how: Any) -> None:
         super().kernel(function, *how)
         self._steps.append((self._driver.names[function], 0))
+        self._blocks.append(how[0])
         self.noted.append((function, *how))
 
     def copy(self, stream: int, *how: Any) -> None:
@@ -108,6 +110,7 @@ class Noted(Launches):
     def launch(self, stream: Any, given: Any, count: int) -> None:
         super().launch(stream, given, count)
         self._driver.launched(self._steps, [stream, *self._streams])
+        self._driver.blocks += self._blocks
 
 
 class Driver:
@@ -129,6 +132,18 @@ class Driver:
             self._thread.done, self._thread.streams = [], []
         found: list[Any] = self._thread.done
         return found
+
+    @property
+    def blocks(self) -> list[int]:
+        """The number of blocks of each kernel."""
+        if not hasattr(self._thread, "blocks"):
+            self._thread.blocks = []
+        found: list[int] = self._thread.blocks
+        return found
+
+    @blocks.setter
+    def blocks(self, blocks: list[int]) -> None:
+        self._thread.blocks = blocks
 
     @property
     def streams(self) -> list[tuple[str, int]]:
@@ -501,6 +516,25 @@ def test_every_number_of_a_handler_is_read_alike(driver: Driver) -> None:
         world.run(work)
     of_numpy = {name: numpy.int64(good) for name, good in NUMBERS.items()}
     on_ranks(driver, 2, lambda rank, handler: None, timeout_s=numpy.float32(5), **of_numpy)
+
+
+def test_each_call_uses_the_grid_size_that_the_handler_has_then(driver: Driver) -> None:
+    """Random grids, which differ between ranks, for calls that were made before and with tensors of their own."""
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        choose = random.Random(rank.rank)
+        x, out = (Tensor(handler.device, torch.bfloat16, 64, 8192) for _ in range(2))
+        for _ in range(30):
+            if choose.random() < 0.7:
+                handler.grid_size = choose.randint(1, 8)
+            driver.blocks.clear()
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, out, MixedCommMode.TWO_EXCHANGE)
+            assert driver.blocks == [handler.grid_size]
+        for wrong in (0, 9, 1.5):
+            with pytest.raises((TypeError, ValueError), match="grid_size must be an int from 1 to 8"):
+                handler.grid_size = wrong  # type: ignore[assignment]
+
+    on_ranks(driver, 2, work)
 
 
 def test_what_ranks_have_to_share_is_compared_before_anything_else(driver: Driver) -> None:
