@@ -166,9 +166,9 @@ COUNTS = {
         "bar.warp.sync": 1,
         "bar.sync": 2,
         "st.relaxed.sys.global.b128": 6,
-        "st.release.sys.global.b64": 5,
+        "st.release.sys.global.b64": 4,
         "ld.relaxed.sys.global.b128": 3,
-        "bar.red.and.pred": 1,
+        "bar.red.and.pred": 2,
     },
     "two_exchange": {
         "bar.sync": 3,

@@ -50,7 +50,7 @@ LITMUS = {
         (2, 2),
         (
             ("two_exchange:two_exchange",),
-            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("guard:wait_flag", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange", "two_exchange:move"),
         ),
     ),
@@ -63,7 +63,7 @@ LITMUS = {
         (2, 1),
         (
             ("two_exchange:two_exchange",),
-            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("guard:wait_flag", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange",),
         ),
     ),
@@ -87,7 +87,7 @@ LITMUS = {
             ("two_exchange:move", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange",),
             ("two_exchange:two_exchange",),
-            ("guard:wait_word",),
+            ("guard:wait_flag",),
         ),
     ),
     "START hands on what all blocks have sent": Litmus(
@@ -105,7 +105,7 @@ LITMUS = {
             ("two_exchange:two_exchange",),
             ("two_exchange:two_exchange",),
             ("two_exchange:two_exchange",),
-            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("guard:wait_flag", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange", "two_exchange:move"),
         ),
     ),
@@ -123,7 +123,7 @@ LITMUS = {
             ("two_exchange:move", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange",),
             ("two_exchange:two_exchange",),
-            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("guard:wait_flag", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange",),
         ),
     ),
@@ -143,7 +143,7 @@ LITMUS = {
             ("two_exchange:two_exchange",),
             ("two_exchange:two_exchange",),
             ("two_exchange:two_exchange",),
-            ("guard:wait_word", "two_exchange:two_exchange"),
+            ("guard:wait_flag", "two_exchange:two_exchange"),
             ("two_exchange:two_exchange",),
         ),
         wrong=1,
@@ -198,7 +198,7 @@ LITMUS = {
             thread(1, 0, "load_acquire fault == 1", "load_relaxed detail"),
         ),
         (1, 1),
-        (("guard:report_world",), ()),
+        (("guard:write_record",), ()),
     ),
 }
 
@@ -264,7 +264,7 @@ KNOWN: dict[str, tuple[tuple[Thread, ...], tuple[int, ...], bool]] = {
         False,
     ),
     "one of two atomic operations is the first": (
-        (thread(0, 0, "or_own x = 1"), thread(0, 1, "or_own x = 2")),
+        (thread(0, 0, "add_own x = 1"), thread(0, 1, "add_own x = 2")),
         (0, 0),
         False,
     ),
@@ -357,6 +357,7 @@ def test_the_kernels_have_the_primitives_of_the_pattern_in_its_order(name: str) 
 # The orderings that hand nothing on by the memory model, and what they are for.
 OTHERS = {
     "guard: of_first in begin_call": "a word that the threads of a block share",
+    "one_exchange: all_of_block in receive": "no warp stores before the headers of all ranks agree",
     "one_exchange: wait_for_previous_kernel in one_exchange": "the order of kernels in a stream",
     "one_exchange: all_of_block in one_exchange": "no thread runs when the word is given back",
     "one_exchange: sync_block in one_exchange": "no thread runs when the word is given back",

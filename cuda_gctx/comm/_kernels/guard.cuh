@@ -106,13 +106,12 @@ struct Deadline {
   }
 };
 
-// Waits for the word of this epoch that `source` writes; false after a fault. Its payload is the signature of what
-// `source` was called with, which must be that of this call.
-template <bool ACQUIRES>
-DEVICE bool wait_word(const Call& call, u64 address, u32 source, u32 epoch) {
+// Waits for the flag of this epoch that `source` writes, and acquires what its rank wrote before; false after a fault. Its
+// payload is the signature of what `source` was called with, which must be that of this call.
+DEVICE bool wait_flag(const Call& call, u64 address, u32 source, u32 epoch) {
   Deadline deadline;
   for (;;) {
-    u64 word = ACQUIRES ? load_acquire(address) : load_relaxed(address);
+    u64 word = load_acquire(address);
     if (epoch_of(word) == epoch) {
       if (payload_of(word) == call.signature) return true;
       report(call, FAULT_MISMATCH, source, payload_of(word));

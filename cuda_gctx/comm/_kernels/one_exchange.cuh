@@ -22,11 +22,6 @@ DEVICE u32 word_of(const Call& call, u32 rank, u32 place, const Vector& mine, co
   return value;
 }
 
-// Ranks that were called with something else are found out by the header that each one sends.
-DEVICE bool check_header(const Call& call, u32 source, u32 epoch) {
-  return wait_word<false>(call, header_of(call.peer[call.rank], epoch, source), source, epoch);
-}
-
 // In steps of `BATCH` packets of each thread, so that as many accesses are under way. A batch begins for all threads of
 // a warp or for none of them: they exchange words.
 template <u32 BATCH>
@@ -60,15 +55,20 @@ DEVICE void send(const OneExchange& a, const Packets& packets, u32 epoch) {
   }
 }
 
-// Whether all packets have come.
+// Returns whether all packets have come, and the headers of all ranks, which find out ranks that were called with something
+// else. Each block waits for all headers before it stores anything to the output: packets of another call have sums as
+// well. The first warp of a block has a packet if any warp has one, and a thread for each rank.
 template <u32 BATCH>
 DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
   const Call& call = a.call;
   const u64 own = call.peer[call.rank];
+  bool has_agreed = false;
   // For each block of the output, the world ranks in the order in which they are added. Constants: arrays that are
   // indexed by variables would live in local memory.
   constexpr u32 order[BLOCKS][ADDENDS] = ORDER;
-  for (u32 begin = packets.first; begin - thread_index() % 32 < packets.count; begin += BATCH * packets.stride) {
+  // Warps without packets make one turn, for the barrier in it.
+  for (u32 begin = packets.first; begin - thread_index() % 32 < packets.count || !has_agreed;
+       begin += BATCH * packets.stride) {
     Vector mine[BATCH], theirs[BATCH][WORLD - 1];
 #pragma unroll
     for (u32 step = 0; step < BATCH; ++step) {
@@ -80,9 +80,11 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
 #pragma unroll
       for (Vector& one : theirs[step]) one = stamped({}, packets.has(packet) ? ~epoch : epoch);
     }
-    bool is_late = false;
+    bool is_late = false, awaits_header = !has_agreed && thread_index() < WORLD && thread_index() != call.rank;
     Deadline deadline;
     for (bool is_missing = true; is_missing && !is_late;) {
+      u64 header = 0;
+      if (awaits_header) header = load_relaxed(header_of(own, epoch, thread_index()));
 #pragma unroll
       for (u32 step = 0; step < BATCH; ++step) {
 #pragma unroll
@@ -92,8 +94,13 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
           if (!is_of(one, epoch)) one = receive_packet(slot);
         }
       }
-      is_missing = false;
-      u32 missed = 0;
+      if (awaits_header && epoch_of(header) == epoch) {
+        awaits_header = false;
+        is_late = payload_of(header) != call.signature;
+        if (is_late) report(call, FAULT_MISMATCH, thread_index(), payload_of(header));
+      }
+      is_missing = awaits_header;
+      u32 missed = thread_index();
 #pragma unroll
       for (u32 step = 0; step < BATCH; ++step) {
 #pragma unroll
@@ -103,12 +110,14 @@ DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
           missed = rank_of(call, other);
         }
       }
-      if (is_missing && deadline.passed(call)) {
+      if (is_missing && !is_late && deadline.passed(call)) {
         report(call, FAULT_TIMEOUT, missed, epoch);
         is_late = true;
       }
     }
-    if (!all_of_warp(!is_late)) return false;
+    const bool received = all_of_warp(!is_late);
+    if (!(has_agreed ? received : all_of_block(received))) return false;
+    has_agreed = true;
     // In place, a thread stores to what a neighbour has read as well.
     sync_warp();
 #pragma unroll
@@ -164,12 +173,19 @@ DEVICE void clear_slots(const Call& call, u32 epoch) {
 template <u32 BATCH>
 DEVICE bool exchange(const OneExchange& a, const Packets& packets, u32 epoch) {
   const Call& call = a.call;
-  const bool has_header = block_index() == 0 && thread_index() < WORLD && thread_index() != call.rank;
+  const bool has_peer = thread_index() < WORLD && thread_index() != call.rank;
+  auto send_header = [&](u32 signature) {
+    store_relaxed(header_of(call.peer[thread_index()], epoch, call.rank), packet(signature, epoch));
+  };
   // Everything is sent before anything is waited for: no rank waits for a packet behind a wait of another rank.
-  if (has_header) store_relaxed(header_of(call.peer[thread_index()], epoch, call.rank), packet(call.signature, epoch));
+  if (has_peer && block_index() == 0) send_header(call.signature);
   send<BATCH>(a, packets, epoch);
-  if (!all_of_warp(!has_header || check_header(call, thread_index(), epoch))) return false;
-  return receive<BATCH>(a, packets, epoch);
+  if (receive<BATCH>(a, packets, epoch)) return true;
+  // The first block leaves without its headers if it begins behind this fault. All ranks have to learn the mismatch, those
+  // with the same call as this one too: by a header that fits to nothing.
+  if (has_peer && block_index() != 0 && load_own(call.peer[call.rank] + CONTROL_FAULT) == FAULT_MISMATCH)
+    send_header(~call.signature);
+  return false;
 }
 
 KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a) {

@@ -21,11 +21,6 @@ constexpr u32 STAGED_IN = 1, STAGED_OUT = 2, PLACED = 4, COPIED = 8;
 
 DEVICE u64 mailbox_of(u64 base, u32 source) { return base + MAILBOXES + source * MAILBOX_BYTES; }
 
-// Waits for a flag of `source`; acquires what its rank wrote before.
-DEVICE bool wait_flag(const Call& call, u64 address, u32 source, u32 epoch) {
-  return wait_word<true>(call, address, source, epoch);
-}
-
 DEVICE bool wait_barrier(const Call& call, u64* barrier, u32 parity) {
   Deadline deadline;
   while (!barrier_try_wait(barrier, parity))
