@@ -38,11 +38,16 @@ def compared(path: Path) -> list[str]:
 def dealt(path: Path) -> list[str]:
     """A part of the sections of a recording: one that several recordings have is in the part of one of them.
 
-    Some known differences are of one card: it is that card's part that has their section, or their test fails.
+    Sections with a known difference are in each part, because some are differences of one card.
     """
+    differing = {place.partition("/")[0] for place in KNOWN_DIFFERENCES}
     sections_of_all = sorted({section for one in RECORDINGS for section in compared(one)})
     having = {section: [one for one in RECORDINGS if section in compared(one)] for section in sections_of_all}
-    return [section for number, (section, those) in enumerate(having.items(), 1) if those[number % len(those)] == path]
+    return [
+        section
+        for number, (section, those) in enumerate(having.items(), 1)
+        if path in those and (section in differing or those[number % len(those)] == path)
+    ]
 
 
 PARTS = [

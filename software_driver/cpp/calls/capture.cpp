@@ -92,12 +92,13 @@ SOFTWARE_DRIVER_QUERY(cuStreamEndCapture, Call& c, Stream& stream, CUgraph* out)
   refuse_if(!stream.capture, CUDA_ERROR_ILLEGAL_STATE);
   const std::shared_ptr<Capture> capture = stream.capture;
   refuse_if(&capture->origin() != &stream, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
-  refuse_if(capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != c.thread.serial,
-            CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-  const CUresult result = !capture->is_active()  ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-                          : !is_joined(*capture) ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
-                          : out == nullptr       ? CUDA_ERROR_INVALID_VALUE
-                                                 : CUDA_SUCCESS;
+  const bool is_elsewhere = capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != c.thread.serial;
+  // The capture is over also after an error (seen on an H200 with driver 13.0).
+  const CUresult result = is_elsewhere            ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD
+                          : !capture->is_active() ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                          : !is_joined(*capture)  ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+                          : out == nullptr        ? CUDA_ERROR_INVALID_VALUE
+                                                  : CUDA_SUCCESS;
   const Graph* graph = end_capture(c.machine, *capture, result == CUDA_SUCCESS);
   give(out, graph == nullptr ? nullptr : as_handle<CUgraph>(*graph));
   return result;
