@@ -627,7 +627,8 @@ void Clock::catch_up(Lock& lock, const ThreadTime& thread) {
     advance(lock, limit, {&thread}, [] { return false; });
   }
   if (!advancing_ && !times_.expects_call_before(limit, &thread)) {
-    time_ = std::max(time_, limit);
+    // Whether a thread is expected depends on the host's clock: it may have been, for work before the limit.
+    time_ = std::max(time_, outstanding_.empty() ? limit : std::min(limit, next_moment()));
   }
 }
 
