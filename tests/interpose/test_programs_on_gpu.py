@@ -17,13 +17,17 @@ from ..conftest import REPOSITORY
 pytestmark = pytest.mark.gpu_only
 
 # The SM ids of a kernel whose blocks fill the device; each row is a way to launch it.
-TORCH = r"""
-import threading, torch
+KERNEL = r"""
 SOURCE = r'''extern "C" __global__ void where(unsigned *sms) {
   unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
   long long begin = clock64(); while (clock64() - begin < 100000);
   if (threadIdx.x == 0) sms[blockIdx.x] = sm;
 }'''
+"""
+TORCH = (
+    KERNEL
+    + r"""
+import threading, torch
 kernel = torch.cuda._compile_kernel(SOURCE, "where")
 def seen(stream=None, graph=False):
     sms = torch.zeros(2048, dtype=torch.int32, device="cuda")
@@ -49,13 +53,11 @@ thread = threading.Thread(target=lambda: rows.append(seen()))
 thread.start(); thread.join()
 print(torch.cuda.get_device_properties(0).multi_processor_count, *map(len, rows), len(set().union(*rows)))
 """
-CUPY = r"""
+)
+CUPY = (
+    KERNEL
+    + r"""
 import cupy
-SOURCE = r'''extern "C" __global__ void where(unsigned *sms) {
-  unsigned sm; asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
-  long long begin = clock64(); while (clock64() - begin < 100000);
-  if (threadIdx.x == 0) sms[blockIdx.x] = sm;
-}'''
 kernel = cupy.RawKernel(SOURCE, "where")
 def seen(stream):
     sms = cupy.zeros(2048, dtype=cupy.uint32)
@@ -66,6 +68,7 @@ def seen(stream):
 streams = (cupy.cuda.Stream.null, cupy.cuda.Stream(), cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(ptds=True))
 print(*map(seen, streams))
 """
+)
 # Launches on each kind of default stream, the order of the NULL stream and a blocking stream, and a reset.
 RUNTIME = r"""
 #include <cstdio>
