@@ -62,6 +62,7 @@ DriverContextHandle found_or_made(ContextPool& pool, int device, const ContextRe
 
 SmResourcePtr splittable(Runtime& runtime, const SmResourcePtr& group) {
   ContextPool& pool = context_pool(runtime);
+  const CaptureGate::Pass pass(runtime, group->device);
   const std::lock_guard splitting(pool.splitting());
   DriverContextHandle context = pool.find_splitting(*group);
   if (!context) {
@@ -69,7 +70,6 @@ SmResourcePtr splittable(Runtime& runtime, const SmResourcePtr& group) {
     request.groups = {group};
     request.sms = group;
     request.primary = primary_context(runtime, group->device)->driver_handle();
-    const CaptureGate::Pass pass(runtime, group->device);
     demand_no_capture_on(runtime, group->device);
     context = pool.make_splitting(request);
   }
