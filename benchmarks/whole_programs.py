@@ -4,7 +4,7 @@
 
 A control loop next to training, and a short kernel next to GEMMs: the programs in benchmarks/programs, which do not
 use this package. Also the cost of a launch with and without the library, by a program in C++ (needs nvcc). Needs a GPU,
-torch and nvidia-cuda-mps-control. Takes three minutes.
+torch and nvidia-cuda-mps-control. Takes five minutes or more.
 """
 
 from __future__ import annotations
