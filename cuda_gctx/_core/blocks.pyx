@@ -68,7 +68,7 @@ cdef int watch_thread(PyThreadState* state) except -1:
 
 
 cdef dict given_here():
-    """By the ids of their contexts, weak references to the objects that set_current() was given on this thread."""
+    """Return weak references to what set_current() was given on this thread, by the ids of the contexts."""
     watch_thread(PyThreadState_GetUnchecked())
     return <dict>given
 
@@ -88,7 +88,7 @@ cdef class CurrentBlock:
 
     def __enter__(self):
         cdef PyThreadState* state = PyThreadState_GetUnchecked()
-        # What can raise comes before the push.
+        # Steps that can raise come before the push.
         cdef void* task = task_of(state)
         cdef cpp.ContextHandle context
         watch_thread(state)

@@ -70,7 +70,7 @@ cdef class LeaseGroup:
 
     @property
     def is_open(self):
-        """Whether the group has not been closed."""
+        """True until the group is closed."""
         return self._group.get().is_open()
 
     def close(self):
@@ -472,7 +472,7 @@ def context_stream(Context context not None, size_t number=0, priority=None):
 
 
 def any_has_capture(contexts):
-    """Whether one of the streams that this package made in these contexts is capturing a graph."""
+    """Return whether a stream that this package made in these contexts is capturing a graph."""
     cdef vector[cpp.ContextHandle] boxes
     cdef Context context
     for context in contexts:
@@ -482,7 +482,7 @@ def any_has_capture(contexts):
 
 
 def is_idle(Context context not None):
-    """Whether the work of a context has ended, and none of its streams is capturing."""
+    """Return whether the work of a context has ended, and none of its streams is capturing."""
     return bool(cpp.context_is_idle(context._slot))
 
 

@@ -22,7 +22,7 @@ __all__ = ["exchange_descriptors"]
 
 # How long a rank that has connected may take to send: it does both in one go.
 MESSAGE_S = 1.0
-# How long a rank waits before it connects again to a rank whose queue is full.
+# The time for which a rank waits before it connects again to a rank whose queue is full.
 AGAIN_S = 0.001
 # Names the folder in which the ranks of a host make the folder of their sockets.
 FOLDER = "CUDA_GCTX_SOCKETS"

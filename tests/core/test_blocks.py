@@ -17,7 +17,7 @@ from cuda_gctx import ClosedError, Context, ContextCurrentError, CUDAError, Devi
 from ..common import refusal, small_contexts
 from ..raw import Raw, RawError
 
-# What other code does with the driver's stack inside of a block, and does not undo.
+# Deeds of other code with the driver's stack inside of a block, which it does not undo.
 DEEDS = ["push a", "push b", "push primary", "pop", "set a", "set b", "set primary", "set nothing"]
 
 

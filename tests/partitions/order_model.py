@@ -394,7 +394,7 @@ PLANS = [
 
 
 def pairs_of_plans(device: Device) -> list[str]:
-    """What is wrong with the switch from each plan to each other one."""
+    """Return what is wrong with the switch from each plan to each other one."""
     program = Program(device, 0, most_steps=4 * len(PLANS) ** 2)
     with PartitionPool(device) as program.pool:
         for layout in (NARROW, WIDE, OTHER):

@@ -100,7 +100,7 @@ class Clean:
 
 
 def alive(machine: Session) -> Counter[str]:
-    """What is alive, with leases in place of green contexts, which stay for later requests."""
+    """Return what is alive, with leases in place of green contexts, which stay for later requests."""
     gc.collect(0)
     found = Counter(found.kind for found in machine.ledger().live if found.kind != "green context")
     return found + Counter(lease=sum(use.open + use.lingering for use in system.memory().values()))

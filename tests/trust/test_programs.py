@@ -44,7 +44,7 @@ INDEX = st.integers(0, 1 << 16)
 
 @dataclass(eq=False)
 class Lease:
-    """What one object has open. group: of the split. sm_count: where there is no group; a pool has at least these."""
+    """The things that an object has open. group: of the split. sm_count: without a group; a pool has at least these."""
 
     owner: Any
     contexts: list[Context]

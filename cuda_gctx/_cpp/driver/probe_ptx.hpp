@@ -5,7 +5,7 @@
 
 namespace gctx {
 
-// What one block of the probe writes, in this layout.
+// The layout of what one block of the probe writes.
 struct ProbeBlock {
   std::uint64_t sm = 0;
   std::uint64_t start_ns = 0;  // of the device's global timer

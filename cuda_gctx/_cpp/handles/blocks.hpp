@@ -1,4 +1,4 @@
-// What each thread makes current through this package: by blocks, and by set_current.
+// Blocks and set_current: contexts that a thread makes current through this package.
 //
 // A block remembers what is current, pushes its context, takes it off at its end, and restores what it remembered. So
 // no context of a block stays on the driver's stack, whatever other code has pushed, popped or set inside.

@@ -38,7 +38,7 @@ struct ContextCounts {
   std::uint64_t exposed = 0;  // their raw value has left the package
 };
 
-// What a release destroyed, and how many idle contexts it left for which reason.
+// Counts the contexts that a release destroyed, and the idle ones that it left, by reason.
 struct ReleasedContexts {
   std::uint64_t destroyed = 0;
   std::uint64_t exposed = 0;

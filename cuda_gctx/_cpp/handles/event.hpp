@@ -26,9 +26,9 @@ class EventBox : public ContextChild<CUevent> {
   std::atomic<bool> may_capture_{false};
 };
 
-// Events outlive leases: they keep no SMs claimed. Throws if the lease has ended.
 // Makes an event that the caller destroys.
 CUevent make_raw_event(const ContextBox& context, unsigned flags);
+// Events outlive leases: they keep no SMs claimed. Throws if the lease has ended.
 EventHandle create_event(const ContextHandle& context, unsigned flags);
 // In the context of another event, which keeps it.
 EventHandle create_event_beside(const EventHandle& other, unsigned flags);
@@ -36,7 +36,7 @@ bool event_is_done(const EventHandle& event);
 void synchronize_event(const EventHandle& event);
 float elapsed_ms(const EventHandle& start, const EventHandle& end);
 
-// Of all streams of a context. The caller has a use of it and a pass of the gate, and nothing captures on it.
+// Act on all streams of a context. The caller has a use of it and a pass of the gate, and nothing captures on it.
 void record_all(const DriverContext& context, CUevent event);
 void let_all_wait(const DriverContext& context, CUevent event);
 

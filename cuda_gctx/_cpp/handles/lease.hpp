@@ -31,7 +31,7 @@ class LeaseGroup {
 };
 using LeaseGroupHandle = std::shared_ptr<LeaseGroup>;
 
-// Where the contexts of an ended lease go.
+// Takes the contexts of leases that end.
 class LeasedContexts {
  public:
   virtual void give_back(const Lease& lease) noexcept = 0;

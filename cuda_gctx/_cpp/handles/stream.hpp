@@ -75,7 +75,7 @@ class StreamBox : public Registered<StreamBox, CUstream>, public InContext, publ
   StreamEvents& events() noexcept { return *events_; }
   // The driver's number, asked once; 0 as long as it cannot be asked, because asking would invalidate a capture.
   std::uint64_t id();
-  // Whether an owned stream is part of a capture, so that it must not be destroyed.
+  // Returns whether an owned stream is part of a capture, so that it must not be destroyed.
   bool is_needed_by_capture() const noexcept;
 
  private:

@@ -14,7 +14,7 @@ namespace gctx::test {
 // Opens a fresh machine. `spec`: the text behind "sim:" in CUDA_GCTX_DRIVER.
 inline Runtime& open_machine(const std::string& spec = "h200@13.0") { return Runtime::open("sim:" + spec); }
 
-// It is closed at the end of its scope.
+// A machine that is closed at the end of its scope.
 class Machine {
  public:
   explicit Machine(const std::string& spec = "h200@13.0") : runtime_(open_machine(spec)) {}

@@ -457,7 +457,7 @@ void plan_batch(Call& c, CopyBatch batch, GraphNode& node, std::size_t& failed) 
     if (found.extent.is_empty()) {
       continue;
     }
-    // What may go when the call returns is read now.
+    // Memory that may go when the call returns is read now.
     if (batch.attributes[attribute].srcAccessOrder == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL) {
       stage(c, found.extent, found.from);
     }

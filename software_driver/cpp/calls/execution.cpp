@@ -155,7 +155,7 @@ class KernelExecution : public Execution, public ptx::Surroundings {
     }
   }
 
-  // What a kernel writes after it has read something unknown is unknown too.
+  // A kernel that has read something unknown writes only unknown values.
   void writes(std::uint64_t address, std::size_t size) override {
     const Bytes bytes = bytes_at(machine_, address, size);
     if (tainted_.empty()) {

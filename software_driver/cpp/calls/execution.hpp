@@ -9,7 +9,7 @@ namespace software_driver {
 std::uint64_t address_of(Call& call, Module& module, const Variable& variable);
 // Makes a grid execute its kernel. False where it cannot; Unknown then knows why.
 bool execute(Call& call, const Context& context, const LaunchPlan& plan, Grid& grid);
-// What is to be done when the kernel is over.
+// The steps that follow when the kernel is over.
 void end_execution(Machine& machine, Work& work);
 
 }  // namespace software_driver

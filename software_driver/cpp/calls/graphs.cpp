@@ -213,7 +213,7 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context
   return works;
 }
 
-// What a graph does when it begins: conditions get the values that they have at each launch.
+// Begins a graph: conditions get the values that they have at each launch.
 Effect assign_conditions(Machine& machine, const GraphExec& exec) {
   std::vector<std::pair<CUgraphConditionalHandle, unsigned>> values;
   each_node(exec.nodes, [&](const ExecNode& one) {

@@ -32,7 +32,7 @@ std::vector<WorkPtr> predecessors(Machine& machine, const Stream& stream) {
   return before;
 }
 
-// Whether a kernel may write memory that the host reads without a call.
+// Returns whether a kernel may write memory that the host reads without a call.
 bool has_host_memory(const Machine& machine) {
   return std::ranges::any_of(machine.allocations, [](const auto& entry) {
     return entry.second.managed || entry.second.type != CU_MEMORYTYPE_DEVICE;

@@ -33,7 +33,8 @@ void launch_host_function(Call& c, Stream& stream, CUhostFn function, void* user
   return enqueue(c, stream, std::move(node));
 }
 
-// Whether a stream may have an attribute of this value. Priorities are clamped, and windows and domains change nothing.
+// Returns whether a stream may have an attribute of this value. Priorities are clamped; windows and domains change
+// nothing.
 bool is_of_streams(CUstreamAttrID which, const CUstreamAttrValue& value) {
   switch (which) {
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:

@@ -406,7 +406,7 @@ void Clock::execute(DeviceLoad& device, std::size_t sm, Resident& resident) {
   }
 }
 
-// Whether nothing is under way but kernels that wait.
+// Returns whether nothing is under way but kernels that wait.
 bool Clock::waits_for_host_alone() const {
   return timers_.empty() && waits_.empty() && host_calls_.empty() &&
          std::ranges::all_of(devices_, [](const DeviceLoad& device) {
@@ -627,7 +627,7 @@ void Clock::catch_up(Lock& lock, const ThreadTime& thread) {
     advance(lock, limit, {&thread}, [] { return false; });
   }
   if (!advancing_ && !times_.expects_call_before(limit, &thread)) {
-    // Whether a thread is expected depends on the host's clock: it may have been, for work before the limit.
+    // The host's clock decides which threads are expected: one may have been, for work before the limit.
     time_ = std::max(time_, outstanding_.empty() ? limit : std::min(limit, next_moment()));
   }
 }

@@ -87,7 +87,7 @@ class Clock {
   void reach_host_function(Lock& lock);
   // Lets time pass until all effects that show are there, or until the next host function is called.
   void reach_effects(Lock& lock);
-  // How long kernels that wait for what nobody does are given.
+  // The time that kernels are given which wait for what nobody does.
   void set_patience(std::chrono::milliseconds patience) noexcept { patience_ = patience; }
   // A host function has returned.
   void host_returned(const WorkPtr& work);
@@ -127,7 +127,7 @@ class Clock {
   };
 
   static bool has_reported(const WorkPtr& work);
-  // Which threads' next calls time waits for: all others than `self`, or none.
+  // The threads for whose next calls time waits: all others than `self`, or none.
   struct Bound {
     const ThreadTime* self = nullptr;
     bool none = false;

@@ -146,7 +146,7 @@ std::vector<std::size_t> Sms::room_together(const std::vector<SmSet>& parts, con
 
 double Sms::rate_of(const BlockCost& cost, double alone_ns, double used) const {
   const double share = used > 1 ? 1 / used : 1;
-  // What it needs of the throughput, compared with what it gets.
+  // The throughput that it needs, compared with what it gets.
   const double compute = cost.throughput > 0 ? cost.compute_ns / alone_ns : 0;
   return compute > share ? share / compute : 1;
 }

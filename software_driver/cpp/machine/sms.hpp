@@ -95,7 +95,7 @@ class Sms {
                const std::function<void(std::size_t sm, Resident&)>& give_more,
                const std::function<void(std::size_t sm, const Resident&)>& ended,
                const std::function<void(const WorkPtr&)>& flow_ended);
-  // Whether all that runs are blocks of such work.
+  // Returns whether all that runs are blocks of such work.
   bool runs_only(const std::function<bool(const Work&)>& is_meant) const;
   // Ends the runs that reach into a set of SMs after the blocks that are running, where `gives_way`, and reports how
   // many blocks are given back. The runs of a cluster are cut to one length, so that whole clusters are given back;

@@ -18,7 +18,7 @@ std::uint64_t coarse_clock() {
   return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-// Whether a thread has the processor, or would have it on a machine with more of them.
+// Returns whether a thread has the processor, or would have it on a machine with more of them.
 bool is_computing(int thread) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);

@@ -61,7 +61,7 @@ class ThreadTimes {
   void leave(ThreadTime& thread);
   // Ends the waits for a piece of work.
   void wake(const WorkPtr& work, std::uint64_t time);
-  // Whether a thread other than `self` may call before this moment.
+  // Returns whether a thread other than `self` may call before this moment.
   bool expects_call_before(std::uint64_t moment, const ThreadTime* self);
 
   // Host time that the driver itself takes is no thread's.

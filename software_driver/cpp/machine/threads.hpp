@@ -17,7 +17,7 @@ struct Caller {
   std::atomic<unsigned> calls = 0;  // under way, or waiting for their turn
   std::uint64_t sleeps = 0;         // before the last call
 
-  // How often the calling thread has slept. 0 until another thread calls.
+  // Counts how often the calling thread has slept. 0 until another thread calls.
   static std::uint64_t count_sleeps();
 };
 const std::shared_ptr<Caller>& this_caller();

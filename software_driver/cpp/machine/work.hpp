@@ -76,7 +76,7 @@ class Execution {
   virtual ~Execution() = default;
   // A block on an SM goes on.
   virtual Step step(std::uint64_t block, std::size_t sm, std::uint64_t now) = 0;
-  // Whether each block that has begun waits for something that no block of the kernel does.
+  // True if each block that has begun waits for something that no block of the kernel does.
   virtual bool is_stuck() = 0;
   // Ends the kernel: nobody does what its blocks wait for.
   virtual void give_up() = 0;

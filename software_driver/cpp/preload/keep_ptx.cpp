@@ -58,7 +58,7 @@ class Library {
 Library nvrtc;
 Library nvjitlink;
 
-// What a program has given to a link.
+// The pieces that a program has given to a link.
 struct Link {
   std::vector<std::string> options;
   std::string ptx;

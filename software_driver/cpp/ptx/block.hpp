@@ -22,7 +22,7 @@ struct Span {
   bool is_watched = false;  // each access is reported
 };
 
-// What a kernel reaches outside of its block.
+// The things outside of its block that a kernel reaches.
 class Surroundings {
  public:
   virtual ~Surroundings() = default;
@@ -67,7 +67,7 @@ struct Kernel {
   std::uint32_t dynamic_shared = 0;
   std::uint32_t local_bytes = 0;  // of a thread, for all functions that may be active at once
   std::vector<std::uint32_t> constants;
-  // What grid-wide barriers count in: all blocks share it.
+  // The counter of grid-wide barriers, which all blocks share.
   std::shared_ptr<std::array<std::uint32_t, 16>> workspace;
   std::uint64_t grid_id = 0;
   Rates rates;
@@ -80,7 +80,7 @@ using AddressOf = std::function<std::uint64_t(const ProgramVariable&)>;
 // Fills in what depends on the module and the launch. `parameters` has the bytes of the entry's parameters.
 void bind(Kernel& kernel, const AddressOf& address_of);
 
-// What a block did in its turn.
+// The result of a turn of a block.
 struct Turn {
   std::uint64_t issued = 0;   // instructions of warps
   std::uint64_t longest = 0;  // of the warp with most of them
@@ -127,7 +127,7 @@ struct Warp {
   std::vector<std::uint32_t> registers;
 };
 
-// What a barrier does besides waiting, in Instruction::value.
+// The deeds of a barrier besides waiting, in Instruction::value.
 inline constexpr std::uint32_t barrier_waits = 0;
 inline constexpr std::uint32_t barrier_arrives = 1;
 inline constexpr std::uint32_t barrier_counts = 2;
@@ -142,7 +142,7 @@ class Block {
 
   // Executes up to about `budget` instructions of warps. Throws Fault.
   Turn run(std::uint64_t budget, std::uint64_t now_ns);
-  // Where the block stands: of the first thread that is not over.
+  // The place of the block: that of the first thread that is not over.
   unsigned line() const;
 
   const Kernel& kernel() const noexcept { return kernel_; }
@@ -172,7 +172,7 @@ class Block {
   std::string text_at(const Run& run, unsigned lane, std::uint64_t address);
   // Memory may have come and gone since the last turn.
   void forget_spans();
-  // Whether no thread can go on by itself: each waits at a barrier, or repeats a loop that reads the same values again
+  // True if no thread can go on by itself: each waits at a barrier, or repeats a loop that reads the same values again
   // and changes nothing.
   bool is_stuck();
 

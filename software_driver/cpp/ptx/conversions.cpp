@@ -8,7 +8,7 @@
 namespace software_driver::ptx {
 namespace {
 
-// What a conversion does besides rounding, in Instruction::value.
+// The deeds of a conversion besides rounding, in Instruction::value.
 constexpr std::uint32_t flag_relu = 16;
 constexpr std::uint32_t flag_integral = 64;  // to the nearest whole number, in the type of floating point
 
@@ -244,7 +244,7 @@ bool holds(T a, T b) {
   }
 }
 
-// How a comparison is combined with a third operand, and what is written: Instruction::value.
+// The way in which a comparison is combined with a third operand, and what is written: Instruction::value.
 constexpr std::uint32_t combines_and = 256;
 constexpr std::uint32_t combines_or = 512;
 constexpr std::uint32_t combines_xor = 1024;

@@ -31,7 +31,7 @@ Addresses addresses_of(const Run& run, const Instruction& i) {
   return addresses;
 }
 
-// Where the bytes of each lane are, and whether those of all 32 stand one behind the other.
+// The places of the bytes of each lane, and whether those of all 32 stand one behind the other.
 Pointers pointers_of(Run& run, Space space, const Addresses& addresses, unsigned size, bool writes, bool& is_dense) {
   Pointers pointers{};
   Block& block = run.block;

@@ -24,7 +24,7 @@ struct Instruction;
 // Executes an instruction in the lanes of a mask.
 using Operation = void (*)(Run& run, const Instruction& instruction);
 
-// How the instruction pointer goes on.
+// The ways in which the instruction pointer goes on.
 enum class Flow : std::uint8_t {
   next,
   branch,

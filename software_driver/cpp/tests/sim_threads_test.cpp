@@ -84,7 +84,7 @@ class Bench {
   }
 };
 
-// Whether the system says that a thread sleeps.
+// Returns whether the system says that a thread sleeps.
 bool is_asleep(long thread) {
   std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -291,7 +291,7 @@ void a_thread_that_slept_is_not_before_the_thread_that_woke_it(unsigned runs) {
   CHECK(lead == 100);
 }
 
-// As a library does that ends what it has made current on the thread.
+// Stands for a library that ends what it has made current on the thread.
 struct Calls {
   ~Calls() {
     CUcontext current = nullptr;
