@@ -329,7 +329,7 @@ class PartitionPool:
 
 
 def _has_capture(contexts: Sequence[Context], streams: Sequence[Stream]) -> bool:
-    """Return whether a stream captures. A device that has failed or was reset answers nothing: its pools can be closed."""
+    """Return whether a stream captures. A device that has failed or was reset answers nothing: then none does."""
     with suppress(RuntimeError):
         return any_has_capture(contexts) or any(is_capturing(stream) for stream in streams)
     return False
