@@ -1,6 +1,6 @@
 """Two unmodified programs on one GPU: in turns, under MPS, with percentages of MPS, and each in a partition.
 
-    python benchmarks/whole_programs.py [--seconds S] [--turns N] [--out DIR]
+    python benchmarks/whole_programs.py [--only PART] [--seconds S] [--turns N] [--out DIR]
 
 A control loop next to training, and a short kernel next to GEMMs: the programs in benchmarks/programs, which do not
 use this package. Also the cost of a launch with and without the library, by a program in C++ (needs nvcc). Needs a GPU,
@@ -150,7 +150,7 @@ def rows_of(pair: str, seconds: float, sm_count: int) -> Iterator[tuple[str, Row
 
 
 def launch_costs(turns: int) -> Row:
-    """The medians of launches with and without the library, in turns. The partition has most of the card."""
+    """The medians of launches with and without the library, by turns on one core. The partition has the whole card."""
     compiler = shutil.which("nvcc")
     if compiler is None:
         return {"skipped": "no nvcc"}
@@ -161,14 +161,21 @@ def launch_costs(turns: int) -> Row:
         subprocess.run([compiler, "-O2", "-o", program, source, "-L", str(stubs), "-lcuda"], check=True)
         ways = {"plain": [program], "in a partition": [*CLI, "run", "--layout", "a=rest", "--as", "a", "--", program]}
         found: dict[str, list[Row]] = {way: [] for way in ways}
-        for _ in range(turns):
-            for way, command in ways.items():
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores)})  # the programs inherit it
+        for turn in range(turns):
+            for way, command in list(ways.items())[:: -1 if turn % 2 else 1]:
                 found[way].append(answer_of(start(command)))
-    medians = {
-        way: {name: round(statistics.median(row[name] for row in rows), 1) for name in ("driver_ns", "runtime_ns")}
-        for way, rows in found.items()
-    }
-    return {"turns": turns, **medians}
+        os.sched_setaffinity(0, cores)
+    costs: Row = {"turns": turns}
+    for name in ("driver_ns", "runtime_ns"):
+        times = {way: [row[name] for row in rows] for way, rows in found.items()}
+        ratios = [inside / plain for plain, inside in zip(*times.values(), strict=True)]
+        costs[name] = {
+            **{way: round(statistics.median(values), 1) for way, values in times.items()},
+            "ratio, quartiles": [round(quartile, 4) for quartile in statistics.quantiles(ratios)],
+        }
+    return costs
 
 
 def main() -> int:
@@ -176,6 +183,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each row (default: 5)")
     parser.add_argument("--turns", type=int, default=20, help="of the launch costs (default: 20)")
     parser.add_argument("--out", type=Path, help="folder for the JSON file (default: benchmarks/results)")
+    parser.add_argument("--only", choices=[*PAIRS, "launches"], help="a pair of programs, or the launch costs")
     options = parser.parse_args()
     device = Device(0)
     head = described(device, "Two unmodified programs, by benchmarks/whole_programs.py", reporting.REPOSITORY)
@@ -183,12 +191,16 @@ def main() -> int:
         parser.error("needs a GPU: the software driver simulates no contention between processes")
     rows = []
     for pair in PAIRS:
+        if options.only not in (None, pair):
+            continue
         for how, row in rows_of(pair, options.seconds, device.sm_count):
             rows.append({"pair": pair, "how": how, **row})
             print(json.dumps(rows[-1]), flush=True)
-    costs = launch_costs(options.turns)
-    print(json.dumps(costs), flush=True)
-    print(reporting.write({**head, "rows": rows, "launches": costs}, "whole-programs", options.out))
+    result: Row = {**head, "rows": rows}
+    if options.only in (None, "launches"):
+        result["launches"] = launch_costs(options.turns)
+        print(json.dumps(result["launches"]), flush=True)
+    print(reporting.write(result, "whole-programs", options.out))
     return 0
 
 

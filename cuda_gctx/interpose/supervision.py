@@ -34,6 +34,8 @@ VERIFY_VARIABLE = "CUDA_GCTX_VERIFY"
 # Programs have this time to end by themselves.
 GRACE_S = 10.0
 POLL_S = 0.5
+# The server of MPS is a descendant where "share" has started the daemon. It opens the driver for its clients.
+MPS_SERVER = "nvidia-cuda-mps-server"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -266,7 +268,7 @@ class Supervision:
         for pid in self._descendants():
             with suppress(OSError):
                 key = (pid, os.stat(f"/proc/{pid}/exe").st_ino)  # an exec makes another program of a process
-                if key in self._looked_at:
+                if key in self._looked_at or os.path.basename(os.readlink(f"/proc/{pid}/exe")) == MPS_SERVER:
                     continue
                 maps = Path("/proc", str(pid), "maps").read_text(errors="replace")
                 if self._real not in maps:

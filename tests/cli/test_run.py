@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,15 @@ def test_what_leaves_the_partition_is_listed_and_strict_makes_it_a_failure() -> 
             done = child(*AS_DECODE, *options, "--", sys.executable, "-c", code)
             assert done.returncode == strict, done.stderr
             assert escape in done.stderr
+
+
+def test_the_server_of_mps_is_no_escape(tmp_path: Path) -> None:
+    server = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy(shutil.which("sleep") or "sleep", server)
+    command = ["env", "-u", "LD_AUDIT", f"LD_PRELOAD={library_path()}", str(server), "1.5"]
+    done = child(*AS_DECODE, "--strict", "--", *command)
+    assert done.returncode == 0, done.stderr
+    assert "no process opened the driver" in done.stderr
 
 
 def test_programs_with_a_static_cublas_can_read_the_count_of_the_card() -> None:
