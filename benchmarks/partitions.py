@@ -29,6 +29,7 @@ from call_costs import one_line
 from raw_calls import RawSwitch
 
 from cuda_gctx import (
+    Context,
     ContextOptions,
     Device,
     Layout,
@@ -148,42 +149,70 @@ def may_share(one: Partition | Stream, other: Partition | Stream) -> bool:
     return ids[0] is None or ids[1] is None or not set(ids[0]).isdisjoint(ids[1])
 
 
-def raw_switch(old: Target, new: Target) -> RawSwitch:
-    """The driver calls of a switch between two targets of two parts."""
-    waits = [
-        (
-            after.context if isinstance(after, Partition) else after,
-            before.context if isinstance(before, Partition) else before,
-        )
-        for part, before in old.places.items()
-        for later, after in new.places.items()
-        if new.places[part] != before and old.places[later] != after
-        if part == later or may_share(before, after)
-    ]
-    asked = {stream.handle: stream for stream in (*new.known, *old.known)}
-    return RawSwitch(asked.values(), waits)
+def waiting_place(place: Partition | Stream) -> Context | Stream:
+    return place.context if isinstance(place, Partition) else place
+
+
+class PairsInC:
+    """The driver calls of a switch in C: each part waits for the earlier parts whose SMs it may share.
+
+    by_ids: a part shares SMs with another one if verify() saw both on the same SM, and not whenever it is possible.
+    """
+
+    def __init__(self, old: Target, new: Target, by_ids: bool) -> None:
+        waits = [
+            (waiting_place(after), waiting_place(before))
+            for part, before in old.places.items()
+            for later, after in new.places.items()
+            if new.places[part] != before and old.places[later] != after
+            if part == later or not by_ids or may_share(before, after)
+        ]
+        asked = {stream.handle: stream for stream in (*new.known, *old.known)}
+        self.calls = [RawSwitch(asked.values(), waits)]
+
+    def time(self) -> float:
+        return sum(calls.time() for calls in self.calls)
+
+    def close(self) -> None:
+        for calls in self.calls:
+            calls.close()
+
+
+class RelayInC(PairsInC):
+    """The same in C, by one relay: one new part waits for all old ones, and the other new parts wait for its stream."""
+
+    def __init__(self, old: Target, new: Target) -> None:
+        first, *others = new.places.values()
+        assert isinstance(first, Partition)
+        asked = {stream.handle: stream for stream in (*new.known, *old.known)}
+        gathered = [(waiting_place(first), waiting_place(before)) for before in old.places.values()]
+        self.calls = [
+            RawSwitch(asked.values(), gathered),
+            RawSwitch([], [(waiting_place(other), first.stream) for other in others]),
+        ]
 
 
 def times_of_switches(
-    targets: Sequence[Target], device: Device, pending: bool, raw: Sequence[RawSwitch]
-) -> tuple[list[int], list[float]]:
-    """The time of each of many switches, to each target in turn, and before each one that of its driver calls in C.
+    targets: Sequence[Target], device: Device, pending: bool, raw: Mapping[str, Sequence[PairsInC]]
+) -> tuple[list[int], dict[str, list[float]]]:
+    """The time of each of many switches, to each target in turn, and before each one those of driver calls in C.
 
-    pending: with work on the streams of the one before. raw: the driver calls of the switch to each target, if known.
+    pending: with work on the streams of the one before. raw: by name, driver calls that switch to each target.
     """
     for target in targets:
         target.switch()
     clock = empty_ns()
-    samples, raw_samples = [], []
+    samples: list[float] = []
+    raw_samples: dict[str, list[float]] = {name: [] for name in raw}
     for number in range(SWITCHES):
         at, before = number % len(targets), targets[(number - 1) % len(targets)]
-        for is_raw in (True, False) if raw else (False,):
+        for name in (*raw, None):
             device.sync()
             if pending:
                 for stream in before.streams:
                     spin(stream, 1, PENDING_NS)
-            if is_raw:
-                raw_samples.append(raw[at].time())
+            if name is not None:
+                raw_samples[name].append(raw[name][at].time())
             else:
                 samples.append(timed_ns(targets[at].switch) - clock)
     device.sync()
@@ -194,14 +223,19 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
     """What a switch costs the host, between layouts of some partitions, and between plans of two parts.
 
     Two streams of each partition are lent, and other code knows their handles. verified: after verify() in both, which
-    shows what shares SMs. raw_us: the driver calls of a switch of two parts, in C, in turn with the switches.
+    shows what shares SMs. In turn with the switches, driver calls in C: raw_us, with a wait for each pair of parts that
+    share SMs, or may share them; raw_relay_us, with the relay that a pool uses where all parts wait for all.
     """
     grain = device.resources.sm.min_partition_size
     rows = []
 
     def row(what: str, parts: int, targets: Sequence[Target], verified: bool) -> None:
-        has_raw = parts == len(targets) == 2
-        raw = [raw_switch(targets[at - 1], target) for at, target in enumerate(targets)] if has_raw else []
+        raw: dict[str, list[PairsInC]] = {}
+        pairs = [(targets[at - 1], target) for at, target in enumerate(targets)] if len(targets) == 2 else []
+        if pairs and (parts == 2 or verified):
+            raw["raw_us"] = [PairsInC(old, new, verified) for old, new in pairs]
+        if pairs and verified:
+            raw["raw_relay_us"] = [RelayInC(old, new) for old, new in pairs]
         for pending in (False, True):
             samples, raw_samples = times_of_switches(targets, device, pending, raw)
             rows.append(
@@ -211,11 +245,11 @@ def measure_switching(device: Device) -> list[dict[str, Any]]:
                     "verified": verified,
                     "work": "pending" if pending else "done",
                     "us": summary(samples, 1000),
-                    **({"raw_us": summary(raw_samples, 1000, 3)} if raw else {}),
+                    **{name: summary(found, 1000, 3) for name, found in raw_samples.items()},
                 }
             )
-        for one in raw:
-            one.close()
+        for calls in (calls for known in raw.values() for calls in known):
+            calls.close()
 
     for parts in range(2, 7):
         names = "abcdef"[: parts - 1]
@@ -480,7 +514,11 @@ def report(result: dict[str, Any]) -> str:
         lines.append(
             f"switch, {row['switch']}, {row['partitions']} partitions{' (verified)' * row['verified']}, "
             f"work {row['work']}: {row['us']['median']:.2f} us median, {row['us']['p99']:.2f} us p99"
-            + (f"; in C {row['raw_us']['median']:.2f} and {row['raw_us']['p99']:.2f}" if "raw_us" in row else "")
+            + "".join(
+                f"; {words} {row[name]['median']:.2f} and {row[name]['p99']:.2f}"
+                for name, words in (("raw_us", "in C"), ("raw_relay_us", "in C by a relay"))
+                if name in row
+            )
         )
     lines.append(
         f"open and close {openings['openings']} times: {openings['us']['median']:.1f} us median, memory changed by "

@@ -43,6 +43,31 @@ def test_every_call_is_timed_and_simulated_times_have_no_targets(tmp_path: Path)
     assert all(0 <= ns["p10"] <= ns["median"] <= ns["p90"] for ns in timed)
 
 
+def test_many_contexts_are_waited_for_and_free_sms_are_never_shared(tmp_path: Path) -> None:
+    run("many_contexts.py", "--contexts", "40", "--rounds", "60", "--out", tmp_path)
+    [path] = tmp_path.iterdir()
+    result = json.loads(path.read_text())
+    states = [(row["state"], row["contexts"]) for row in result["sync"]]
+    assert states == [("open", 1), ("open", 16), ("open", 40), ("idle", 40), ("idle, exposed", 40)]
+    rounds = result["free_rounds"]
+    assert (rounds["overlaps"], rounds["free"]) == (0, result["sm_count"])
+    assert 0 < rounds["refused"] < rounds["rounds"]
+
+
+def test_a_switch_of_three_parts_is_compared_with_pairs_of_waits_and_with_a_relay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partitions = importlib.import_module("partitions")
+    monkeypatch.setattr(partitions, "SWITCHES", 4)
+    with session("h200", driver="13.0"):
+        rows = partitions.measure_switching(partitions.Device(0))
+    known = {(row["partitions"], row["verified"]): row for row in rows if row["switch"] == "other layout"}
+    assert {(3, True), (6, True)} <= known.keys()
+    for (parts, verified), row in known.items():
+        assert ("raw_us" in row) == (verified or parts == 2)
+        assert ("raw_relay_us" in row) == verified
+
+
 def test_requests_wait_for_gemms_unless_these_run_in_the_background_partition(tmp_path: Path) -> None:
     run("arrivals.py", "--seconds", "0.02", "--out", tmp_path)
     [path] = tmp_path.glob("*-arrivals.json")
