@@ -14,6 +14,7 @@ MAY_INCLUDE = {
     "chip": set(),
     "preload": set(),
     "ptx": set(),
+    "runtime": {"abi"},
     "machine": {"abi", "chip", "preload", "ptx"},
     "calls": {"abi", "chip", "machine", "preload", "ptx"},
     "tests": {"abi", "chip", "ptx"},

@@ -8,18 +8,10 @@
 
 #include <cuda.h>
 
+#include "abi/export.hpp"
+
 // Of cudaProfiler.h, which is not among the headers that the package is built with.
 extern "C" {
 __attribute__((visibility("default"))) CUresult CUDAAPI cuProfilerStart(void);
 __attribute__((visibility("default"))) CUresult CUDAAPI cuProfilerStop(void);
 }
-
-// Exports a function that is `target`. The loader asks which address the name stands for before anything is
-// initialised, a sanitizer's own state included.
-#define SOFTWARE_DRIVER_EXPORT(symbol, type, ...)                                                                  \
-  extern "C" {                                                                                                     \
-  __attribute__((no_sanitize("address", "thread", "undefined"), used)) static decltype(&type) resolve_##symbol() { \
-    return __VA_ARGS__;                                                                                            \
-  }                                                                                                                \
-  __attribute__((visibility("default"), ifunc("resolve_" #symbol))) decltype(type) symbol;                         \
-  }

@@ -1,6 +1,6 @@
-"""Write the tables that follow from CUDA's header, its runtime library and functions.def: the functions that are not
-modelled, the variants with a default stream per thread, what errors say, and the contract of each function as the
-recorder and the tests read it.
+"""Write the tables that follow from CUDA's headers, its runtime library and functions.def: the functions that are not
+modelled, the variants with a default stream per thread, what errors say, the names and errors of the runtime, and the
+contract of each function as the recorder and the tests read it.
 
     python software_driver/cpp/abi/make_tables.py [--check]
 
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+RUNTIME = HERE.parent / "runtime"
 RECORDER = HERE.parents[1] / "tests" / "hardware" / "recorder"
 CONTRACTS = RECORDER / "functions.json"
 
@@ -75,10 +76,16 @@ def per_thread(include: Path) -> dict[str, str]:
     return dict(re.findall(r"CUresult\s+(cu\w+)(_pt[sd][sz])\s*\(", preprocessed(include)))
 
 
-def errors(include: Path) -> list[str]:
-    """The description of each CUresult: that of the runtime error with the same number."""
+@functools.cache
+def runtime_library() -> ctypes.CDLL:
     runtime = ctypes.CDLL(str(of_the_runtime("libcudart.so.13")))
     runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    return runtime
+
+
+def errors(include: Path) -> list[str]:
+    """The description of each CUresult: that of the runtime error with the same number."""
+    runtime = runtime_library()
     unknown = runtime.cudaGetErrorString(-1)
     lines = []
     for name, number in re.findall(r"^ +(CUDA_(?:SUCCESS|ERROR_\w+)) *= (\d+)", (include / "cuda.h").read_text(), re.M):
@@ -86,6 +93,24 @@ def errors(include: Path) -> list[str]:
         words = name.removeprefix("CUDA_ERROR_").replace("_", " ").lower()  # of those that the runtime does not have
         lines.append(f'SOFTWARE_DRIVER_ERROR({name}, "{words if text == unknown else text.decode()}")')
     return lines
+
+
+def runtime_names() -> list[str]:
+    """Every function that the runtime library exports."""
+    command = ["nm", "-D", "--defined-only", str(of_the_runtime("libcudart.so.13"))]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return sorted(re.findall(r" [TW] (\w+)@", listed))
+
+
+def runtime_errors(include: Path) -> list[str]:
+    """Each cudaError_t with its description."""
+    text = (include / "driver_types.h").read_text()
+    body = re.search(r"enum __device_builtin__ cudaError\s*\{(.*?)\n\}", text, re.S)
+    assert body is not None
+    return [
+        f'CUDART_ERROR({name}, "{runtime_library().cudaGetErrorString(int(number)).decode()}")'
+        for name, number in re.findall(r"^ +(cuda\w+) *= *(\d+)", body[1], re.M)
+    ]
 
 
 ROW = re.compile(r"^SOFTWARE_DRIVER_FUNCTION\((\w+), (\w+), (\d+)(?:, (.*))?\)$", re.MULTILINE)
@@ -202,6 +227,20 @@ def files() -> dict[Path, str]:
             [
                 "// One line per CUresult: its name, and what the driver says of it. Made by make_tables.py.",
                 *errors(include),
+                "",
+            ]
+        ),
+        RUNTIME / "names.def": "\n".join(
+            [
+                "// The functions that the CUDA runtime exports. Made by make_tables.py.",
+                *(f"CUDART_NAME({name})" for name in runtime_names()),
+                "",
+            ]
+        ),
+        RUNTIME / "errors.def": "\n".join(
+            [
+                "// One line per cudaError_t: its name, and what the runtime says of it. Made by make_tables.py.",
+                *runtime_errors(include),
                 "",
             ]
         ),
