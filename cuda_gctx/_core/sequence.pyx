@@ -67,7 +67,7 @@ cdef class LaunchSequence:
     cpdef launch(self, Stream stream, given, uint64_t count):
         """Launch what was noted.
 
-        given: the addresses. count: how many kernels were launched before, with the same numbers.
+        given: the addresses. count: of calls before; the number of all kernels of this launch follows from it.
         """
         cdef vector[uint64_t] addresses
         cdef uint64_t address

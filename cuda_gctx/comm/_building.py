@@ -18,7 +18,7 @@ from cuda_gctx.comm._backends import (
     gather_results,
     on_all_ranks,
 )
-from cuda_gctx.comm._compile import FLAT
+from cuda_gctx.comm._compile import FLAT, PLANS
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._groups import Groups, demand_place
@@ -232,7 +232,7 @@ class OnGpu:
                 is_programmatic=arguments.programmatic_launch,
                 packing=packing,
                 # Ranks of several hosts do not meet in a kernel.
-                files=FLAT if self._is_on_one_host else ("spoil.cuh",),
+                files=FLAT if self._is_on_one_host else PLANS,
             )
             if self.transport is not None and op in info.valid_ops:
                 node_calls = NodeCalls(info, op, self._region, **how)

@@ -117,7 +117,7 @@ cdef class Turns:
 cdef class Steps:
     """What a call launches: sequences, and between them functions of libraries, which enqueue work themselves.
 
-    numbers: what counts the kernels of all calls.
+    numbers: counts calls. All kernels of a call have its number.
     """
 
     cdef Counter _numbers
@@ -126,16 +126,17 @@ cdef class Steps:
     def __init__(self, Counter numbers not None):
         self._numbers, self._steps = numbers, []
 
-    def add(self, step, kernels=None):
-        """A sequence and how many kernels it launches, or a function."""
-        self._steps.append((step, kernels))
+    def add(self, step):
+        """Add a sequence, or a function."""
+        self._steps.append(step)
 
     cpdef launch(self, Stream stream, given):
-        for step, kernels in self._steps:
-            if kernels is None:
-                step()
+        cdef uint64_t number = self._numbers.take(1)
+        for step in self._steps:
+            if isinstance(step, LaunchSequence):
+                (<LaunchSequence>step).launch(stream, given, number)
             else:
-                (<LaunchSequence>step).launch(stream, given, self._numbers.take(kernels))
+                step()
 
 
 cdef class Known:

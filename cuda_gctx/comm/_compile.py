@@ -19,7 +19,8 @@ __all__ = ["Compiled", "compile_kernels", "source"]
 FOLDER = Path(__file__).parent / "_kernels"
 PRIMITIVES = "primitives.cuh"
 # The files of kernels that are compiled together, and the kernels in them.
-FLAT = ("packets.cuh", "one_exchange.cuh", "two_exchange.cuh", "spoil.cuh", "torn.cuh")
+PLANS = ("plan.cuh",)
+FLAT = ("packets.cuh", "one_exchange.cuh", "two_exchange.cuh", *PLANS, "torn.cuh")
 WITHIN_NODES = ("two_exchange.cuh",)
 BETWEEN_NODES = ("nodes.cuh",)
 KERNELS = {
@@ -27,7 +28,7 @@ KERNELS = {
     "one_exchange.cuh": ("one_exchange",),
     "two_exchange.cuh": ("two_exchange",),
     "nodes.cuh": ("exchange_pieces",),
-    "spoil.cuh": ("spoil_after_fault",),
+    "plan.cuh": ("begin_plan", "end_plan"),
     "torn.cuh": ("look_for_torn_packets",),
 }
 # Compiled apart, with the headers of NVSHMEM, and linked with its device library.

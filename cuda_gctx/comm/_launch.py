@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from cuda_gctx.comm._compile import FLAT, KERNELS, Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
+    LINE,
     PACKET,
     SPOIL_THREADS,
     TILES_OFFSET,
@@ -28,7 +30,7 @@ from cuda_gctx.comm._protocol import (
 )
 from cuda_gctx.comm._record import Numbers, Record
 from cuda_gctx.comm._staging import Copy, Part, Span
-from cuda_gctx.comm._structs import ONE_EXCHANGE, SPOIL, TORN, TWO_EXCHANGE
+from cuda_gctx.comm._structs import ONE_EXCHANGE, PLAN, TORN, TWO_EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = [
@@ -144,7 +146,7 @@ class Calls:
         self.sums = SumCalls(
             world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
         )
-        self.spoil = SPOIL.host(WORLD=world)()
+        self.plan = PLAN.host(WORLD=world)()
         self.torn = TORN.host(WORLD=world)()
 
     @property
@@ -160,7 +162,7 @@ class Calls:
 
         stops: whether a fault stops the device.
         """
-        kernels = self.one, self.sums.arguments, self.spoil, self.torn
+        kernels = self.one, self.sums.arguments, self.plan, self.torn
         for arguments in kernels:
             fill_call(arguments.call, peers, fault, limit_ns, self._info.world_rank, stops=stops)
 
@@ -323,8 +325,13 @@ class Kernels:
         before, self._loaded, self.packing = self._loaded, self._load(packing), packing
         before.close()
 
+    @property
+    def at_once(self) -> int:
+        """The largest block of an output that one kernel of packets carries."""
+        return self._geometry.at_once(self.packing)
+
     def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, record: Record) -> None:
-        how = self._geometry.at_once(self.packing), self.packing
+        how = self.at_once, self.packing
         for blocks, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, *how):
             arguments = self.calls.one
             self._loaded.note(record, "one_exchange", arguments, blocks, threads, is_programmatic=self._is_programmatic)
@@ -343,16 +350,34 @@ class Kernels:
     def staged_part(self, part: Part, signature: int, record: Record, copied: Span | None = None) -> None:
         self._note_two(self.calls.staged_part(part, signature, copied), record)
 
-    def spoil(self, x_out: int, size: int, record: Record, kept: Span = (0, 0)) -> None:
-        """Notes the kernel behind copies and kernels, which leaves no numbers in an output if this rank has a fault.
+    @contextmanager
+    def plan(
+        self, record: Record, op: MixedCommOp, words: Sequence[int], x_out: int, size: int, kept: Span = (0, 0)
+    ) -> Iterator[None]:
+        """Notes the first and the last kernel of a plan around its steps, which hold the control words between them.
 
+        The last kernel leaves no numbers in an output if this rank has a fault. words: their offsets in the workspace.
         kept: the offset and the size of the part of the output that no other rank writes.
         """
-        arguments = self.calls.spoil
-        arguments.output, arguments.bytes = x_out, size
+        arguments = self.calls.plan
+        held = sum(1 << word // LINE for word in words)
+        arguments.call.number, arguments.words = self.calls.numbers.next(op), held
+        arguments.output = arguments.bytes = arguments.kept_begin = arguments.kept_end = 0
+        self._loaded.note(record, "begin_plan", arguments, 1, WARP)
+        record.is_held = True
+        yield
+        self._note_end(record, held, x_out, size, kept)
+
+    def spoil(self, x_out: int, size: int, record: Record) -> None:
+        """Notes a kernel within a plan that leaves no numbers at an address if this rank has a fault."""
+        self._note_end(record, 0, x_out, size, (0, 0))
+
+    def _note_end(self, record: Record, words: int, x_out: int, size: int, kept: Span) -> None:
+        arguments = self.calls.plan
+        arguments.words, arguments.output, arguments.bytes = words, x_out, size
         arguments.kept_begin, arguments.kept_end = kept[0], sum(kept)
         blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
-        self._loaded.note(record, "spoil_after_fault", arguments, blocks, SPOIL_THREADS)
+        self._loaded.note(record, "end_plan", arguments, blocks, SPOIL_THREADS)
 
     def meet(self, signature: int, limit_ns: int, record: Record) -> None:
         """As many blocks as a call can have. They move nothing, and wait for all blocks of all ranks."""

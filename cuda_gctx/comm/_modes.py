@@ -16,7 +16,7 @@ from cuda_gctx.comm._launch import Kernels, Seen
 from cuda_gctx.comm._message import MOST_KEPT, Message, Sizes
 from cuda_gctx.comm._nodes import NodeKernels, rounds_of
 from cuda_gctx.comm._order import Order
-from cuda_gctx.comm._protocol import ALIGNMENT, room_of, signature
+from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, room_of, signature
 from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_with_nccl
 from cuda_gctx.comm._staging import Copy, Part, Staging
@@ -43,6 +43,10 @@ Launched = tuple[Prepared, tuple[int, ...]]
 
 # Of messages that are staged: up to this size, the kernel that sums copies what copy engines copy of larger ones.
 COPIED_BY_KERNEL_BYTES = 1024 * 1024
+
+
+# Control words of the kernels between and within nodes.
+HELD_BY_NODES = (Geometry.CONTROL_NODE_WORD, Geometry.CONTROL_PUT_WORD)
 
 
 class Mode(Protocol):
@@ -247,7 +251,12 @@ class OneExchange(_WithKernels):
         kernels = self._kernels[sizes.op]
         kernels.calls.grid = sms
         agreed = self._signature(sizes, is_staged=False)
-        kernels.one_exchange(x_in, x_out, sizes.block_bytes, agreed, record)
+        if sizes.block_bytes <= kernels.at_once:
+            kernels.one_exchange(x_in, x_out, sizes.block_bytes, agreed, record)
+            return
+        # Each piece leaves no numbers in its part of the output.
+        with kernels.plan(record, sizes.op, [Geometry.CONTROL_PACKET_WORD], x_out, 0):
+            kernels.one_exchange(x_in, x_out, sizes.block_bytes, agreed, record)
 
 
 class TwoExchange(_WithKernels):
@@ -291,14 +300,16 @@ class TwoExchange(_WithKernels):
             kernels.two_exchange(x_in, x_out, sizes.block_bytes, agreed, record, seen)
             return
         rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
-        is_small = sizes.largest <= COPIED_BY_KERNEL_BYTES and len(rounds) == len(rounds[0]) == 1
-        if is_small or self._copies_in_kernels:
-            for [part] in rounds:
-                kernels.staged_part(part, agreed, record, (x_out, sizes.out_bytes))
+        is_one_part = len(rounds) == len(rounds[0]) == 1
+        if is_one_part and (self._copies_in_kernels or sizes.largest <= COPIED_BY_KERNEL_BYTES):
+            kernels.staged_part(rounds[0][0], agreed, record, (x_out, sizes.out_bytes))
             return
-        for parts in rounds:
-            self._note_parts(record, kernels, parts, agreed)
-        kernels.spoil(x_out, sizes.out_bytes, record)
+        with kernels.plan(record, sizes.op, [Geometry.CONTROL_FLAG_WORD], x_out, sizes.out_bytes):
+            for parts in rounds:
+                if self._copies_in_kernels:
+                    kernels.staged_part(parts[0], agreed, record, (x_out, sizes.out_bytes))
+                else:
+                    self._note_parts(record, kernels, parts, agreed)
 
     def _note_parts(self, record: Record, kernels: Kernels, parts: Sequence[Part], agreed: int) -> None:
         # With one part, there is nothing for its copies to run next to.
@@ -365,13 +376,15 @@ class Hierarchical(_WithKernels):
             seen = seen[0][self._of_node], seen[1][self._of_node]
         counts = sizes.in_bytes // sizes.block_bytes, sizes.out_bytes // sizes.block_bytes
         staged, room = self._staged if is_staged else None, room_of(self._info, self._node_bytes)
-        for part in rounds_of((x_in, x_out), counts, sizes.block_bytes, room, staged):
-            for one in part.before:
-                record.copy(one)
-            kernels.run(part, agreed, record, spoil, is_staged=is_staged, seen=seen)
-            for one in part.after:
-                record.copy(one)
-        spoil(x_out, sizes.out_bytes)
+        # The memory in which tensors are staged is that of TWO_EXCHANGE.
+        words = [*HELD_BY_NODES, Geometry.CONTROL_FLAG_WORD] if is_staged else HELD_BY_NODES
+        with spoiling.plan(record, sizes.op, words, x_out, sizes.out_bytes):
+            for part in rounds_of((x_in, x_out), counts, sizes.block_bytes, room, staged):
+                for one in part.before:
+                    record.copy(one)
+                kernels.run(part, agreed, record, spoil, is_staged=is_staged, seen=seen)
+                for one in part.after:
+                    record.copy(one)
 
 
 class Fetched(NamedTuple):
@@ -481,35 +494,35 @@ class CopyEngines(_WithKernels):
         room = block_bytes if place is not None else self._staged_bytes // count // ALIGNMENT * ALIGNMENT
         # Which one this rank gets.
         mine = info.dp_rank if op.divides else 0
-        for first in range(0, block_bytes, room):
-            size = min(room, block_bytes - first)
-            for block in range(count) if place is None and own in sources else ():
-                record.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
-            kernels.meet_in_one_block(op, begins, record)
-            # Within the device, next to the copies between devices.
-            is_copied = own in sources and not is_in_place
-            if is_copied:
-                if aside != MAIN:
-                    record.wait(aside, MAIN)
-                begin = x_in + mine * block_bytes + first
-                record.copy(Copy(x_out + self._block_of(own, root) * block_bytes + first, begin, size), aside)
-            # Each rank begins with its successor, so that not all of them fetch from the same one at once.
-            for rank in ((own + hop) % world for hop in range(1, world)):
-                if rank not in sources:
-                    continue
-                block = self._block_of(rank, root)
-                source = self._staged[rank] + mine * size
-                if place is not None:
-                    source = inputs[rank] + (block if is_in_place else mine) * block_bytes + first
-                record.copy(Copy(x_out + block * block_bytes + first, source, size))
-            if is_copied and aside != MAIN:
-                record.wait(MAIN, aside)
-            kernels.meet_in_one_block(op, ends, record)
-        # The own block comes from the input of this rank, and in place it is that input.
+        # The own block comes from the input of this rank, and in place it is that input. A root has all of its output.
+        kept = (0, out_bytes) if own == root else (0, 0)
         if root is None:
-            kernels.spoil(x_out, out_bytes, record, kept=(self._block_of(own, root) * block_bytes, block_bytes))
-        elif own != root:
-            kernels.spoil(x_out, out_bytes, record)
+            kept = self._block_of(own, root) * block_bytes, block_bytes
+        with kernels.plan(record, op, [Geometry.CONTROL_FLAG_WORD], x_out, out_bytes, kept):
+            for first in range(0, block_bytes, room):
+                size = min(room, block_bytes - first)
+                for block in range(count) if place is None and own in sources else ():
+                    record.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
+                kernels.meet_in_one_block(op, begins, record)
+                # Within the device, next to the copies between devices.
+                is_copied = own in sources and not is_in_place
+                if is_copied:
+                    if aside != MAIN:
+                        record.wait(aside, MAIN)
+                    begin = x_in + mine * block_bytes + first
+                    record.copy(Copy(x_out + self._block_of(own, root) * block_bytes + first, begin, size), aside)
+                # Each rank begins with its successor, so that not all of them fetch from the same one at once.
+                for rank in ((own + hop) % world for hop in range(1, world)):
+                    if rank not in sources:
+                        continue
+                    block = self._block_of(rank, root)
+                    source = self._staged[rank] + mine * size
+                    if place is not None:
+                        source = inputs[rank] + (block if is_in_place else mine) * block_bytes + first
+                    record.copy(Copy(x_out + block * block_bytes + first, source, size))
+                if is_copied and aside != MAIN:
+                    record.wait(MAIN, aside)
+                kernels.meet_in_one_block(op, ends, record)
 
 
 class _OfLibrary:

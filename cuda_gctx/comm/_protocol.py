@@ -169,6 +169,7 @@ class Geometry:
     staged_bytes: int
 
     CONTROL_FAULT = 0
+    CONTROL_LINE = LINE
     CONTROL_EXCHANGES = 8
     # Of each kind of kernel: the epoch of its last call in the upper half, and what runs of the next one.
     CONTROL_PACKET_WORD = LINE

@@ -67,6 +67,8 @@ class Record:
 
     def __init__(self) -> None:
         self.steps: list[Kernel | _OfStream | Callable[[], object]] = []
+        # Whether the first kernel has taken the control words for the kernels that follow.
+        self.is_held = False
 
     def kernel(
         self,
@@ -79,6 +81,7 @@ class Record:
         is_programmatic: bool = False,
     ) -> None:
         """A kernel whose one argument is a struct, as it is filled now, which begins with those of every call."""
+        arguments.call.is_held = self.is_held
         number_at = type(arguments.call).number.offset
         content = bytearray(bytes(arguments).ljust(-(-len(bytes(arguments)) // 8) * 8, b"\0"))
         content[number_at : number_at + 2] = b"\0\0"  # the count
@@ -117,15 +120,14 @@ class Prepared(Steps):
         first, second = Record(), Record()
         for factor, record in enumerate((first, second), 1):
             note(record, tuple(APART * factor * number for number in range(1, 1 + given)))
-        self._kernels = 0
         for one, other in zip(first.steps, second.steps, strict=True):
             if isinstance(one, Kernel):
                 assert isinstance(other, Kernel)
                 self._add_kernel(one, other)
             elif not isinstance(one, _OfStream):
-                self.add(self.launches, self._kernels)
+                self.add(self.launches)
                 self.add(one)
-                self.launches, self._kernels = Launches(copying), 0
+                self.launches = Launches(copying)
             elif one.copy is None:
                 self.launches.wait(one.stream, one.other)
             else:
@@ -133,7 +135,7 @@ class Prepared(Steps):
                 assert other.copy is not None
                 to, source = map(_place, one.copy[:2], other.copy[:2])
                 self.launches.copy(one.stream, to, source, one.copy.size)
-        self.add(self.launches, self._kernels)
+        self.add(self.launches)
 
     def _add_kernel(self, one: Kernel, other: Kernel) -> None:
         places = {
@@ -144,7 +146,6 @@ class Prepared(Steps):
         how = one.function, one.blocks, one.threads, one.shared_bytes
         arguments = struct.pack(f"<{len(one.words)}Q", *one.words)
         self.launches.kernel(*how, arguments, places, one.number_at, one.is_programmatic)
-        self._kernels += 1
 
 
 def _place(first: int, second: int) -> tuple[int | None, int]:

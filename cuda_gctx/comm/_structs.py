@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "EXCHANGE",
     "ONE_EXCHANGE",
-    "SPOIL",
+    "PLAN",
     "STRUCTS_OF",
     "TORN",
     "TWO_EXCHANGE",
@@ -87,8 +87,9 @@ CALL = Struct(
         Field("u32", "rank"),
         Field("u32", "first_world_rank"),  # of the ranks that meet here
         Field("u32", "signature"),  # of what was called: operation, mode, dtype, size
-        Field("u32", "number"),  # of this launch, or of this node of a graph: 20 bits, not 0
+        Field("u32", "number"),  # of this call, or of its capture in a graph: 20 bits, not 0
         Field("u32", "stops"),  # whether a fault stops the device
+        Field("u32", "is_held"),  # whether the first kernel of the plan has taken the control words
     ),
 )
 
@@ -154,10 +155,12 @@ EXCHANGE = Struct(
     ),
 )
 
-SPOIL = Struct(
-    "Spoil",
+# Of the first and the last kernel of a plan with several steps.
+PLAN = Struct(
+    "Plan",
     (
         Field("Call", "call"),
+        Field("u64", "words"),  # the control words that the plan holds: bit n for the word in line n of the workspace
         Field("u64", "output"),
         Field("u64", "bytes"),
         # The bytes of the output, from one offset to another, that no other rank writes.
@@ -173,7 +176,7 @@ STRUCTS_OF = {
     "one_exchange.cuh": (ONE_EXCHANGE,),
     "two_exchange.cuh": (COPIES, TWO_EXCHANGE),
     "nodes.cuh": (EXCHANGE,),
-    "spoil.cuh": (SPOIL,),
+    "plan.cuh": (PLAN,),
     "torn.cuh": (TORN,),
 }
 

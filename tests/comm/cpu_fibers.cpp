@@ -301,7 +301,8 @@ struct Stream {
   Agent agent;
   Random random;
   std::unique_ptr<Launch> running, next;
-  std::vector<std::unique_ptr<Launch>> unordered;
+  bool is_next_to_another = false;
+  u32 launched = 0;  // kernels
 
   // Until the kernel that runs has ended.
   void wait() { wait_for(running); }
@@ -679,9 +680,14 @@ extern "C" void nvshmem_send(u64 to, u64 from, u64 bytes, u64 counter, u64 count
 
 // ---- The kernels of all ranks: each rank's calls one after the other, as on a stream
 
-// One at a time, as other ranks run.
-static void copy(Agent& stream, const HostCopy* copies, u32 count) {
+// One at a time, as other ranks and streams run.
+static void copy(Stream& on, const HostCopy* copies, u32 count) {
+  Agent& stream = on.agent;
   for (u32 at = 0; at < count; ++at) {
+    // Next to another stream, a copy now and then takes as long as a kernel.
+    for (u32 turns = on.is_next_to_another && on.random() % 2 == 0 ? on.random() % 2000 : 0; turns != 0; --turns) {
+      Fibers::yield();
+    }
     const auto& [to, from, bytes] = copies[at];
     memory->read(stream.knows.ordinary, stream.event(), from, bytes);
     memory->write(stream.knows.ordinary, stream.event(), to, bytes);
@@ -748,79 +754,94 @@ static void watch(World& world, u32 actor, u32 rank, u64 fault, const bool& is_o
 static std::string what_is_wrong;
 extern "C" const char* wrong() { return what_is_wrong.c_str(); }
 
+// Runs those calls of a rank that are unordered, or those that are not, one behind the other.
+static void run_stream(Stream& stream, const std::vector<const HostCall*>& calls, BeginCall* begin_call, u32 seed) {
+  const HostCall* last = nullptr;
+  auto finish = [&] {
+    stream.wait();
+    if (last) {
+      copy(stream, last->after, last->copies_after);
+    }
+  };
+  for (const HostCall* call : calls) {
+    seed += 7919;
+    if (call->is_programmatic) {
+      while (stream.running && !stream.running->lets_next_begin()) {
+        Fibers::yield();
+      }
+      begin_call(stream, *call, seed);
+    }
+    finish();
+    copy(stream, call->before, call->copies_before);
+    if (!call->is_programmatic) {
+      begin_call(stream, *call, seed);
+    }
+    stream.running = std::move(stream.next);
+    stream.running->before = stream.agent.snapshot();
+    stream.running->is_ready = true;
+    ++stream.launched;
+    last = call;
+  }
+  finish();
+}
+
 // Runs the calls of all ranks, whose kernels begin_call begins. Afterwards wrong() says what is: a deadlock, if they
-// did not come to their ends within the steps; a race; nothing. faults: the records that the host reads meanwhile, or
-// none. to_the_end: whether the run goes on after a race, whose outcome is then that of this order of accesses.
+// did not come to their ends within the steps; a race; nothing. Unordered calls run on a second stream of their rank,
+// as soon as the first kernel of the others runs, or has ended if there are several. faults: the records that the host
+// reads meanwhile, or none. to_the_end: whether the run goes on after a race, whose outcome is then that of this order
+// of accesses.
 extern "C" void run_ranks(BeginCall* begin_call, const HostCall* calls, u32 ranks, u32 count, size_t shared, u32 seed,
                           u64 steps, const u64* faults, bool to_the_end) {
-  // A thread each, the barriers and the bulk stores of a block; of two kernels at once; a stream and the host.
-  constexpr u32 BARRIERS = 16;
-  u32 each = 0;
+  // A thread each, the barriers and the bulk stores of a block; of two kernels at once; two streams and the host.
+  constexpr u32 BARRIERS = 16, OTHERS = 3;
+  u32 each = 0, kernels = 2;
   for (u32 at = 0; at < ranks * count; ++at) {
     each = std::max(each, calls[at].blocks * (calls[at].threads + BARRIERS));
+    kernels = calls[at].is_unordered ? 4 : kernels;
   }
-  each = 2 * each + 2;
+  each = kernels * each + OTHERS;
   World world{{seed, ranks, steps}, Memory(ranks), shared, size_t(ranks) * each, Numbers(ranks * each), {}};
   memory = &world.weak;
   std::unique_ptr<bool[]> is_over(new bool[ranks]());
+  std::vector<std::unique_ptr<Stream>> streams;
   for (u32 rank = 0; rank < ranks; ++rank) {
     auto& free = world.free.emplace_back();
-    for (u32 at = each; at-- > 2;) {
+    for (u32 at = each; at-- > OTHERS;) {
       free.push_back(rank * each + at);
     }
-    world.fibers.add(rank, [=, &world, &is_over] {
-      Stream stream{world, {rank * each, rank, Knowledge(world.actors)}, Random(seed + rank), nullptr, nullptr};
-      stream.agent.next();
-      const HostCall* last = nullptr;
-      auto finish = [&] {
-        stream.wait();
-        if (last) {
-          copy(stream.agent, last->after, last->copies_after);
-        }
-      };
-      for (u32 at = 0; at < count; ++at) {
-        const HostCall& call = calls[rank * count + at];
-        if (!call.present) {
-          continue;
-        }
-        u32 own_seed = seed + 7919 * (rank * count + at);
-        if (call.is_unordered) {
-          while (stream.running && !stream.running->has_begun()) {
-            Fibers::yield();
-          }
-          for (u32 turns = stream.random() % 256; turns != 0; --turns) {
-            Fibers::yield();
-          }
-          begin_call(stream, call, own_seed);
-          stream.next->is_ready = true;
-          stream.unordered.push_back(std::move(stream.next));
-          continue;
-        }
-        if (call.is_programmatic) {
-          while (stream.running && !stream.running->lets_next_begin()) {
-            Fibers::yield();
-          }
-          begin_call(stream, call, own_seed);
-        }
-        finish();
-        copy(stream.agent, call.before, call.copies_before);
-        if (!call.is_programmatic) {
-          begin_call(stream, call, own_seed);
-        }
-        stream.running = std::move(stream.next);
-        stream.running->before = stream.agent.snapshot();
-        stream.running->is_ready = true;
-        last = &call;
+    std::vector<const HostCall*> lists[2];
+    for (u32 at = 0; at < count; ++at) {
+      const HostCall& call = calls[rank * count + at];
+      if (call.present) {
+        lists[call.is_unordered].push_back(&call);
       }
-      finish();
-      for (auto& one : stream.unordered) {
-        stream.wait_for(one);
-      }
+    }
+    for (u32 number = 0; number < 2; ++number) {
+      Agent agent{rank * each + number, rank, Knowledge(world.actors)};
+      Random random(seed + rank + number * ranks);
+      streams.emplace_back(new Stream{world, agent, random, nullptr, nullptr, !lists[1].empty()});
+      streams.back()->agent.next();
+    }
+    Stream *first = streams[streams.size() - 2].get(), *second = streams.back().get();
+    const u32 own_seed = seed + 7919 * rank * count;
+    world.fibers.add(rank, [=, &is_over, list = lists[0]] {
+      run_stream(*first, list, begin_call, own_seed);
       is_over[rank] = true;
     });
+    if (!lists[1].empty()) {
+      world.fibers.add(rank, [=, &is_over, list = lists[1], leading = lists[0].size() > 1 ? 2u : 1u] {
+        while (!is_over[rank] && !(first->launched >= leading && first->running && first->running->has_begun())) {
+          Fibers::yield();
+        }
+        for (u32 turns = second->random() % 256; turns != 0; --turns) {
+          Fibers::yield();
+        }
+        run_stream(*second, list, begin_call, own_seed + 104729);
+      });
+    }
     if (faults) {
       world.fibers.add(rank, [=, &world, &is_over] {
-        watch(world, rank * each + 1, rank, faults[rank], is_over[rank], seed + ranks + rank);
+        watch(world, rank * each + 2, rank, faults[rank], is_over[rank], seed + ranks + rank);
       });
     }
   }

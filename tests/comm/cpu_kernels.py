@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, WITHIN_NODES, source
+from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, PLANS, WITHIN_NODES, source
 from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._launch import Calls, Kernels
 from cuda_gctx.comm._message import Sizes
-from cuda_gctx.comm._modes import CopyEngines, Fetched
+from cuda_gctx.comm._modes import HELD_BY_NODES, CopyEngines, Fetched
 from cuda_gctx.comm._nodes import NodeCalls, rounds_of
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
@@ -96,15 +96,19 @@ class HostCall(ctypes.Structure):
 FLAT_KERNELS = (
     ("flat", "OneExchange", "one_exchange"),
     ("flat", "TwoExchange", "two_exchange"),
-    ("flat", "Spoil", "spoil_after_fault"),
+    ("flat", "Plan", "begin_plan"),
+    ("flat", "Plan", "end_plan"),
     ("flat", "Torn", "look_for_torn_packets"),
 )
+BEGIN_PLAN, END_PLAN, TORN = 2, 3, 4
 NODE_KERNELS = (
     ("collect", "TwoExchange", "two_exchange"),
     ("exchange", "Exchange", "exchange_pieces"),
     ("spread", "TwoExchange", "two_exchange"),
+    ("plan", "Plan", "begin_plan"),
+    ("plan", "Plan", "end_plan"),
 )
-COLLECT, EXCHANGE, SPREAD = range(len(NODE_KERNELS))
+COLLECT, EXCHANGE, SPREAD, BEGIN_NODE_PLAN, END_NODE_PLAN = range(len(NODE_KERNELS))
 SMALL = {
     "PACKETS_AT_ONCE": str(PACKETS_AT_ONCE),
     "MOVERS": str(MOVERS),
@@ -208,6 +212,8 @@ def build_nodes(
         between = {"NODE_THREADS": str(THREADS_OF_TWO), "THROUGH_NVSHMEM": str(int(with_nvshmem))}
         small = between if step is NodeStep.EXCHANGE else SMALL
         parts[step.name.lower()] = _part(words | small, files, replace)
+    words = defines(info, op, geometry, element=element) | SMALL
+    parts["plan"] = _part(words, PLANS, replace)
     return _library(folder, parts, NODE_KERNELS, replace)
 
 
@@ -352,7 +358,7 @@ class Ranks:
         agreed = signature(self.op, mode, dtype, block, is_staged=False)
         addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         if mode is MixedCommMode.ONE_EXCHANGE:
-            made = []
+            made: list[HostCall] = []
             how = self.geometry.at_once(self.packing), self.packing
             for blocks, threads in calls.one_exchange(*addresses, block, agreed, *how):
                 one = type(calls.one).from_buffer_copy(calls.one)
@@ -360,8 +366,41 @@ class Ranks:
                 # A header is sent and checked by one thread for each rank.
                 made.append(HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(one)))
                 made[-1].is_programmatic = self.is_programmatic
-            return made
+            return self._in_plan(rank, calls, made, [Geometry.CONTROL_PACKET_WORD])
         return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
+
+    def _in_plan(
+        self,
+        rank: int,
+        calls: Calls,
+        made: list[HostCall],
+        words: Sequence[int],
+        output: tuple[int, int] = (0, 0),
+        *,
+        has_copies: bool = False,
+        kernels: tuple[int, int] = (BEGIN_PLAN, END_PLAN),
+        kind: Any = None,
+    ) -> list[HostCall]:
+        """The kernels of one call. Several, or those with copies, are between the first and the last one of a plan.
+
+        kernels: the numbers of these two. kind: of the first field of the others, if fewer ranks meet in them.
+        """
+        kind = kind or type(calls.plan.call)
+        number = self._numbers[rank].next(self.op)
+        is_plan = len(made) > 1 or has_copies
+        for one in made:
+            given = kind.from_address(one.arguments)  # the first field
+            given.number, given.is_held = number, is_plan
+        if not is_plan:
+            return made
+        plan = calls.plan
+        plan.words = sum(1 << word // Geometry.CONTROL_LINE for word in words)
+        plan.output, plan.bytes = output
+        plan.call.number = number
+        plan = type(plan).from_buffer_copy(plan)
+        self._kept.append(plan)
+        at = ctypes.addressof(plan)
+        return [HostCall(kernels[0], 1, 2, 1, at), *made, HostCall(kernels[1], 2, self.threads_of_two, 1, at)]
 
     def copy_engine_call(
         self, rank: int, x_in: Any, x_out: Any, *, inputs: Sequence[int], room: int, root: int | None = None
@@ -382,13 +421,14 @@ class Ranks:
         mode.note_fetching(record, call, *addresses, inputs)
         made: list[HostCall] = []
         copies: list[tuple[int, int, int]] = []
+        number = self._numbers[rank].next(op)
         for step in record.steps:
             if not isinstance(step, Kernel):
                 assert step.copy is not None
                 copies.append((step.copy.to, step.copy.source, step.copy.size))
                 continue
             words = bytearray(struct.pack(f"<{len(step.words)}Q", *step.words))
-            words[step.number_at : step.number_at + 4] = struct.pack("<I", self._numbers[rank].next(op))
+            words[step.number_at : step.number_at + 4] = struct.pack("<I", number)
             arguments = ctypes.create_string_buffer(bytes(words))
             self._kept.append(arguments)
             made.append(HostCall(step.function, step.blocks, self.threads_of_two, 1, ctypes.addressof(arguments)))
@@ -405,13 +445,13 @@ class Ranks:
     def spoil(self, rank: int, x_out: Any) -> HostCall:
         """What comes behind a call with copies."""
         calls = self._calls(rank, 1)
-        calls.spoil.output, calls.spoil.bytes = int(x_out.ctypes.data), x_out.nbytes
-        return HostCall(2, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.spoil))
+        calls.plan.output, calls.plan.bytes = int(x_out.ctypes.data), x_out.nbytes
+        return HostCall(END_PLAN, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.plan))
 
     def look_for_torn_packets(self, rank: int) -> HostCall:
         calls = self._calls(rank, 1)
         calls.torn.packets = 20
-        return HostCall(3, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.torn))
+        return HostCall(TORN, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.torn))
 
     def has_seen_torn_packets(self, rank: int) -> bool:
         return bool(self.faults[rank][TORN_AT])
@@ -438,13 +478,16 @@ class Ranks:
         agreed = signature(self.op, MixedCommMode.TWO_EXCHANGE, "float16", block, is_staged=True)
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
         made = []
-        rounds = list(staging.rounds(int(x_in.ctypes.data), int(x_out.ctypes.data), block))
-        if by_kernel and all(len(parts) == 1 for parts in rounds):
-            output = int(x_out.ctypes.data), x_out.nbytes
-            return [self._two_exchange(calls, calls.staged_part(part, agreed, output)) for [part] in rounds]
-        for parts in rounds:
-            made += self._staged_parts(calls, parts, agreed, choose, broken)
-        return made
+        output = int(x_out.ctypes.data), x_out.nbytes
+        rounds = list(staging.rounds(int(x_in.ctypes.data), output[0], block))
+        is_copied = by_kernel and all(len(parts) == 1 for parts in rounds)
+        if is_copied:
+            made = [self._two_exchange(calls, calls.staged_part(part, agreed, output)) for [part] in rounds]
+        else:
+            for parts in rounds:
+                made += self._staged_parts(calls, parts, agreed, choose, broken)
+        how: dict[str, Any] = {"has_copies": not is_copied}
+        return self._in_plan(rank, calls, made, [Geometry.CONTROL_FLAG_WORD], output, **how)
 
     def _staged_parts(
         self, calls: Calls, parts: Sequence[Part], agreed: int, choose: random.Random, broken: bool
@@ -509,7 +552,10 @@ class Ranks:
                     made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
             made[first].copy_before(part.before)
             made[-1].copy_after(part.after)
-        return made
+        words = [*HELD_BY_NODES, *([Geometry.CONTROL_FLAG_WORD] if staged else [])]
+        output = addresses[1], x_out.nbytes
+        how: dict[str, Any] = {"kernels": (BEGIN_NODE_PLAN, END_NODE_PLAN), "kind": type(calls.exchange.call)}
+        return self._in_plan(rank, self._calls(rank, 1), made, words, output, **how)
 
     def run(self, calls: Sequence[Sequence[HostCall]], seed: int, *, to_the_end: bool = False) -> str:
         """Runs the calls of every rank, each rank's in order, the ranks at the same time.

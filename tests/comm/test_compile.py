@@ -18,6 +18,7 @@ from cuda_gctx.comm._compile import (
     FLAT,
     FOLDER,
     KERNELS,
+    PLANS,
     WITHIN_NODES,
     Compiled,
     compile_kernels,
@@ -185,7 +186,8 @@ COUNTS = {
         "cp.async.bulk.wait_group": 1,
         "fence.acq_rel.gpu": 4,
     },
-    "spoil_after_fault": {"st.release.sys.global.b64": 1},
+    "begin_plan": {"st.release.sys.global.b64": 1, "ld.acquire.sys.global.b64": 1},
+    "end_plan": {"st.release.sys.global.b64": 2},
     "look_for_torn_packets": {"st.relaxed.sys.global.b128": 6, "ld.relaxed.sys.global.b128": 3},
     "exchange_pieces": {
         "bar.sync": 2,
@@ -259,10 +261,10 @@ def test_the_exchange_between_nodes_links_with_the_device_library_of_nvshmem(
         assert name in compiled.code.code
 
 
-def test_what_marks_an_output_compiles_for_more_ranks_than_can_meet(compiler: str) -> None:
+def test_the_first_and_last_kernel_of_a_plan_compile_for_more_ranks_than_can_meet(compiler: str) -> None:
     info = ParallelInfo.of(0, 64, 0, 8, 0, 8)
     words = defines(info, info.valid_ops[0], Geometry(64, 1 << 19, 1 << 26), element=Element.BFLOAT16)
-    demand_no_spills(words, (9, 0), ("spoil.cuh",))
+    demand_no_spills(words, (9, 0), PLANS)
 
 
 def test_spills_are_seen_in_the_report() -> None:

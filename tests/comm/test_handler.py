@@ -277,6 +277,11 @@ def launched(driver: Driver, handler: MixedCommHandler, op: MixedCommOp, mode: M
     return list(driver.done)
 
 
+def in_plan(*steps: str) -> list[str]:
+    """Steps between the kernels that take and give back the control words."""
+    return ["begin_plan", *steps, "end_plan"]
+
+
 @pytest.mark.parametrize("how", ["reached", "staged by copies", "staged by the kernel"])
 def test_kernels_follow_each_other_in_the_order_of_their_mode(
     driver: Driver, how: str, monkeypatch: pytest.MonkeyPatch
@@ -288,25 +293,24 @@ def test_kernels_follow_each_other_in_the_order_of_their_mode(
     # To each rank that sums of this one's input, and from each one that sums for it.
     parts = {MixedCommOp.ALLREDUCE_ALLGATHER: (1, 3), MixedCommOp.REDUCESCATTER_ALLREDUCE: (3, 1)}
     # A reduce-scatter over the nodes sums one piece for each of them; an all-gather stores one block for each.
-    steps = {
+    steps_of_nodes = {
         MixedCommOp.ALLREDUCE_ALLGATHER: ["two_exchange", "exchange_pieces", "two_exchange", "two_exchange"],
         MixedCommOp.REDUCESCATTER_ALLREDUCE: ["two_exchange", "two_exchange", "exchange_pieces", "two_exchange"],
     }
 
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         assert handler.valid_mode_list[:3] == list(MixedCommMode)[:3]
-        for op, wanted in steps.items():
+        for op, wanted in steps_of_nodes.items():
             assert launched(driver, handler, op, MixedCommMode.ONE_EXCHANGE) == ["one_exchange"]
             sends, fetches = parts[op]
             found = launched(driver, handler, op, MixedCommMode.TWO_EXCHANGE)
             if how == "staged by the kernel":
                 assert found == ["two_exchange"]
             else:
-                # What copies have brought is marked if there was a fault.
-                marked = ["spoil_after_fault"] if staged else []
-                assert found == [*copied * sends, "two_exchange", *copied * fetches, *marked]
+                steps = [*copied * sends, "two_exchange", *copied * fetches]
+                assert found == (in_plan(*steps) if staged else steps)
             found = launched(driver, handler, op, MixedCommMode.HIERARCHICAL)
-            assert found == [*copied, *wanted, *copied, "spoil_after_fault"]
+            assert found == in_plan(*copied, *wanted, *copied)
 
     options: dict[str, Any] = {"max_message_bytes": 1 << 20} if staged else {}
     on_ranks(driver, 4, work, nodes=2, local_tp_size=2, inter_dp_size=2, **options)
@@ -321,7 +325,8 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
             x = Tensor(handler.device, torch.bfloat16, 8192, 8192)
             driver.streams.clear()
             run_mixed_comm(handler.valid_op_list[0], handler, x, None, MixedCommMode.TWO_EXCHANGE)
-            assert driver.streams.pop() == ("kernel", main.handle)
+            # The first and the last kernel of the plan.
+            assert [driver.streams.pop(at) for at in (0, -1)] == [("kernel", main.handle)] * 2
             found = [driver.streams[at : at + 3] for at in range(0, len(driver.streams), 3)]
             driver.streams.clear()
             small = Tensor(handler.device, torch.bfloat16, 16, 8192)
@@ -350,7 +355,7 @@ def test_ranks_that_share_some_of_several_devices_copy_in_kernels(driver: Driver
             driver.done.clear()
             run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.TWO_EXCHANGE)
             # 128 MiB, with memory for 64.
-            assert driver.done == ["two_exchange"] * 2
+            assert driver.done == in_plan(*["two_exchange"] * 2)
             with pytest.raises(ValueError, match="mode COPY_ENGINES is not valid"):
                 run_mixed_comm(MixedCommOp.BROADCAST, handler, x, None, MixedCommMode.COPY_ENGINES, root=0)
             with pytest.raises(ValueError, match="each on a GPU of its own or all of them on one"):
@@ -431,7 +436,7 @@ def test_what_packets_cannot_carry_at_once_goes_in_pieces(driver: Driver) -> Non
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         x = Tensor(handler.device, torch.bfloat16, 2 * packet_bytes(2) // 2048 + 1, 1024)
         run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.ONE_EXCHANGE)
-        assert driver.done == ["one_exchange"] * 3
+        assert driver.done == in_plan(*["one_exchange"] * 3)
 
     on_ranks(driver, 2, work)
 
@@ -486,7 +491,7 @@ def test_what_nodes_have_no_memory_for_at_once_goes_in_rounds(driver: Driver) ->
         x = Tensor(handler.device, torch.bfloat16, 64, 80)  # two blocks of 5 KiB, with room for 2 KiB of each
         run_mixed_comm(op, handler, x, None, mode)
         between = ["two_exchange", "two_exchange", "exchange_pieces", "two_exchange"]
-        assert driver.done == [*["copy", "copy", *between, "copy"] * 3, "spoil_after_fault"]
+        assert driver.done == in_plan(*["copy", "copy", *between, "copy"] * 3)
         for rows, is_reached in ((64, False), (1 << 13, True)):
             possible = handler._modes.possible(handler._messages.sizes(op, (rows, 80), 2), is_reached=is_reached)
             assert (mode in possible) == (rows == 64)
@@ -840,9 +845,9 @@ def test_ranks_of_a_host_map_each_other_and_nodes_are_hosts(driver: Driver, monk
 
     def work(rank: LocalRank, handler: MixedCommHandler) -> tuple[int, ...]:
         assert handler.valid_mode_list == [MixedCommMode.HIERARCHICAL, MixedCommMode.AUTOTUNE]
-        assert launched(driver, handler, MixedCommOp.ALLREDUCE, MixedCommMode.AUTOTUNE)[1:] == [
-            *("two_exchange", "exchange_pieces", "two_exchange", "copy", "spoil_after_fault")
-        ]
+        assert launched(driver, handler, MixedCommOp.ALLREDUCE, MixedCommMode.AUTOTUNE) == in_plan(
+            *("copy", "two_exchange", "exchange_pieces", "two_exchange", "copy")
+        )
         with pytest.raises(ValueError, match="mode ONE_EXCHANGE is not valid for this handler; valid: HIERARCHICAL"):
             all_reduce(handler)
         x = Tensor(handler.device, torch.bfloat16, 16, 64)
@@ -1257,8 +1262,7 @@ def test_a_broadcast_goes_to_nccl_where_it_is_and_to_copy_engines_elsewhere(
     staged = {"max_message_bytes": 1 << 20}
     meet = "two_exchange"
     of_root, of_other = ["copy", meet, "copy", meet], [meet, "copy", meet]
-    # The root's data come from no other rank: they are never marked.
-    assert on_ranks(driver, 2, work, **staged) == [[*of_other, "spoil_after_fault"], of_root]
+    assert on_ranks(driver, 2, work, **staged) == [in_plan(*of_other), in_plan(*of_root)]
     assert done == []
     kinds += [MixedCommMode.NCCL_ONE, MixedCommMode.NCCL_TP_DP]
     assert on_ranks(driver, 2, work, **staged) == [[]] * 2
@@ -1499,7 +1503,7 @@ def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> N
             copies = 1 if how == "in place" else 2 if how == "mapped" else 3
             before = copies - 2 if how in ("staged", "in rounds") else 0
             round_ = ["copy"] * before + ["two_exchange"] + ["copy"] * (copies - before) + ["two_exchange"]
-            assert driver.done == [*round_ * rounds, "spoil_after_fault"]
+            assert driver.done == in_plan(*round_ * rounds)
             with pytest.raises(ValueError, match="COPY_ENGINES does not compute REDUCESCATTER; modes that do: ONE_EX"):
                 run_mixed_comm(MixedCommOp.REDUCESCATTER, handler, x_out, None, MixedCommMode.COPY_ENGINES)
             rank.partition.stream.sync()  # type: ignore[union-attr]

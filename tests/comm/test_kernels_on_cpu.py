@@ -27,6 +27,7 @@ from cuda_gctx.comm._protocol import ALIGNMENT, Element, Fault, Geometry, Packin
 
 from .cpu_kernels import (
     BITS,
+    LIMIT,
     ORDERING,
     ORDERINGS,
     HostCall,
@@ -648,6 +649,60 @@ def test_calls_at_once_of_any_launch_numbers_and_blocks_leave_no_wrong_numbers(
     assert Fault.OVERLAP in found
 
 
+def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tuple[list[str], set[int]]:
+    """Run two staged calls that nothing orders on one rank or on all: what was wrong, and the kinds of the faults.
+
+    Sizes, parts, grids, launch numbers, and whether one of them is one kernel are drawn at random. to_the_end: whether
+    outputs say what is wrong, and not accesses that nothing orders.
+    """
+    choose, rng, world = random.Random(seed), np.random.default_rng(seed), ranks.info.world_size
+    at_once = choose.choice([(0,), range(world)])
+    calls: list[list[Any]] = [[] for _ in range(world)]
+    outputs = []
+    ahead = choose.randrange(1, 40)
+    for rank in range(world):
+        ranks.skip_launches(rank, ahead)
+    elements = 8 * choose.choice([17, 64, 256])
+    # One kernel does not wait for the other call: it has a fault.
+    by_kernel = choose.choice([(False, False), (False, True), (True, False)]) if to_the_end else (False, False)
+    for number in range(2):
+        elements = choose.choice([elements, 8 * choose.randint(1, 256)])
+        how: dict[str, Any] = {"part_bytes": choose.choice([1 << 20, 768]), "by_kernel": by_kernel[number]}
+        how["grid"] = choose.randint(1, 4)
+        inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
+        ranks._kept.append(inputs)
+        for rank in range(world):
+            out = aligned(2 * elements).view(np.uint16)
+            made = ranks.staged_call(rank, inputs[rank], out, choose=choose, **how)
+            for call in made:
+                call.is_unordered = number == 1 and rank in at_once
+            calls[rank] += made
+            wanted = expected_bits(ranks.info.at(rank), ranks.op, inputs, Element.BFLOAT16)
+            outputs.append((wanted, out, rank))
+    ended = ranks.run(calls, seed, to_the_end=to_the_end)
+    kinds = {ranks.fault(rank)[0] for rank in range(world)}
+    wrong = [ended] if ended == "a deadlock" or (ended and not to_the_end) else []
+    for wanted, out, rank in outputs:
+        is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
+        wrong += [] if is_right.all() else [f"output of rank {rank}"]
+    return wrong, kinds
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1060), marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_plans_at_once_give_right_sums_or_a_fault(seeds: range, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
+    found: list[int] = []
+    for seed in seeds:
+        wrong, kinds = run_plans_at_once(Ranks(info, op, library, geometry_of(info), limit=30_000), seed)
+        assert wrong == [], seed
+        found += kinds
+    # The second call of most pairs waits for the first one, and both are right.
+    assert found.count(Fault.NONE) > len(found) / 2
+
+
 @pytest.mark.parametrize(("mode", "is_copied"), WAYS)
 def test_a_replay_after_a_fault_leaves_no_numbers(mode: MixedCommMode, is_copied: bool, folder: Path) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
@@ -690,6 +745,9 @@ def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path
         ranks = Ranks(info, op, library, geometry_of(info), limit=20_000, taken_out=taken_out, is_watched=True, **how)
         if file == "nodes":
             return run_node_calls(ranks, seed, 3, element=Element.BFLOAT16) != []
+        if "hold" in function or "give_back" in function:
+            ranks.limit = LIMIT
+            return run_plans_at_once(ranks, seed, to_the_end=False)[0] != []
         if "write_record" in function:
             ranks.limit = 300
             return call_once(ranks, TWO, [64] * 3, missing=1, seed=seed) != ""

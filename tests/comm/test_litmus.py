@@ -67,6 +67,15 @@ LITMUS = {
             ("two_exchange:two_exchange",),
         ),
     ),
+    # The end of the first kernel of a plan hands on to its copies what that kernel knows.
+    "a plan hands its staged memory on to the next plan": Litmus(
+        (
+            thread(0, 0, "write staged = 1", "store_release word = 1"),
+            thread(0, 1, "load_acquire word == 1", "read staged"),
+        ),
+        (1, 1),
+        (("guard:give_back",), ("guard:hold",)),
+    ),
     "a sum goes from shared memory to a copy": Litmus(
         (
             thread(0, 0, "write tile = 1", "fence_bulk_shared", "barrier_arrive summed = 1"),

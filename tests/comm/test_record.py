@@ -58,8 +58,8 @@ def test_each_launch_has_its_addresses_and_its_number(device: Device) -> None:
     for count in (0, 0xFFFE, 0xFFFF):
         with stream.capture() as captured:
             sequence.launch(stream, (1 << 40, 1 << 50), count)
-        numbers = [CALL | (one % 0xFFFF + 1) | 9 << 32 for one in (count, count + 1)]
-        assert arguments_of(captured.graph.handle) == [(5, (1 << 50) + 100, 1 << 40, number) for number in numbers]
+        number = CALL | (count % 0xFFFF + 1) | 9 << 32
+        assert arguments_of(captured.graph.handle) == [(5, (1 << 50) + 100, 1 << 40, number)] * 2
     with device.context.current():
         call("cuLibraryUnload", library)
 

@@ -325,6 +325,9 @@ def test_the_profiler_of_torch_sees_kernels_in_the_part() -> None:
 
 def test_numba_runs_in_the_part() -> None:
     demand("numba.cuda")
+    outside = subprocess.run(python(NUMBA), capture_output=True, text=True, check=False, timeout=240)
+    if outside.returncode:
+        pytest.skip(f"the program fails on the whole card, too: {outside.stderr.strip().splitlines()[-1]}")
     assert in_part(*python(NUMBA)).stdout.split() == ["40", "1024"]
 
 

@@ -112,7 +112,7 @@ void Sequence::launch(const StreamHandle& stream, const std::vector<std::uint64_
   for (const Step& step : steps_) {
     switch (step.kind) {
       case Kind::kernel:
-        run(kernels_[step.number], stream, given, count++);
+        run(kernels_[step.number], stream, given, count);
         break;
       case Kind::copy: {
         const Copy& copy = copies_[step.number];

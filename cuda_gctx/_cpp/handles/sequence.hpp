@@ -48,8 +48,8 @@ class Sequence {
   void add_copy(unsigned stream, const Place& to, const Place& from, std::uint64_t bytes);
   void add_wait(unsigned stream, unsigned other);
 
-  // `given` are the addresses. `count` is the number of kernels that were launched before, of all sequences that share
-  // their numbers: each launch has one of 65,535 in the lower half of its word.
+  // `given` are the addresses. `count` is the number of launches before, of all sequences that share their numbers. All
+  // kernels of a launch have one of 65,535 numbers in the lower half of their words.
   void launch(const StreamHandle& stream, const std::vector<std::uint64_t>& given, std::uint64_t count);
 
  private:

@@ -29,10 +29,19 @@ DEVICE void report(const Call& call, u32 kind, u32 peer, u64 detail) {
 
 DEVICE bool has_fault(const Call& call) { return load_own(call.peer[call.rank] + CONTROL_FAULT) != 0; }
 
-// One kernel of a kind runs at a time on a rank: two would have one epoch, and write to the same slots and mailboxes. One
-// word has the epoch of the last call, the number of the call that runs, and how many of its blocks have arrived at their
-// ends. It is read and changed as a whole, so that nothing else orders a call behind the one that gave it back.
+// One call of a kind runs at a time on a rank: two would have one epoch, and write to the same slots and mailboxes. One
+// word has the epoch of the last kernel, the number of the call that runs, and how many blocks of its kernel have arrived
+// at their ends. It is read and changed as a whole, so that nothing else orders a kernel behind the one that gave it back.
+// A call that is one kernel takes the word in that kernel. A call of several steps takes it in its first one (plan.cuh).
 constexpr u32 ARRIVED_BITS = 12;  // the number has the other 20 bits
+
+DEVICE u64 control_word(const Call& call, u32 line) { return call.peer[call.rank] + line * CONTROL_LINE; }
+DEVICE u32 running_of(u64 word) { return static_cast<u32>(word) >> ARRIVED_BITS; }
+DEVICE u64 taken_by(u64 word, u32 number) { return word | static_cast<u64>(number) << ARRIVED_BITS; }
+
+DEVICE void report_overlap(const Call& call, u32 running) {
+  report(call, FAULT_OVERLAP, call.rank, static_cast<u64>(running) << 32 | call.number);
+}
 
 // Takes the word for the call, in each of its blocks. Returns the epoch of the call to all threads of the block, or 0 if the
 // call may not run. A compare-and-swap changes the word only while no call runs, so a second call leaves no trace in it.
@@ -41,15 +50,14 @@ DEVICE u32 begin_call(const Call& call, u64 word) {
   if (thread_index() == 0) {
     const bool failed = has_fault(call);
     u64 before = load_relaxed(word);
-    u32 running = static_cast<u32>(before) >> ARRIVED_BITS;
-    while (running == 0) {
-      const u64 seen = swap_own_word_if(word, before, before | static_cast<u64>(call.number) << ARRIVED_BITS);
-      if (seen == before) break;
-      before = seen;
-      running = static_cast<u32>(before) >> ARRIVED_BITS;
+    u32 running = running_of(before);
+    while (running == 0 && !call.is_held) {
+      const u64 seen = swap_own_word_if(word, before, taken_by(before, call.number));
+      if (seen == before) running = call.number;
+      else running = running_of(before = seen);
     }
-    if (running != 0 && running != call.number)
-      report(call, FAULT_OVERLAP, call.rank, static_cast<u64>(running) << 32 | call.number);
+    if (running != call.number)
+      report_overlap(call, running);
     else if (!failed)
       epoch = next_epoch(static_cast<u32>(before >> 32));
   }
@@ -62,8 +70,11 @@ DEVICE bool is_last_block(u64 word, u32 round = 1) {
   return (add_own(word, 1) & ((1u << ARRIVED_BITS) - 1)) == round * block_count() - 1;
 }
 
-// Gives the word back: the next call may run.
-DEVICE void end_call(u64 word, u32 epoch) { store_own(word, static_cast<u64>(epoch) << 32); }
+// Gives the word back, so that the next call may run. In a plan, the next kernel of the plan may.
+DEVICE void end_call(const Call& call, u64 word, u32 epoch) {
+  const u64 free = static_cast<u64>(epoch) << 32;
+  store_own(word, call.is_held ? taken_by(free, call.number) : free);
+}
 
 // Returns what a call that cannot finish leaves in each part of its output that may be wrong: no numbers, in any type.
 // Waits for the record that the host reads, because another kernel may still write it: no output has NaN without a fault.
@@ -105,6 +116,26 @@ struct Deadline {
     return now - start > call.limit;
   }
 };
+
+// Takes the word for a plan, as soon as no call runs; false after a fault or the time limit. What the call before has read
+// and written is behind this plan: the word is released behind it.
+DEVICE bool hold(const Call& call, u64 word) {
+  Deadline deadline;
+  for (;;) {
+    const u64 before = load_acquire(word);
+    if (running_of(before) == 0 && swap_own_word_if(word, before, taken_by(before, call.number)) == before) return true;
+    if (deadline.passed(call)) {
+      report_overlap(call, running_of(before));
+      return false;
+    }
+  }
+}
+
+// Gives a word of a plan back, if the plan has it.
+DEVICE void give_back(const Call& call, u64 word) {
+  const u64 held = load_relaxed(word);
+  if (running_of(held) == call.number) store_release(word, held >> 32 << 32);
+}
 
 // Waits for the flag of this epoch that `source` writes, and acquires what its rank wrote before; false after a fault. Its
 // payload is the signature of what `source` was called with, which must be that of this call.

@@ -132,6 +132,6 @@ KERNEL(exchange_pieces, NODE_THREADS)(const __grid_constant__ Exchange a) {
   }
   if (all_of_block(is_there) && thread == 0) {
     store_relaxed(own + CONTROL_EXCHANGES, number);
-    end_call(word, epoch);
+    end_call(a.call, word, epoch);
   }
 }

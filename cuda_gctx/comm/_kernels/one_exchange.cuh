@@ -208,5 +208,5 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
     sync_block();
   }
   // Nothing of this call runs any more when the next one may.
-  if (thread_index() == 0 && is_last_block(word)) end_call(word, epoch);
+  if (thread_index() == 0 && is_last_block(word)) end_call(a.call, word, epoch);
 }

@@ -237,5 +237,5 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
     // Nothing of this call runs any more when the next one may.
     sync_block();
   }
-  if (thread == 0 && (!is_copied || is_last_block(word, 3))) end_call(word, epoch);
+  if (thread == 0 && (!is_copied || is_last_block(word, 3))) end_call(call, word, epoch);
 }

@@ -50,8 +50,8 @@ def in_one(text: str) -> str:
         text = text.replace(before, after)
     of_all = [
         f"""
-struct {kind}OfAll {{ {kind} of[WORLD]; }};
-extern "C" __global__ void __launch_bounds__({threads}, 1) {name}_of_all(const __grid_constant__ {kind}OfAll a) {{
+struct {name}_of_ranks {{ {kind} of[WORLD]; }};
+extern "C" __global__ void __launch_bounds__({threads}, 1) {name}_of_all(const __grid_constant__ {name}_of_ranks a) {{
   {name}(a.of[blockIdx.x / (gridDim.x / WORLD)]);
 }}
 """
