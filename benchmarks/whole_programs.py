@@ -32,7 +32,7 @@ CLI = ["cuda-gctx"]
 # Beyond these seconds a program hangs.
 LIMIT_S = 90
 # The load starts with the latency program, which waits for this long.
-WAIT_S = 6.0
+WAIT_S = 9.0
 LATENCY_SMS = 16
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 # Pairs of programs: a latency program and a load.
@@ -159,7 +159,11 @@ def launch_costs(turns: int) -> Row:
         source = str(PROGRAMS / "launches.cu")
         stubs = Path(compiler).resolve().parents[1] / "lib64" / "stubs"
         subprocess.run([compiler, "-O2", "-o", program, source, "-L", str(stubs), "-lcuda"], check=True)
-        ways = {"plain": [program], "in a partition": [*CLI, "run", "--layout", "a=rest", "--as", "a", "--", program]}
+        ways = {
+            "plain": [program],
+            "in a partition": [*CLI, "run", "--layout", "a=rest", "--as", "a", "--", program],
+            "in a green context of the program": [program, "green"],
+        }
         found: dict[str, list[Row]] = {way: [] for way in ways}
         cores = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {max(cores)})  # the programs inherit it
@@ -170,11 +174,11 @@ def launch_costs(turns: int) -> Row:
     costs: Row = {"turns": turns}
     for name in ("driver_ns", "runtime_ns"):
         times = {way: [row[name] for row in rows] for way, rows in found.items()}
-        ratios = [inside / plain for plain, inside in zip(*times.values(), strict=True)]
-        costs[name] = {
-            **{way: round(statistics.median(values), 1) for way, values in times.items()},
-            "ratio, quartiles": [round(quartile, 4) for quartile in statistics.quantiles(ratios)],
-        }
+        plain, inside, green = times.values()
+        costs[name] = {way: round(statistics.median(values), 1) for way, values in times.items()}
+        for other, values in (("plain", plain), ("a green context", green)):
+            ratios = [one / two for one, two in zip(inside, values, strict=True)]
+            costs[name][f"ratio to {other}, quartiles"] = [round(one, 4) for one in statistics.quantiles(ratios)]
     return costs
 
 

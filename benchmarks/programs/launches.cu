@@ -1,4 +1,5 @@
-// The cost of a launch, in a program without this package: prints the medians of cuLaunchKernel and <<<>>>, in ns.
+// The cost of a launch, in a program without this package: prints the medians of cuLaunchKernel and <<<>>>, in ns. With an
+// argument, the program launches in a green context of its own.
 #include <cuda.h>
 
 #include <algorithm>
@@ -26,7 +27,22 @@ double median_ns(const Launch& launch) {
   return times[rounds / 2];
 }
 
-int main() {
+// Makes a green context of all SMs current, as the library does for a program.
+bool enter_green_context() {
+  CUdevResource resource;
+  CUdevResourceDesc description;
+  CUgreenCtx green;
+  CUcontext context;
+  return cuInit(0) == CUDA_SUCCESS && cuDeviceGetDevResource(0, &resource, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS &&
+         cuDevResourceGenerateDesc(&description, &resource, 1) == CUDA_SUCCESS &&
+         cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS &&
+         cuCtxFromGreenCtx(&context, green) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS;
+}
+
+int main(int count, char**) {
+  if (count > 1 && !enter_green_context()) {
+    return 1;
+  }
   cudaStream_t stream;
   cudaFunction_t function;
   if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess ||
