@@ -91,6 +91,12 @@ class Raw:
     def current(self) -> int:
         return self.handle("cuCtxGetCurrent")
 
+    def id_of(self, context: int) -> int:
+        """The id of a context."""
+        number = ctypes.c_ulonglong()
+        self.call("cuCtxGetId", ctypes.c_void_p(context), ctypes.byref(number))
+        return number.value
+
     def set_current(self, context: int) -> None:
         self.call("cuCtxSetCurrent", ctypes.c_void_p(context))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -126,6 +127,20 @@ def test_a_block_that_another_thread_leaves_ends_with_its_thread(raw: Raw, two: 
     go_on.set()
     thread.join()
     two[0].close()
+
+
+def test_a_block_that_another_thread_leaves_ends_with_the_block_around_it(raw: Raw, two: list[Context]) -> None:
+    before = raw.current()
+    outer, inner = two[0].current(), two[1].current()
+    outer.__enter__()
+    inner.__enter__()
+    with ThreadPoolExecutor(1) as other:
+        assert refusal(RuntimeError, other.submit(inner.__exit__, None, None, None).result)
+    assert two[1].is_current
+    outer.__exit__(None, None, None)
+    assert raw.current() == before
+    for context in two:
+        context.close()
 
 
 def test_a_block_is_left_once_and_entered_once_at_a_time(raw: Raw, two: list[Context]) -> None:

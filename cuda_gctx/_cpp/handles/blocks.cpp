@@ -91,8 +91,12 @@ void ThreadBlocks::leave(const BlockHandle& block, const void* task) {
   if (block->context_->runtime().is_set_aside()) {
     fail_state(block->name() + " belongs to a driver that is inactive" + until);
   }
-  if (open_.back() != block) {
-    fail_state(block->name() + " was left before " + open_.back()->name() + ", which was entered inside it" + until);
+  // Inner blocks that were left on another thread end with this one.
+  const auto innermost = std::find_if(open_.rbegin(), open_.rend(), [&](const BlockHandle& other) {
+    return other == block || other->state_.load() == Block::State::open;
+  });
+  if (*innermost != block) {
+    fail_state(block->name() + " was left before " + (*innermost)->name() + ", which was entered inside it" + until);
   }
   const bool is_same_task = block->task_ == task;
   end_left();
