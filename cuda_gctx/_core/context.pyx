@@ -427,6 +427,16 @@ cdef class Context:
 make_only_here(Context, "a Context comes from Device.create_context(), Device.context or Context.from_handle()")
 
 
+def granted_context(int device_id):
+    """The context to which other code has limited this thread or process, and whose SMs partitions divide: one of other
+    code that is current, or the primary context, if it has a part of the device. None for the whole device.
+    """
+    cdef Context context = unmade_context()
+    if not cpp.granted_context(context._slot, active_runtime()[0], device_id):
+        return None
+    return made_context(context)
+
+
 def close_together(contexts):
     """Close the lease that contexts share.
 

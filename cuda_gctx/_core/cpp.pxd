@@ -394,6 +394,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     string capturing_stream "gctx::call<&gctx::capturing_stream>"(Runtime&, int) except *
 
     # Contexts:
+    int granted_context "gctx::make<&gctx::granted_context>"(Slot[ContextBox]&, Runtime&, int) except -1
     int adopt_context "gctx::make<&gctx::adopt_context>"(Slot[ContextBox]&, Runtime&, CUcontext) except -1
     int current_device "gctx::call<&gctx::current_device>"(Runtime&) except? 0
     int forget_current_of "gctx::call<&gctx::ThreadBlocks::forget>"(ThreadBlocks*, const Runtime&) except -1

@@ -195,6 +195,13 @@ def _launch_blocking() -> Finding:
     return _problem(subject, f"{value}: each launch waits for its kernel, so nothing overlaps", "unset it")
 
 
+def _reset() -> Finding:
+    return _ok(
+        "device reset",
+        "refused by the driver (error 800) while green contexts exist: call system.release_contexts() first",
+    )
+
+
 def _module_loading() -> Finding:
     subject, value = "CUDA_MODULE_LOADING", os.environ.get("CUDA_MODULE_LOADING")
     if value is not None and value.upper() == "EAGER":
@@ -259,6 +266,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _connections,
     _launch_blocking,
     _module_loading,
+    _reset,
     lambda: _package("torch", ("torch",)),
     lambda: _package("cupy", ("cupy", "cupy-cuda13x", "cupy-cuda12x")),
     _numba_cuda,

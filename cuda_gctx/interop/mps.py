@@ -16,7 +16,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from cuda_gctx._core.extension import Device, SMResource, SMResourceOptions, SplitError
+from cuda_gctx._core.extension import Device, SMResource, SMResourceOptions, SplitError, granted_context
 from cuda_gctx.partitions import Layout, plan
 
 __all__ = ["Grant", "MPSGrant", "MPSPlan", "MPSSettings", "granted", "mps_plan", "mps_settings"]
@@ -68,9 +68,9 @@ def mps_settings() -> MPSSettings:
 class Grant:
     """The part of a device that a process was granted.
 
-    by: "device" for all of it, "MIG slice", "MPS static partition" or "MPS percentage". sm_count: the SMs that a split
-    divides, as the driver reports them. split: the effect of a split there. refusal: the reason why partitions do not
-    work there, or None.
+    by: "device" for all of it, "MIG slice", "MPS static partition", "MPS percentage", "primary context" or "current
+    context". sm_count: the SMs that Device.partition() divides, as the driver reports them. split: the effect of a
+    split there. refusal: the reason why partitions do not work there, or None.
     """
 
     by: str
@@ -90,11 +90,13 @@ def is_mig_slice(device: Device) -> bool:
 
 
 def granted(device: Device) -> Grant:
-    """The part of a device that this process was granted, according to its environment and the driver.
+    """The part of a device that this process was granted, according to its environment and the driver; or this thread,
+    by a context of other code that is current.
 
     device: the device.
     """
-    count, mps = device.resources.sm.sm_count, mps_settings()
+    context, mps = granted_context(device.device_id), mps_settings()
+    count = (device if context is None else context).resources.sm.sm_count
     if mps.daemon and mps.percentage is not None:
         setting = f"{PERCENTAGE}={mps.percentage}"
         return Grant(
@@ -106,6 +108,9 @@ def granted(device: Device) -> Grant:
         )
     if mps.daemon and mps.partition is not None:
         return Grant("MPS static partition", count, f"a split divides the SMs of {STATIC}={mps.partition}")
+    if context is not None:
+        by = "primary context" if context == device.context else "current context"
+        return Grant(by, count, f"a split divides the SMs of the {by}, which other code limits to a part of the device")
     if is_mig_slice(device):
         return Grant("MIG slice", count, "a split divides the SMs of this slice")
     return Grant("device", count, "a split divides all SMs, which other processes may use at the same time under MPS")

@@ -50,25 +50,23 @@ def _split_into_units(whole: SMResource) -> list[SMResource]:
     return [whole]
 
 
-def pieces_of(device: Device) -> tuple[list[SMResource], SMResource]:
-    """The units of a device, from a single split, and the rest, which may have no SMs."""
-    whole = device.resources.sm
-    *units, rest = known_split(device, "units", lambda: _split_into_units(whole))
+def pieces_of(whole: SMResource) -> tuple[list[SMResource], SMResource]:
+    """The units of a device or a part of it, from a single split, and the rest, which may have no SMs."""
+    *units, rest = known_split(whole.device, (whole, "units"), lambda: _split_into_units(whole))
     return units, rest
 
 
 class FreeSMs:
-    """A snapshot of the free units of a device and, if it is free, of the rest. Requests take SMs from it."""
+    """A snapshot of the free units of a device, or a part of it, and, if it is free, of the rest. Requests take SMs."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.whole = device.resources.sm
-        self.all_units, self.rest = pieces_of(device)
+    def __init__(self, whole: SMResource) -> None:
+        self.whole = whole
+        self.all_units, self.rest = pieces_of(whole)
         *units, rest = are_free([*self.all_units, self.rest])
         self.units = [unit for unit, free in zip(self.all_units, units, strict=True) if free]
         self.has_rest = bool(rest and self.rest.sm_count)
         self._is_rest_whole = True
-        self.driver, _ = driver_and_device(self.whole, device)
+        self.driver, _ = driver_and_device(whole, whole.device)
 
     @property
     def is_whole(self) -> bool:
@@ -158,7 +156,7 @@ def free_sms(whole: SMResource) -> SMResource:
     device = whole.device
     if whole != device.resources.sm:
         raise ValueError("free SMs are known only for a whole device: read device.resources.sm.free")
-    found = FreeSMs(device)
+    found = FreeSMs(whole)
     return found.take(found._pieces())
 
 
@@ -188,9 +186,9 @@ def _group(free: FreeSMs, name: str, spec: PartitionSpec, layout: Layout) -> SMR
     raise SplitError(f"{layout} does not fit among the free SMs: {refusal.args[0]}") from None
 
 
-def wanted_among_free(device: Device, layout: Layout) -> tuple[Wanted, ...]:
+def wanted_among_free(whole: SMResource, layout: Layout) -> tuple[Wanted, ...]:
     """The contexts of a layout on free SMs only; SplitError if there are too few."""
-    free = FreeSMs(device)
+    free = FreeSMs(whole)
     groups: dict[str, SMResource] = {}
     requests = list(zip(layout.names, layout.specs, strict=True))
     for name, spec in requests:

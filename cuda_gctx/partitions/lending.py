@@ -63,7 +63,7 @@ def open_one(
             context = _one_of_free(device, name, sms, workqueue, exclusive=exclusive)
             if context is not None:
                 return context
-            group = _with_shared(FreeSMs(device), sms)
+            group = _with_shared(FreeSMs(device.resources.sm), sms)
     else:
         group = device.resources.sm if sms is None else sms
     wanted = [Wanted(name, (group,), workqueue)]
@@ -78,7 +78,7 @@ def _one_of_free(
     """The context over free SMs; None, or ResourceOverlapError with `exclusive`, if these are too few."""
 
     def find() -> tuple[Wanted, ...]:
-        free = FreeSMs(device)
+        free = FreeSMs(device.resources.sm)
         pieces = free.fitting(count)
         if pieces is None:
             if exclusive:
@@ -96,7 +96,7 @@ def _one_of_free(
 
 def _beyond_units(device: Device, count: int) -> SMResource | None:
     """The SMs for a number above that of all units of the device together; None for other numbers."""
-    units, _ = pieces_of(device)
+    units, _ = pieces_of(device.resources.sm)
     if count <= sum(unit.sm_count for unit in units):
         return None
     whole = device.resources.sm
@@ -156,9 +156,9 @@ def _groups_of_free(device: Device, names: Sequence[str], counts: Sequence[int])
     layout = layout_of((*(max(count, 1) for count in counts), None), {})
 
     def find() -> tuple[Wanted, ...]:
-        if FreeSMs(device).is_whole:
+        if FreeSMs(device.resources.sm).is_whole:
             raise SplitError("all SMs are free")
-        found = wanted_among_free(device, layout)
+        found = wanted_among_free(device.resources.sm, layout)
         return tuple(replace(request, name=name) for request, name in zip(found, names, strict=True))
 
     try:

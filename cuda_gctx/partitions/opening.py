@@ -21,6 +21,7 @@ from cuda_gctx._core.extension import (
     capturing_stream,
     claim,
     driver_key,
+    granted_context,
     is_capturing,
 )
 from cuda_gctx.partitions.layout import Layout, PartitionSpec, Request
@@ -167,7 +168,16 @@ def wanted_of(layout: Layout, whole: SMResource) -> tuple[Wanted, ...]:
     )
 
 
-def wanted_for(device: Device, layout: Layout, streams: Sequence[Stream] = ()) -> tuple[Wanted, ...]:
-    """The same over all SMs of a device, remembered."""
+def divided_sms(device: Device) -> SMResource:
+    """The SMs that partitions of a device divide: all, or the part that other code has left to this thread or process."""
+    context = granted_context(device.device_id)
+    if context is None:
+        return device.resources.sm
+    return known_split(device, ("SMs of context", context.id), lambda: context.resources.sm)
+
+
+def wanted_for(whole: SMResource, layout: Layout, streams: Sequence[Stream] = ()) -> tuple[Wanted, ...]:
+    """The same, remembered."""
+    device = whole.device
     refuse_missing_workqueues(device, layout)
-    return known_split(device, layout, lambda: wanted_of(layout, device.resources.sm), streams)
+    return known_split(device, (whole, layout), lambda: wanted_of(layout, whole), streams)

@@ -30,7 +30,7 @@ from cuda_gctx._core.extension import (
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, wanted_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
-from cuda_gctx.partitions.opening import Wanted, open_contexts, wanted_for, wanted_of
+from cuda_gctx.partitions.opening import Wanted, divided_sms, open_contexts, wanted_for, wanted_of
 from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.verification import VerifyReport, verify
 from cuda_gctx.partitions.words import given_layout, given_names, no_layout
@@ -506,9 +506,10 @@ def _open(
 ) -> Partitions:
     if among == "free":
         refuse_missing_workqueues(device, layout)
-        wanted, contexts = open_free(device, lambda: wanted_among_free(device, layout), exclusive=exclusive)
+        whole = divided_sms(device)
+        wanted, contexts = open_free(device, lambda: wanted_among_free(whole, layout), exclusive=exclusive)
     else:
-        wanted = wanted_for(device, layout)
+        wanted = wanted_for(divided_sms(device), layout)
         contexts = open_contexts(device, wanted, exclusive=exclusive, stacklevel=stacklevel + 1)
     return assemble(device, layout, wanted, contexts)
 
@@ -550,6 +551,10 @@ def partition(
     conditions.
     The remaining SMs become the background partition. exclusive: refuse SMs that a live context uses, instead of
     warning.
+
+    The SMs are those of the device, unless other code has left a part of it to this thread or process: those of a
+    context of other code that is current, or of the primary context, if it has fewer. A context of this package that is
+    current changes nothing; ``context.partition()`` splits its SMs.
 
     among: "free" splits only SMs that no known live context of the process uses (device.resources.sm.free), and claims
     them in the same step, so that several libraries can share a device without coordination. None then requests all

@@ -25,7 +25,7 @@ from cuda_gctx._core.extension import (
     spelling,
 )
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
-from cuda_gctx.partitions.opening import claim_all, refuse_capture, wanted_for, warn_of_overlap
+from cuda_gctx.partitions.opening import claim_all, divided_sms, refuse_capture, wanted_for, warn_of_overlap
 from cuda_gctx.partitions.partitions import (
     ClosedPartitionsError,
     Partition,
@@ -72,7 +72,8 @@ class PartitionPool:
     """Layouts of one device, built on first use and kept open: looking up a known layout makes no driver call.
 
     Layouts may overlap each other, because only one is in use at a time. Layouts of the same split share their
-    contexts. Thread-safe: two threads that build one layout at once get the same partitions.
+    contexts. The SMs that they divide (see Device.partition()) are decided when the pool is made.
+    Thread-safe: two threads that build one layout at once get the same partitions.
     """
 
     def __init__(self, device: Device, *, limit: int = MOST_LAYOUTS) -> None:
@@ -80,6 +81,7 @@ class PartitionPool:
         if not isinstance(device, Device):
             raise TypeError(f"device must be a Device, not {type(device).__name__}")
         self._device = device
+        self._whole = divided_sms(device)
         self._limit = as_int("limit", limit, 1)
         self._has_warned = False
         self._group = LeaseGroup()  # its state is that of the pool; the dictionaries only remember
@@ -197,7 +199,7 @@ class PartitionPool:
     def _build(self, layout: Layout, stream: Any) -> Partitions:
         watched = [] if stream is None else [stream if isinstance(stream, Stream) else Stream(stream)]
         self._demand_open()
-        wanted = wanted_for(self._device, layout, watched)
+        wanted = wanted_for(self._whole, layout, watched)
         with claim_all(self._device, wanted, group=self._group) as opening:
             warn_of_overlap(opening, stacklevel=3)
             self._demand_open()  # the warning can run code that closes the pool

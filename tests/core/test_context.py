@@ -19,9 +19,11 @@ from cuda_gctx import (
     Device,
     Event,
     EventOptions,
+    PartitionPool,
     SMResourceOptions,
     Stream,
     StreamOptions,
+    system,
 )
 from cuda_gctx._core.extension import spin
 
@@ -530,15 +532,31 @@ def test_what_was_made_on_a_primary_context_is_dead_after_a_reset(sim: Callable[
     assert not machine.ledger().live_of("event")
 
 
-def test_a_green_context_keeps_the_device_from_being_reset(sim: Callable[..., Any]) -> None:
-    sim("h100", driver="13.0")
+@pytest.mark.parametrize("is_exposed", [False, True])
+def test_a_device_can_be_reset_after_its_green_contexts_are_released(sim: Callable[..., Any], is_exposed: bool) -> None:
+    sim("h100", driver="13.0", check=False)
     dev = Device(0)
-    (group,), _ = split(dev.resources.sm, 16)
-    with green(dev, group) as ctx:
-        with pytest.raises(RawError) as refused:
-            Raw().call("cuDevicePrimaryCtxReset_v2", 0)
-        assert refused.value.code == 800
-        ctx.create_stream().close()
+
+    def reset() -> None:
+        Raw().call("cuDevicePrimaryCtxReset_v2", 0)
+
+    with PartitionPool(dev) as pool:
+        pool.switch(b=8)
+        assert refusal(RawError, reset).code == 800
+    with dev.partition(a=16) as parts:
+        assert refusal(RawError, reset).code == 800
+        if is_exposed:
+            assert parts.a.stream.handle
+        parts.a.create_stream().close()
+    assert refusal(RawError, reset).code == 800  # idle contexts
+    if is_exposed:
+        assert system.release_contexts().exposed == 1
+        assert refusal(RawError, reset).code == 800
+    assert system.release_contexts(exposed=is_exposed).left == 0
+    reset()
+    with dev.partition(a=16) as parts:
+        parts.a.stream.record().sync()
+    assert system.release_contexts(exposed=is_exposed).left == 0
 
 
 def test_a_block_inside_a_block_of_a_context_that_a_reset_has_taken_is_one_of_the_new_one(

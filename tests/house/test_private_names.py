@@ -39,6 +39,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/partitions/test_sm_map.py": {"_known"},
     "tests/partitions/test_verify.py": {"cuda_gctx._core.extension"},
     "tests/trust/barriers.py": {"cuda_gctx._core.extension"},
+    "tests/trust/test_programs.py": {"cuda_gctx._core.extension"},
     "tests/tune/conftest.py": {"cuda_gctx._core.clock"},
     "tests/tune/test_budget.py": {"cuda_gctx._core.clock"},
     "tests/tune/test_curves.py": {"_latency"},

@@ -160,13 +160,17 @@ OpenedContexts Opening::lease() {
 SmResourcePtr queried_sms(DriverContext& context) {
   Runtime& runtime = context.runtime();
   runtime.driver().require(Feature::green_contexts);
-  if (context.kind() == ContextKind::primary) {
-    return runtime.device_sm(context.device());
-  }
   KnownSms& known = context.sms();
   const std::lock_guard lock(known.mutex);
   if (!known.queried) {
     const CUdevResource answer = ask_for(context, CU_DEV_RESOURCE_TYPE_SM);
+    if (context.kind() == ContextKind::primary) {
+      // The groups of the device and of its primary context come from one split, unless the primary context is a part.
+      SmResourcePtr whole = runtime.device_sm(context.device());
+      if (answer.sm.smCount == whole->sm_count) {
+        return known.queried = std::move(whole);
+      }
+    }
     auto resource = std::make_shared<SmResource>(sm_resource_from_query(runtime, context.device(), answer));
     if (known.given) {
       resource->coscheduled = known.given->promised();
@@ -190,10 +194,25 @@ SmResourcePtr sm_resource(const ContextHandle& context) {
   return queried_sms(context->in_driver());
 }
 
-SmResourcePtr known_sm_resource(ContextBox& context) {
-  if (context.kind() == ContextKind::primary) {
-    return context.runtime().known_device_sm(context.device());
+ContextHandle granted_context(Runtime& runtime, int device) {
+  CUcontext current = nullptr;
+  GCTX_CALL(runtime.driver(), cuCtxGetCurrent, &current);
+  if (current != nullptr) {
+    const auto is_there = [](const DriverContext& context) { return context.is_there(); };
+    const DriverContextHandle known = DriverContext::registry.find(runtime, current, is_there);
+    if (!known || known->kind() == ContextKind::foreign) {
+      ContextHandle foreign = adopt_context(runtime, current);
+      if (foreign->kind() == ContextKind::foreign && foreign->device() == device &&
+          !sm_resource(foreign)->whole_device) {
+        return foreign;
+      }
+    }
   }
+  ContextHandle primary = primary_context(runtime, device);
+  return sm_resource(primary)->whole_device ? nullptr : primary;
+}
+
+SmResourcePtr known_sm_resource(ContextBox& context) {
   const std::unique_lock lock(context.sms().mutex, std::try_to_lock);
   return lock.owns_lock() ? context.sms().queried : nullptr;
 }

@@ -70,6 +70,9 @@ SplitResult split_resource(Runtime& runtime, const SmResourcePtr& input, const s
 // The SMs of a context, asked of the driver once, in a form that can be split.
 SmResourcePtr sm_resource(const ContextHandle& context);
 SmResourcePtr queried_sms(DriverContext& context);
+// The context to which other code has limited this thread or this process: a context of other code that is current and
+// has a part of the device, or a primary context that has a part. Null if there is none.
+ContextHandle granted_context(Runtime& runtime, int device);
 SmResourcePtr known_sm_resource(ContextBox& context);  // null if the driver has to be asked
 // Records that a context has the SMs of a group of another split too, whose other groups are then known to be disjoint.
 void serve_as(DriverContext& context, const SmResourcePtr& group);
