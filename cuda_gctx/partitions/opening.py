@@ -169,7 +169,7 @@ def wanted_of(layout: Layout, whole: SMResource) -> tuple[Wanted, ...]:
 
 
 def divided_sms(device: Device) -> SMResource:
-    """The SMs that partitions of a device divide: all, or the part that other code has left to this thread or process."""
+    """The SMs that partitions divide: those of the device, or the part that other code has left to this thread."""
     context = granted_context(device.device_id)
     if context is None:
         return device.resources.sm
