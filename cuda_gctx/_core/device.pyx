@@ -232,7 +232,7 @@ cdef class Device:
         """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
 
         requests: by position, or one mapping or Layout. named: by name. Each is a number of SMs (rounded up), a share
-        of the device below 1 (rounded down), None or 0 for all remaining SMs, SMResourceOptions or PartitionSpec.
+        of the device below 1 (rounded down), None for all remaining SMs, SMResourceOptions or PartitionSpec.
         Without any, the layout is that of the environment variable CUDA_GCTX_LAYOUT; if it is set, requesting another
         one is a ValueError.
         exclusive: refuse SMs that a live context uses, instead of warning.

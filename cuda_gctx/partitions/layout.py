@@ -68,13 +68,13 @@ OPTION_FIELDS = (
 class PartitionSpec:
     """The request of one partition.
 
-    sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None or 0 for all
+    sms: a number of SMs; a share of the device (a float below 1), rounded down to whole units; None for all
     remaining SMs; or SMResourceOptions for one group.
     workqueue: the options of its hardware queues (driver 13.1 and newer).
     aligned: with None, only the remaining SMs that fill whole units of the device's alignment; the others go to the
     background partition.
 
-    Requests that mean the same are equal: 0 becomes None, ``SMResourceOptions([8])`` becomes 8, and
+    Requests that mean the same are equal: ``SMResourceOptions([8])`` becomes 8, and
     ``SMResourceOptions(None)`` becomes None with ``aligned=True``.
     """
 
@@ -144,7 +144,10 @@ def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None,
     if isinstance(value, SMResourceOptions):
         return _of_options(value)
     if hasattr(value, "__index__"):
-        return as_sm_count("sms", value, LARGEST_COUNT), False
+        count = as_sm_count("sms", value, LARGEST_COUNT)
+        if count is None:
+            raise ValueError("0 SMs: leave the partition out, or request all remaining SMs with None")
+        return count, False
     if isinstance(value, Real):
         share = round(float(value), SHARE_DIGITS)
         if share == 1:

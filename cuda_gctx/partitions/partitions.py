@@ -547,7 +547,7 @@ def partition(
     variable CUDA_GCTX_LAYOUT gives the layout. If it is set, a request for another layout raises ValueError.
 
     An int is a number of SMs, rounded up to a size that the device supports; a float is a share of the device below 1,
-    rounded down; None or 0 is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further
+    rounded down; None is all remaining SMs; SMResourceOptions for one group and PartitionSpec express further
     conditions.
     The remaining SMs become the background partition. exclusive: refuse SMs that a live context uses, instead of
     warning.

@@ -17,7 +17,7 @@ class Pool {
       requests.push_back({sm_count, 0, 0});
       names.push_back(name.c_str());
     }
-    requests.push_back({0, 0, 0});  // all others
+    requests.push_back({cuda_gctx::rest, 0, 0});
     names.push_back("default");
     // Refuses SMs that another context of the process uses.
     contexts_ = cuda_gctx::partition(device, requests, true, names);

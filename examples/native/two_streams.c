@@ -10,7 +10,7 @@ static int failed(const char* what) {
 }
 
 int main(void) {
-  gctx_group requests[2] = {{.sm_count = 16}, {.sm_count = 0}};
+  gctx_group requests[2] = {{.sm_count = 16}, {.sm_count = GCTX_REST}};
   gctx_context* contexts[2];
   gctx_stream* streams[2];
   if (gctx_version() < GCTX_VERSION || gctx_open(NULL) != 0) {

@@ -3,6 +3,7 @@
 """Two streams on disjoint SMs, in Cython."""
 
 from cuda_gctx.native.c cimport (
+    GCTX_REST,
     gctx_close_context,
     gctx_close_stream,
     gctx_context,
@@ -28,7 +29,7 @@ def sizes(unsigned first):
     cdef gctx_context* contexts[2]
     cdef gctx_stream* stream
     requests[0] = gctx_group(first, 0, 0)
-    requests[1] = gctx_group(0, 0, 0)
+    requests[1] = gctx_group(GCTX_REST, 0, 0)
     check(gctx_partition(0, requests, NULL, 2, 0, contexts))
     found = []
     for i in range(2):

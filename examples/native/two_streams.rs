@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void, CStr};
 use std::ptr;
 
+const GCTX_REST: c_uint = c_uint::MAX;
+
 #[repr(C)]
 struct Group {
     sm_count: c_uint,
@@ -56,7 +58,7 @@ impl Drop for Context {
 }
 
 fn main() -> Result<(), String> {
-    let sizes = [16, 0].map(|sm_count| Group { sm_count, coscheduled_sm_count: 0, backfill: 0 });
+    let sizes = [16, GCTX_REST].map(|sm_count| Group { sm_count, coscheduled_sm_count: 0, backfill: 0 });
     let mut made = [ptr::null_mut(); 2];
     check(unsafe { gctx_partition(0, sizes.as_ptr(), ptr::null(), 2, 0, made.as_mut_ptr()) })?;
     for context in made.map(Context) {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -17,15 +19,17 @@ import pytest
 
 import cuda_gctx
 from cuda_gctx import Device
-from cuda_software_driver import library_path
+from cuda_software_driver import library_folder, library_path
 
-from ..common import leases
+from ..cli.test_command_line import run as command
+from ..common import CUDA_INCLUDE, leases
 from ..conftest import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples" / "native"
 CXX = shutil.which("c++") or shutil.which("g++")
 needs_compiler = pytest.mark.skipif(CXX is None, reason="needs a C++ compiler")
-SIZES = "16 SMs, a stream\n112 SMs, a stream\n"  # 4 of 132 are in no aligned group
+SIZES = "16 SMs, a stream\n116 SMs, a stream\n"
+REST = 2**32 - 1
 DRIVERS = ["sim:h200@12.4", "sim:h200@13.4"]
 
 
@@ -53,13 +57,20 @@ def run(*command: str | Path, **environment: str) -> str:
 @needs_compiler
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
 def test_c_and_cpp_by_cmake(tmp_path: Path) -> None:
-    run("cmake", "-S", EXAMPLES, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={cuda_gctx.get_include()}")
+    driver_library = Path(library_folder()) / "libcuda.so.1"
+    given = [f"-DCUDA_INCLUDE={CUDA_INCLUDE}", f"-DCUDA_DRIVER={driver_library}"]
+    run("cmake", "-S", EXAMPLES, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={cuda_gctx.get_include()}", *given)
     run("cmake", "--build", tmp_path)
     for driver in DRIVERS:
         assert run(tmp_path / "two_streams", CUDA_GCTX_DRIVER=driver) == SIZES
         lines = run(tmp_path / "operators", CUDA_GCTX_DRIVER=driver).splitlines()
-        assert lines[:3] == ["detector: 32 SMs, a stream", "tracker: 16 SMs, a stream", "viewer: 80 SMs, a stream"]
+        assert lines[:3] == ["detector: 32 SMs, a stream", "tracker: 16 SMs, a stream", "viewer: 84 SMs, a stream"]
         assert lines[3].startswith("error 7: 'detector' (32 SMs) may share SMs with 'detector' (32 SMs)")
+    loop = run(tmp_path / "control_loop", LD_LIBRARY_PATH=library_folder(), CUDA_SOFTWARE_DRIVER_MACHINE="h200@13.0")
+    found = re.fullmatch(r"reserved: 16 SMs for the loop, p50 \d+ us, p99 (\d+) us, missed 0 of 100\n", loop)
+    assert found is not None, loop
+    # A step takes 50 us. Next to bulk work without a reservation, it takes 400.
+    assert int(found[1]) < 100
 
 
 @needs_compiler
@@ -68,6 +79,7 @@ def test_headers_compile_without_a_warning(tmp_path: Path) -> None:
     for name, text, flags in [
         ("one.cpp", "cuda_gctx.hpp", ["-std=c++17"]),
         ("one.c", "cuda_gctx.h", ["-x", "c", "-std=c99", "-Wstrict-prototypes"]),
+        ("driver.cpp", "cuda_gctx_driver.hpp", ["-std=c++17", "-isystem", str(CUDA_INCLUDE)]),
     ]:
         (tmp_path / name).write_text(f"#include <{text}>\nint one(void);\nint one(void) {{ return gctx_version(); }}\n")
         warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wconversion"]
@@ -95,8 +107,8 @@ except RuntimeError as error:
 """
     for driver in DRIVERS:
         lines = run(sys.executable, "-c", program, PYTHONPATH=str(tmp_path), CUDA_GCTX_DRIVER=driver).splitlines()
-        assert lines[0] == "[16, 112] 132"
-        assert lines[1].startswith("cannot split groups of [140, None] SMs off 132 SMs")
+        assert lines[0] == "[16, 116] 132"
+        assert lines[1].startswith("cannot split groups of [140] SMs off 132 SMs")
 
 
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
@@ -105,7 +117,7 @@ def test_rust(tmp_path: Path) -> None:
     libraries = ["-L", FOLDER, "-l", "cuda_gctx", "-C", f"link-arg=-Wl,-rpath,{FOLDER}"]
     run("rustc", EXAMPLES / "two_streams.rs", "-D", "warnings", "-o", program, *libraries)
     for driver in DRIVERS:
-        assert run(program, CUDA_GCTX_DRIVER=driver) == "16 SMs\n112 SMs\n"
+        assert run(program, CUDA_GCTX_DRIVER=driver) == "16 SMs\n116 SMs\n"
 
 
 def declared() -> set[str]:
@@ -160,7 +172,7 @@ def create_stream(native: Any, context: Any) -> Any:
 
 
 def test_a_stream_keeps_its_context_alive(native: Any) -> None:
-    contexts = partition(native, 16, 0)
+    contexts = partition(native, 16, REST)
     stream = create_stream(native, contexts[0])
     adopted = cuda_gctx.Stream.from_handle(native.gctx_stream_handle(stream))
     assert adopted.resources.sm.sm_count == native.gctx_context_sm_count(contexts[0]) == 16
@@ -204,6 +216,16 @@ def test_errors_have_a_number_and_a_message(native: Any) -> None:
         (4, lambda: native.gctx_device(0, None), b"sms is NULL"),
         (4, lambda: native.gctx_partition(0, (Group * 1)(), None, 0, 0, made), b"count is 0"),
         (6, lambda: native.gctx_partition(0, (Group * 1)(Group(140)), None, 1, 0, made), b"cannot split"),
+        (4, lambda: native.gctx_partition(0, (Group * 2)(Group(8)), None, 2, 0, made), b"request 1 is for 0 SMs"),
+        (4, lambda: native.gctx_partition(0, (Group * 1)(Group(REST, 8)), None, 1, 0, made), b"takes no other option"),
+        (4, lambda: native.gctx_partition(0, (Group * 2)(*[Group(REST)] * 2), None, 2, 0, made), b"a second GCTX_REST"),
+        (
+            6,
+            lambda: native.gctx_partition(0, (Group * 2)(Group(132, 2), Group(REST)), None, 2, 0, made),
+            b"none remain",
+        ),
+        (4, lambda: native.gctx_sync_stream(None), b"stream is NULL"),
+        (4, lambda: native.gctx_create_event(None, 0, made), b"context is NULL"),
         (4, lambda: native.gctx_create_stream(None, 0, made), b"context is NULL"),
     ]:
         assert call() == number
@@ -219,8 +241,61 @@ def test_all_contexts_of_a_partition_are_made_or_none(sim: Any) -> None:
     loaded.gctx_last_error.restype = ctypes.c_char_p
     machine.fail("cuGreenCtxCreate", nth=2)
     made, result = (ctypes.c_void_p * 2)(), ctypes.c_int()
-    assert loaded.gctx_partition(0, (Group * 2)(Group(16), Group(0)), None, 2, 0, made) == 1
+    assert loaded.gctx_partition(0, (Group * 2)(Group(16), Group(REST)), None, 2, 0, made) == 1
     assert b"cuGreenCtxCreate" in loaded.gctx_last_error(ctypes.byref(result))
     assert result.value == 2
     assert not any(made)
     assert leases() == 0
+
+
+def test_the_interfaces_give_the_same_sms_for_the_same_layout(native: Any, dev: Device) -> None:
+    """One planner: Python, the command line, C, and so C++."""
+    rng = random.Random(61)
+    for _ in range(30):
+        counts: list[int | None] = [rng.randrange(1, 70) for _ in range(rng.randrange(0, 4))]
+        counts.insert(rng.randrange(len(counts) + 1), None)
+        words = ["rest" if count is None else str(count) for count in counts]
+        named = [f"p{place}={word}" for place, word in enumerate(words)]
+        planned = command("plan", *named, "--json")
+        groups = (Group * len(counts))(*(Group(REST if count is None else count) for count in counts))
+        made = (ctypes.c_void_p * len(counts))()
+        answer = native.gctx_partition(0, groups, None, len(counts), 0, made)
+        contexts = [ctypes.c_void_p(one) for one in made if one]
+        found = [native.gctx_context_sm_count(one) for one in contexts]
+        for one in contexts:
+            assert native.gctx_close_context(one) == 0
+        try:
+            with dev.partition(*counts) as parts:
+                expected = [part.sm_count for part in parts]
+        except cuda_gctx.SplitError:
+            assert (answer, planned.exit_code != 0) == (6, True), counts
+            continue
+        assert (answer, planned.exit_code, found) == (0, 0, expected), counts
+        assert [one["sm_count"] for one in json.loads(planned.stdout)["partitions"]][: len(counts)] == expected
+
+
+def test_events_order_streams_and_measure(native: Any) -> None:
+    contexts = partition(native, 16, REST)
+    streams = [create_stream(native, one) for one in contexts]
+    events = [ctypes.c_void_p() for _ in range(2)]
+    for event in events:
+        assert native.gctx_create_event(contexts[0], 1, ctypes.byref(event)) == 0
+    done, milliseconds = ctypes.c_int(), ctypes.c_float(-1)
+    assert native.gctx_record_event(streams[0], events[0]) == 0
+    assert native.gctx_wait_event(streams[1], events[0]) == 0
+    assert native.gctx_wait_stream(streams[0], streams[1]) == 0
+    assert native.gctx_record_event(streams[0], events[1]) == 0
+    assert native.gctx_sync_event(events[1]) == 0
+    assert native.gctx_event_is_done(events[1], ctypes.byref(done)) == 0
+    assert done.value == 1
+    assert native.gctx_elapsed_ms(*events, ctypes.byref(milliseconds)) == 0
+    assert milliseconds.value >= 0
+    for stream in streams:
+        assert native.gctx_sync_stream(stream) == 0
+        assert native.gctx_stream_is_done(stream, ctypes.byref(done)) == 0
+        assert done.value == 1
+        native.gctx_close_stream(stream)
+    for event in events:
+        native.gctx_close_event(event)
+    for context in contexts:
+        assert native.gctx_close_context(context) == 0

@@ -322,11 +322,9 @@ def test_bad_requests_name_the_partition(dev: Device, request_: Any, error: type
     assert words in message
 
 
-def test_no_sms_are_all_remaining_ones(dev: Device) -> None:
-    assert Layout(decode=8, prefill=0) == Layout(decode=8, prefill=None)
-    with dev.partition(8, 0) as parts:
-        assert parts[1].sm_count == dev.sm_count - parts[0].sm_count
-        assert parts[1].requested is None
+def test_a_partition_of_no_sms_is_refused(dev: Device) -> None:
+    for request in (lambda: dev.partition(8, 0), lambda: Layout(control=8, rest=0), lambda: PartitionSpec(0)):
+        assert "request all remaining SMs with None" in str(refusal(ValueError, request))
 
 
 def test_a_share_that_rounds_to_nothing_says_the_smallest_that_works(sim: Machines) -> None:

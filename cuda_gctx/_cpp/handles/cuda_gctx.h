@@ -34,10 +34,14 @@ typedef enum gctx_error {
 typedef struct gctx_sms gctx_sms;         /* a set of SMs of a device; reserves nothing */
 typedef struct gctx_context gctx_context; /* a green context */
 typedef struct gctx_stream gctx_stream;   /* a stream of a context, which it keeps alive */
+typedef struct gctx_event gctx_event;     /* an event of a context */
 
-/* The request for one group of a split. A zeroed request is for all SMs that the other groups leave. */
+/* In gctx_partition, the sm_count of at most one group: all SMs that the other groups leave, of any alignment. */
+#define GCTX_REST (~0u)
+
+/* The request for one group of a split. */
 typedef struct gctx_group {
-  unsigned sm_count;             /* rounded up to a size that the device supports; 0: all remaining SMs */
+  unsigned sm_count;             /* rounded up to a size that the device supports; 0 or GCTX_REST: see the functions */
   unsigned coscheduled_sm_count; /* SMs that are guaranteed to be in one GPC; 0: the alignment of the device */
   int backfill;                  /* not 0: complete the group with SMs outside of such sets */
 } gctx_group;
@@ -59,7 +63,8 @@ GCTX_API int gctx_device(int device, gctx_sms** sms);
 GCTX_API unsigned gctx_sm_count(const gctx_sms* sms);
 
 /* Splits disjoint groups off SMs. groups receives `count` pointers. remainder receives the remaining SMs, which may be
- * none; NULL: not needed. A group or a remainder can be split again. */
+ * none; NULL: not needed. A group or a remainder can be split again. As in the driver, an sm_count of 0 requests the
+ * remaining SMs that fill whole units of the alignment. */
 GCTX_API int gctx_split(const gctx_sms* sms, const gctx_group* requests, size_t count, gctx_sms** groups,
                         gctx_sms** remainder);
 
@@ -69,7 +74,7 @@ GCTX_API int gctx_create_context(const gctx_sms* const* sms, size_t count, const
                                  gctx_context** context);
 
 /* Splits a whole device, and creates a context over each group: all of them or none. exclusive: as above. names: one
- * for each, or NULL. */
+ * for each, or NULL. An sm_count of GCTX_REST requests all remaining SMs; an sm_count of 0 is refused. */
 GCTX_API int gctx_partition(int device, const gctx_group* requests, const char* const* names, size_t count,
                             int exclusive, gctx_context** contexts);
 
@@ -83,11 +88,29 @@ GCTX_API int gctx_create_stream(const gctx_context* context, int priority, gctx_
 /* The CUstream, which is also a cudaStream_t. */
 GCTX_API void* gctx_stream_handle(const gctx_stream* stream);
 
+/* Waits for the work of a stream. is_done receives 1 if none is left, else 0. */
+GCTX_API int gctx_sync_stream(const gctx_stream* stream);
+GCTX_API int gctx_stream_is_done(const gctx_stream* stream, int* is_done);
+
+/* Creates an event. timing: not 0 for gctx_elapsed_ms(). */
+GCTX_API int gctx_create_event(const gctx_context* context, int timing, gctx_event** event);
+GCTX_API void* gctx_event_handle(const gctx_event* event); /* the CUevent */
+
+/* Records the work of a stream in an event, and lets a stream wait for an event or for the work of another stream. */
+GCTX_API int gctx_record_event(const gctx_stream* stream, const gctx_event* event);
+GCTX_API int gctx_wait_event(const gctx_stream* stream, const gctx_event* event);
+GCTX_API int gctx_wait_stream(const gctx_stream* stream, const gctx_stream* other);
+
+GCTX_API int gctx_sync_event(const gctx_event* event);
+GCTX_API int gctx_event_is_done(const gctx_event* event, int* is_done);
+GCTX_API int gctx_elapsed_ms(const gctx_event* start, const gctx_event* end, float* milliseconds);
+
 /* Close an object. A context that is current on a thread stays open, and the call returns GCTX_ERROR_STATE. A context
  * with open streams is destroyed with the last of them. The driver finishes the work of closed streams. */
 GCTX_API void gctx_close_sms(gctx_sms* sms);
 GCTX_API int gctx_close_context(gctx_context* context);
 GCTX_API void gctx_close_stream(gctx_stream* stream);
+GCTX_API void gctx_close_event(gctx_event* event);
 
 #ifdef __cplusplus
 }

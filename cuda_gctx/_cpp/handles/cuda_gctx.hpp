@@ -34,13 +34,52 @@ inline void check(int answer) {
   }
 }
 
-// The request for one group of a split; by default all SMs that the other groups leave.
+// The request for one group of a split.
 using group = gctx_group;
+
+// In partition(): all SMs that the other groups leave.
+inline constexpr unsigned rest = GCTX_REST;
+
+// An event, a CUevent and cudaEvent_t.
+class event {
+ public:
+  void* handle() const noexcept { return gctx_event_handle(owned_.get()); }
+  void sync() const { check(gctx_sync_event(owned_.get())); }
+  bool is_done() const {
+    int done = 0;
+    check(gctx_event_is_done(owned_.get(), &done));
+    return done != 0;
+  }
+  // The milliseconds since an earlier event; both were created with timing.
+  float operator-(const event& start) const {
+    float milliseconds = 0;
+    check(gctx_elapsed_ms(start.owned_.get(), owned_.get(), &milliseconds));
+    return milliseconds;
+  }
+
+ private:
+  friend class context;
+  friend class stream;
+  struct closer {
+    void operator()(gctx_event* owned) const noexcept { gctx_close_event(owned); }
+  };
+  explicit event(gctx_event* owned) : owned_(owned) {}
+  std::unique_ptr<gctx_event, closer> owned_;
+};
 
 // A stream, a CUstream and cudaStream_t. It keeps its context alive.
 class stream {
  public:
   void* handle() const noexcept { return gctx_stream_handle(owned_.get()); }
+  void sync() const { check(gctx_sync_stream(owned_.get())); }
+  bool is_done() const {
+    int done = 0;
+    check(gctx_stream_is_done(owned_.get(), &done));
+    return done != 0;
+  }
+  void record(const event& at) const { check(gctx_record_event(owned_.get(), at.owned_.get())); }
+  void wait(const event& at) const { check(gctx_wait_event(owned_.get(), at.owned_.get())); }
+  void wait(const stream& other) const { check(gctx_wait_stream(owned_.get(), other.owned_.get())); }
 
  private:
   friend class context;
@@ -61,6 +100,11 @@ class context {
     gctx_stream* made = nullptr;
     check(gctx_create_stream(owned_.get(), priority, &made));
     return stream(made);
+  }
+  event create_event(bool timing = false) const {
+    gctx_event* made = nullptr;
+    check(gctx_create_event(owned_.get(), timing ? 1 : 0, &made));
+    return event(made);
   }
   void close() {
     check(gctx_close_context(owned_.get()));
@@ -107,7 +151,8 @@ class sms {
   std::shared_ptr<gctx_sms> owned_;
 };
 
-// Creates a context over each group of a device. names: for messages, one for each group, or none at all.
+// Creates a context over each group of a device. At most one group has an sm_count of `rest`. names: for messages, one
+// for each group, or none at all.
 inline std::vector<context> partition(int device, const std::vector<group>& requests, bool exclusive = false,
                                       const std::vector<const char*>& names = {}) {
   if (!names.empty() && names.size() != requests.size()) {

@@ -1,4 +1,5 @@
 // The C interface on the handles: exceptions become numbers and a message of the thread.
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,10 +10,12 @@
 #include "handles/closing.hpp"
 #include "handles/context.hpp"
 #include "handles/cuda_gctx.h"
+#include "handles/event.hpp"
 #include "handles/opening.hpp"
 #include "handles/runtime.hpp"
 #include "handles/stream.hpp"
 #include "resources/descriptor.hpp"
+#include "resources/outcome.hpp"
 
 struct gctx_sms {
   gctx::Runtime* runtime;
@@ -24,6 +27,9 @@ struct gctx_context {
 };
 struct gctx_stream {
   gctx::StreamHandle box;
+};
+struct gctx_event {
+  gctx::EventHandle box;
 };
 
 namespace {
@@ -90,6 +96,11 @@ std::vector<gctx::GroupRequest> requests_of(const gctx_group* groups, std::size_
   }
   std::vector<gctx::GroupRequest> requests(count);
   for (std::size_t i = 0; i < count; ++i) {
+    if (groups[i].sm_count == GCTX_REST) {
+      gctx::fail_value("request " + std::to_string(i) +
+                       " is GCTX_REST, which gctx_split does not take: it returns the "
+                       "remaining SMs as the remainder");
+    }
     if (groups[i].sm_count != 0) {
       requests[i].count = groups[i].sm_count;
     }
@@ -105,6 +116,53 @@ gctx::SmResourcePtr device_sms(gctx::Runtime& runtime, int device) {
                      std::to_string(runtime.device_count()));
   }
   return runtime.device_sm(device);
+}
+
+// Returns the groups of a device in the order of the requests. GCTX_REST is what a split for the others leaves.
+std::vector<gctx::SmResourcePtr> groups_of(gctx::Runtime& runtime, int device, const gctx_group* requests,
+                                           std::size_t count) {
+  if (count == 0) {
+    gctx::fail_value("count is 0: request at least one group");
+  }
+  demand(requests, "requests");
+  std::vector<gctx_group> counted;
+  std::size_t rest_at = count;
+  for (std::size_t i = 0; i < count; ++i) {
+    const gctx_group& request = requests[i];
+    const std::string name = "request " + std::to_string(i);
+    if (request.sm_count == 0) {
+      gctx::fail_value(name + " is for 0 SMs: leave it out, or request all remaining SMs with GCTX_REST");
+    }
+    if (request.sm_count != GCTX_REST) {
+      counted.push_back(request);
+      continue;
+    }
+    if (rest_at != count) {
+      gctx::fail_value(name + " is a second GCTX_REST: one request can take all remaining SMs");
+    }
+    if (request.coscheduled_sm_count != 0 || request.backfill != 0) {
+      gctx::fail_value(name + " is GCTX_REST, which takes no other option");
+    }
+    rest_at = i;
+  }
+  const gctx::SmResourcePtr whole = device_sms(runtime, device);
+  std::vector<gctx::SmResourcePtr> groups;
+  gctx::SmResourcePtr remainder = whole;
+  if (!counted.empty()) {
+    const auto split = gctx::split_resource(runtime, whole, requests_of(counted.data(), counted.size()), false);
+    for (std::size_t i = 0; i < counted.size(); ++i) {
+      groups.push_back(split.group(i));
+    }
+    remainder = split.remainder();
+  }
+  if (rest_at != count) {
+    if (remainder->sm_count == 0) {
+      throw gctx::SplitFailure("the other requests take all " + std::to_string(whole->sm_count) +
+                               " SMs, and none remain for GCTX_REST: request fewer");
+    }
+    groups.insert(groups.begin() + static_cast<std::ptrdiff_t>(rest_at), remainder);
+  }
+  return groups;
 }
 
 // Opens each context with a lease of its own, or none.
@@ -205,11 +263,10 @@ int gctx_partition(int device, const gctx_group* requests, const char* const* na
   return answer([&] {
     demand(contexts, "contexts");
     gctx::Runtime& runtime = gctx::Runtime::active();
-    const auto groups = requests_of(requests, count);
-    const gctx::SplitResult split = gctx::split_resource(runtime, device_sms(runtime, device), groups, false);
+    const auto groups = groups_of(runtime, device, requests, count);
     std::vector<gctx::NewContext> wanted;
     for (std::size_t i = 0; i < count; ++i) {
-      wanted.push_back({names != nullptr && names[i] != nullptr ? names[i] : "", {split.group(i)}, std::nullopt});
+      wanted.push_back({names != nullptr && names[i] != nullptr ? names[i] : "", {groups[i]}, std::nullopt});
     }
     for (auto& context : open(runtime, device, std::move(wanted), exclusive != 0)) {
       *contexts++ = context.release();
@@ -233,6 +290,87 @@ int gctx_create_stream(const gctx_context* context, int priority, gctx_stream** 
 
 void* gctx_stream_handle(const gctx_stream* stream) { return stream != nullptr ? stream->box->handle() : nullptr; }
 
+int gctx_sync_stream(const gctx_stream* stream) {
+  return answer([&] {
+    demand(stream, "stream");
+    gctx::synchronize_stream(stream->box);
+  });
+}
+
+int gctx_stream_is_done(const gctx_stream* stream, int* is_done) {
+  return answer([&] {
+    demand(stream, "stream");
+    demand(is_done, "is_done");
+    *is_done = gctx::stream_is_done(stream->box) ? 1 : 0;
+  });
+}
+
+int gctx_create_event(const gctx_context* context, int timing, gctx_event** event) {
+  return answer([&] {
+    demand(context, "context");
+    demand(event, "event");
+    auto made = std::make_unique<gctx_event>();
+    made->box = gctx::create_event(context->box, timing != 0 ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING);
+    *event = made.release();
+  });
+}
+
+void* gctx_event_handle(const gctx_event* event) {
+  if (event == nullptr) {
+    return nullptr;
+  }
+  event->box->expose();
+  return event->box->handle();
+}
+
+int gctx_record_event(const gctx_stream* stream, const gctx_event* event) {
+  return answer([&] {
+    demand(stream, "stream");
+    demand(event, "event");
+    gctx::record_event(stream->box, event->box);
+  });
+}
+
+int gctx_wait_event(const gctx_stream* stream, const gctx_event* event) {
+  return answer([&] {
+    demand(stream, "stream");
+    demand(event, "event");
+    gctx::wait_event(stream->box, event->box);
+  });
+}
+
+int gctx_wait_stream(const gctx_stream* stream, const gctx_stream* other) {
+  return answer([&] {
+    demand(stream, "stream");
+    demand(other, "other");
+    gctx::wait_stream(stream->box, other->box);
+  });
+}
+
+int gctx_sync_event(const gctx_event* event) {
+  return answer([&] {
+    demand(event, "event");
+    gctx::synchronize_event(event->box);
+  });
+}
+
+int gctx_event_is_done(const gctx_event* event, int* is_done) {
+  return answer([&] {
+    demand(event, "event");
+    demand(is_done, "is_done");
+    *is_done = gctx::event_is_done(event->box) ? 1 : 0;
+  });
+}
+
+int gctx_elapsed_ms(const gctx_event* start, const gctx_event* end, float* milliseconds) {
+  return answer([&] {
+    demand(start, "start");
+    demand(end, "end");
+    demand(milliseconds, "milliseconds");
+    *milliseconds = gctx::elapsed_ms(start->box, end->box);
+  });
+}
+
 void gctx_close_sms(gctx_sms* sms) { delete sms; }
 
 int gctx_close_context(gctx_context* context) {
@@ -245,5 +383,7 @@ int gctx_close_context(gctx_context* context) {
 }
 
 void gctx_close_stream(gctx_stream* stream) { delete stream; }
+
+void gctx_close_event(gctx_event* event) { delete event; }
 
 }  // extern "C"
