@@ -33,8 +33,10 @@ cdef class Device:
             self.device_id = cpp.current_device(self._runtime[0])
         else:
             number = as_int("device_id", device_id)
-            if not 0 <= number < self._runtime.device_count():
-                raise ValueError(f"there is no device {number}: this machine has {self._runtime.device_count()}")
+            count = self._runtime.device_count()
+            if not 0 <= number < count:
+                numbers = "0" if count == 1 else f"0 to {count - 1}"
+                raise ValueError(f"there is no device {number}: the devices of this machine are {numbers}")
             self.device_id = number
 
     @staticmethod
@@ -172,16 +174,19 @@ cdef class Device:
         self._runtime.demand_usable()
         return new_green_context(self.device_id, as_options(ContextOptions, options))
 
-    def create_stream(self, options=None):
+    def create_stream(self, obj=None, options=None):
         """Create a stream of the primary context, or adopt the stream of another library.
 
-        options: StreamOptions or a dict of their fields; or an object with ``__cuda_stream__``, which is adopted.
+        obj: an object with ``__cuda_stream__``, which is adopted. options: StreamOptions or a dict of their fields,
+        which may come first.
 
-        Returns a Stream. Raises ValueError if the priority is not in `priority_range`.
+        Returns a Stream. Raises ValueError if the priority is not in `priority_range`, or for both arguments.
         """
-        if hasattr(options, "__cuda_stream__"):
-            return Stream(options)
-        return self.primary().create_stream(options)
+        if obj is not None and options is not None:
+            raise ValueError("options are for a new stream: a stream that is adopted has its own")
+        if hasattr(obj, "__cuda_stream__"):
+            return Stream(obj)
+        return self.primary().create_stream(options if obj is None else obj)
 
     def create_event(self, options=None):
         """Create an event of the primary context.

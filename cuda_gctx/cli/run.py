@@ -24,14 +24,14 @@ TURNS = (
 
 
 @click.command(cls=LayoutCommand, context_settings={"allow_interspersed_args": False})
-@click.option("--layout", "text", required=True, metavar="LAYOUT", help="The partitions: decode=16,prefill=rest")
+@click.option("--layout", "text", metavar="LAYOUT", help="The partitions: decode=16,prefill=rest")
 @click.option("--as", "name", metavar="NAME", help="Run the command and its children in this partition, unchanged.")
 @program_options
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_context
 def run(
     ctx: click.Context,
-    text: str,
+    text: str | None,
     name: str | None,
     strict: bool,
     verify: bool | None,
@@ -45,6 +45,8 @@ def run(
     one word; it can also be JSON or the path of a file. An invalid layout is an error before the command starts. A
     layout that does not fit the device is an error when it is opened.
     """
+    if text is None:
+        raise click.UsageError("no layout: cuda-gctx run --layout control=16,rest --as control -- COMMAND")
     try:
         layout = layout_of([text])
     except click.BadParameter as error:

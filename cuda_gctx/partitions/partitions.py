@@ -107,6 +107,15 @@ class Partition:
         self._stream: Stream | None = None
         self._pools: dict[int, tuple[Stream, ...]] = {}  # by priority
 
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            f"partition {self.name} is no block: write 'with parts.{self.name}.torch():' for work of torch, or "
+            f"'with parts.{self.name}.context.current():' for other libraries"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Completes the protocol, so that ``with`` calls `__enter__`."""
+
     @property
     def context(self) -> Context:
         """The green context. It closes with the partitions; a later request for its SMs gets the driver's context."""

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import cuda_gctx
-from cuda_gctx import Device
+from cuda_gctx import Device, StreamOptions
 from cuda_gctx._core.extension import Feature, System
 
-from ..common import DRIVERS, on_another_thread
+from ..common import DRIVERS, on_another_thread, refusal
 
 # The version that brought each feature (docs/drivers.md).
 FEATURES = {
@@ -111,6 +111,21 @@ def test_methods_of_a_device_use_that_device_whatever_is_current(sim: Callable[.
 def test_a_device_that_does_not_exist_is_refused(dev: Device, wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="device"):
         Device(wrong)
+
+
+def test_a_wrong_device_is_answered_with_the_right_ones(sim: Callable[..., Any]) -> None:
+    for devices, right in ((1, "are 0"), (4, "are 0 to 3")):
+        sim("h200", devices=devices)
+        assert right in str(refusal(ValueError, lambda: Device(7)))
+
+
+def test_a_stream_is_created_with_the_arguments_of_cuda_core(dev: Device) -> None:
+    priority = dev.priority_range[1]
+    with dev.create_stream(options=StreamOptions(priority=priority)) as stream:
+        assert stream.priority == priority
+        with dev.create_stream(stream) as adopted:
+            assert adopted == stream
+        assert "has its own" in str(refusal(ValueError, lambda: dev.create_stream(stream, StreamOptions())))
 
 
 def test_the_primary_context_is_retained_once(sim: Callable[..., Any]) -> None:

@@ -322,6 +322,13 @@ def test_bad_requests_name_the_partition(dev: Device, request_: Any, error: type
     assert words in message
 
 
+def test_a_partition_as_a_block_says_what_is_one(dev: Device) -> None:
+    with dev.partition(control=8) as parts:
+        message = str(refusal(TypeError, lambda: parts.control.__enter__()))
+        assert "parts.control.torch()" in message
+        assert "parts.control.context.current()" in message
+
+
 def test_a_partition_of_no_sms_is_refused(dev: Device) -> None:
     for request in (lambda: dev.partition(8, 0), lambda: Layout(control=8, rest=0), lambda: PartitionSpec(0)):
         assert "request all remaining SMs with None" in str(refusal(ValueError, request))

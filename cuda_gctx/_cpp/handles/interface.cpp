@@ -113,7 +113,7 @@ std::vector<gctx::GroupRequest> requests_of(const gctx_group* groups, std::size_
 gctx::SmResourcePtr device_sms(gctx::Runtime& runtime, int device) {
   if (device < 0 || device >= runtime.device_count()) {
     gctx::fail_value("there is no device " + std::to_string(device) + ": this machine has " +
-                     std::to_string(runtime.device_count()));
+                     std::to_string(runtime.device_count()) + ", counted from 0");
   }
   return runtime.device_sm(device);
 }
