@@ -23,6 +23,20 @@ bool is_gone(const Driver& driver, CUcontext context, unsigned long long known_i
   return result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED || id != known_id;
 }
 
+// Returns the id of the context that is current as a block begins. That of the primary context below, which most blocks
+// find, is known without a call.
+std::uint64_t id_of(const Driver& driver, CUcontext current, const DriverContextHandle& primary) {
+  if (current == nullptr) {
+    return 0;
+  }
+  if (primary && primary->handle() == current) {
+    return primary->id();
+  }
+  unsigned long long id = 0;
+  GCTX_CALL(driver, cuCtxGetId, current, &id);
+  return id;
+}
+
 // Found without the function call that other variables of a thread take in a shared library.
 [[gnu::tls_model("initial-exec")]] thread_local ThreadBlocks* known_here = nullptr;
 
@@ -54,11 +68,8 @@ BlockHandle ThreadBlocks::enter(const ContextHandle& context, const void* task) 
   demand_task(task);
   const Driver& driver = context->runtime().driver();
   CUcontext before = nullptr;
-  unsigned long long before_id = 0;
   GCTX_CALL(driver, cuCtxGetCurrent, &before);
-  if (before != nullptr) {
-    GCTX_CALL(driver, cuCtxGetId, before, &before_id);
-  }
+  const std::uint64_t before_id = id_of(driver, before, context->in_driver().primary);
   auto block = std::make_shared<Block>(context, before, before_id, task, system_id_);
   open_.reserve(open_.size() + 1);
   if (!context->lease().make_current()) [[unlikely]] {
