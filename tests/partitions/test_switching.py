@@ -419,6 +419,32 @@ def test_a_switch_is_refused_during_a_capture_of_the_layouts_concerned(
         assert pool.switch(a=16, b=None) is new
 
 
+CODES = ["CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"]
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", ["cuCtxRecordEvent", "cuCtxWaitEvent"])
+def test_a_capture_that_other_code_begins_in_the_middle_of_a_call_is_named(sim: Machines, call: str, code: str) -> None:
+    machine = sim("h200", driver="13.0")
+    with PartitionPool(Device(0)) as pool:
+        pool.prepare(a=64, b=None)
+        parts = pool.switch(a=16, b=None)
+        calls: list[Callable[[], object]] = [lambda: pool.switch(a=64, b=None), lambda: parts.b.wait(parts.a)]
+        for act in calls:
+            machine.fail(call, code=code, nth=1)
+            assert "in the middle of this call" in str(refusal(CapturingError, act))
+        assert pool.current is parts
+        pool.switch(a=64, b=None)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_capture_that_other_code_begins_before_a_context_is_created_is_named(sim: Machines, code: str) -> None:
+    machine = sim("h200", driver="13.0")
+    machine.fail("cuGreenCtxCreate", code=code, nth=1)
+    assert "in the middle of this call" in str(refusal(CapturingError, lambda: Device(0).partition(a=8)))
+    Device(0).partition(a=8).close()
+
+
 def test_a_switch_leaves_captures_of_other_layouts_alone(dev: Device) -> None:
     with PartitionPool(dev) as pool:
         pool.switch(c=24, d=None)

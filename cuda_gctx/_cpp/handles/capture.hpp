@@ -18,6 +18,18 @@ inline bool is_capturing(const Driver& driver, CUstream handle) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+// Checks a call that is made after the question whether a stream concerned captures. Other code can begin a capture in
+// between, and the driver then refuses the call.
+inline void check_no_capture_began(const Driver& driver, CUresult result, const char* call) {
+  if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) [[unlikely]] {
+    fail(ErrorKind::capturing, "a stream began to capture a graph in the middle of this call: end the capture, and call "
+                               "again (" + driver.describe(result, call) + ")");
+  }
+  driver.check(result, call);
+}
+#define GCTX_CALL_WITHOUT_CAPTURE(driver, function, ...) \
+  check_no_capture_began(driver, (driver).function(__VA_ARGS__), #function)
+
 // While it is there, what this thread asks about streams and events, frees and destroys ends no capture of its own, and
 // no global capture of another thread.
 class RelaxedThread {

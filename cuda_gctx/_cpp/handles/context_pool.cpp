@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "handles/capture.hpp"
+
 namespace gctx {
 namespace {
 
@@ -99,8 +101,8 @@ void ContextPool::fill(DriverContext& context, const ContextRequest& request) {
   CUdevResourceDesc description{};
   GCTX_CALL(driver, cuDevResourceGenerateDesc, &description, parts.data(), static_cast<unsigned>(parts.size()));
   CUgreenCtx raw = nullptr;
-  GCTX_CALL(driver, cuGreenCtxCreate, &raw, description, runtime_.device(context.device()),
-            CU_GREEN_CTX_DEFAULT_STREAM);
+  GCTX_CALL_WITHOUT_CAPTURE(driver, cuGreenCtxCreate, &raw, description, runtime_.device(context.device()),
+                            CU_GREEN_CTX_DEFAULT_STREAM);
   context.own_green(raw);
   CUcontext handle = nullptr;
   GCTX_CALL(driver, cuCtxFromGreenCtx, &handle, raw);

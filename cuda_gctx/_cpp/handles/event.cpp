@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "handles/capture.hpp"
 #include "handles/captures.hpp"
 #include "handles/context_pool.hpp"
 #include "handles/runtime.hpp"
@@ -56,9 +57,9 @@ float elapsed_ms(const EventHandle& start, const EventHandle& end) {
 void record_all(const DriverContext& context, CUevent event) {
   const Driver& driver = context.runtime().driver();
   if (driver.cuCtxRecordEvent != nullptr) [[likely]] {
-    GCTX_CALL(driver, cuCtxRecordEvent, context.handle(), event);
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuCtxRecordEvent, context.handle(), event);
   } else if (context.green_handle() != nullptr) {
-    GCTX_CALL(driver, cuGreenCtxRecordEvent, context.green_handle(), event);
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuGreenCtxRecordEvent, context.green_handle(), event);
   } else {
     driver.require(Feature::context_events);
   }
@@ -67,9 +68,9 @@ void record_all(const DriverContext& context, CUevent event) {
 void let_all_wait(const DriverContext& context, CUevent event) {
   const Driver& driver = context.runtime().driver();
   if (driver.cuCtxWaitEvent != nullptr) [[likely]] {
-    GCTX_CALL(driver, cuCtxWaitEvent, context.handle(), event);
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuCtxWaitEvent, context.handle(), event);
   } else if (context.green_handle() != nullptr) {
-    GCTX_CALL(driver, cuGreenCtxWaitEvent, context.green_handle(), event);
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuGreenCtxWaitEvent, context.green_handle(), event);
   } else {
     driver.require(Feature::context_events);
   }

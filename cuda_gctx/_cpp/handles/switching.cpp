@@ -210,7 +210,7 @@ void Switching::record(Place& place) {
     if (place.stream->may_capture()) {
       place.event->expose();
     }
-    GCTX_CALL(driver, cuEventRecord, place.event->handle(), place.stream->handle());
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuEventRecord, place.event->handle(), place.stream->handle());
   } else {
     record_all(*place.context, place.event->handle());
   }
@@ -224,7 +224,7 @@ void Switching::wait(const Place& place, const EventHandle& event) {
     if (event->may_capture()) {
       place.stream->expose();
     }
-    GCTX_CALL(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
   } else {
     let_all_wait(*place.context, event->handle());
   }
@@ -397,7 +397,7 @@ bool Switching::relayed(const Arrangement& old) {
     for (std::size_t at = 0; at < source_count_; ++at) {
       wait(*first, sources_[at].place->event);
     }
-    GCTX_CALL(driver_of(first->context), cuEventRecord, first->relay->handle(), stream);
+    GCTX_CALL_WITHOUT_CAPTURE(driver_of(first->context), cuEventRecord, first->relay->handle(), stream);
     for (const Place* other : followers) {
       if (other != first) {
         wait(*other, first->relay);
