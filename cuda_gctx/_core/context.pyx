@@ -76,6 +76,7 @@ cdef class LeaseGroup:
     def close(self):
         """Close all leases, and refuse later ones: False, and nothing changes, while one of their contexts is current.
         """
+        cpp.demand_not_forked()
         return self._group.get().close()
 
 

@@ -269,6 +269,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     cdef cppclass Lease:
         void abandon() noexcept
 
+    void demand_not_forked() except +raise_error
     shared_ptr[LeaseGroup] make_group "std::make_shared<gctx::LeaseGroup>"() except +raise_error
 
     SmResourcePtr known_sm_resource(ContextBox&) except +raise_error

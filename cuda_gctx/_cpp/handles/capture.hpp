@@ -21,9 +21,12 @@ inline bool is_capturing(const Driver& driver, CUstream handle) {
 // Checks a call that is made after the question whether a stream concerned captures. Other code can begin a capture in
 // between, and the driver then refuses the call.
 inline void check_no_capture_began(const Driver& driver, CUresult result, const char* call) {
-  if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) [[unlikely]] {
-    fail(ErrorKind::capturing, "a stream began to capture a graph in the middle of this call: end the capture, and call "
-                               "again (" + driver.describe(result, call) + ")");
+  if (result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)
+      [[unlikely]] {
+    fail(ErrorKind::capturing,
+         "a stream began to capture a graph in the middle of this call: end the capture, and call "
+         "again (" +
+             driver.describe(result, call) + ")");
   }
   driver.check(result, call);
 }

@@ -29,9 +29,7 @@ std::vector<Runtime*>& opened() {
 class DriverOpening {
  public:
   DriverOpening() {
-    if (is_forked()) {
-      fail_forked();
-    }
+    demand_not_forked();
     begin_use();
     opening().lock();
   }
@@ -59,6 +57,12 @@ class DriverOpening {
 };
 
 }  // namespace
+
+void demand_not_forked() {
+  if (is_forked()) [[unlikely]] {
+    fail_forked();
+  }
+}
 
 Runtime& Runtime::active() {
   if (Runtime* runtime = active_runtime.load(std::memory_order_acquire)) [[likely]] {

@@ -109,6 +109,9 @@ class Runtime {
   std::array<std::atomic<void*>, places> parts_{};
 };
 
+// For calls that take a lock before they ask a runtime: in a forked child, another thread may have held it.
+void demand_not_forked();
+
 SmResourcePtr sm_resource_from_query(const Runtime& runtime, int ordinal, const CUdevResource& queried);
 
 }  // namespace gctx

@@ -113,6 +113,7 @@ Switching::Part Switching::part_of(const std::string& name) const {
 
 Switching::Number Switching::add_arrangement(std::vector<NewUse>& given) {
   const std::vector<NewUse> uses = std::move(given);
+  demand_not_forked();
   const std::lock_guard lock(mutex_);
   sweep();
   Arrangement arrangement;
@@ -137,7 +138,8 @@ Switching::Number Switching::add_arrangement(std::vector<NewUse>& given) {
   return static_cast<Number>(found - arrangements_.begin());
 }
 
-bool Switching::remove_arrangement(Number arrangement) noexcept {
+bool Switching::remove_arrangement(Number arrangement) {
+  demand_not_forked();
   const std::lock_guard lock(mutex_);
   if (current_.load() == arrangement + 1) {
     return false;
@@ -150,6 +152,9 @@ bool Switching::remove_arrangement(Number arrangement) noexcept {
 }
 
 void Switching::clear() noexcept {
+  if (is_forked()) {
+    return;
+  }
   const std::lock_guard lock(mutex_);
   current_.store(0);
   arrangements_.clear();
@@ -157,6 +162,7 @@ void Switching::clear() noexcept {
 }
 
 std::uint64_t Switching::last_switch(Number arrangement) {
+  demand_not_forked();
   const std::lock_guard lock(mutex_);
   return arrangement < arrangements_.size() && arrangements_[arrangement] ? arrangements_[arrangement]->last_switch : 0;
 }
@@ -224,7 +230,8 @@ void Switching::wait(const Place& place, const EventHandle& event) {
     if (event->may_capture()) {
       place.stream->expose();
     }
-    GCTX_CALL_WITHOUT_CAPTURE(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(), CU_EVENT_WAIT_DEFAULT);
+    GCTX_CALL_WITHOUT_CAPTURE(driver, cuStreamWaitEvent, place.stream->handle(), event->handle(),
+                              CU_EVENT_WAIT_DEFAULT);
   } else {
     let_all_wait(*place.context, event->handle());
   }
@@ -275,6 +282,7 @@ bool Switching::is_covered(const Place& source, const Place& later, const Arrang
 }
 
 void Switching::switch_to(Number next_number) {
+  demand_not_forked();
   const std::lock_guard lock(mutex_);
   if (next_number >= arrangements_.size() || !arrangements_[next_number]) {
     fail(ErrorKind::closed, "the layout has been dropped by the pool");

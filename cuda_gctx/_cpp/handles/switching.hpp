@@ -36,7 +36,7 @@ class Switching {
   // Takes the uses. Throws and changes nothing if one of the contexts is closed.
   Number add_arrangement(std::vector<NewUse>& uses);
   // Forgets an arrangement, and keeps the order behind its work. Returns false for the current one.
-  bool remove_arrangement(Number arrangement) noexcept;
+  bool remove_arrangement(Number arrangement);
   void clear() noexcept;
 
   // Puts all later work of an arrangement behind that of the current one, and makes it current. Throws and changes
