@@ -204,7 +204,7 @@ def wanted_among_free(whole: SMResource, layout: Layout) -> tuple[Wanted, ...]:
             if not pieces:
                 raise SplitError(f"{layout} does not fit: no SMs are known to be free for {name}")
             groups[name] = free.take(pieces)
-    return tuple(Wanted(name, (groups[name],), spec.workqueue, spec.request) for name, spec in requests)
+    return tuple(Wanted(name, (groups[name],), spec) for name, spec in requests)
 
 
 def open_free(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from keyword import iskeyword
@@ -81,6 +81,9 @@ class PartitionSpec:
     sms: int | float | SMResourceOptions | None = None
     workqueue: WorkqueueResourceOptions | None = None
     aligned: bool = field(default=False, kw_only=True)
+    # Whether it requests SMs without a number. Only one partition of a layout can, unless the request is for SMs of one
+    # locality domain.
+    takes_the_remainder: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         wants_aligned = as_bool("aligned", self.aligned)
@@ -89,17 +92,13 @@ class PartitionSpec:
             raise ValueError(f"aligned=True is for all remaining SMs (None), not for {self.sms!r}")
         object.__setattr__(self, "sms", sms)
         object.__setattr__(self, "aligned", aligned or wants_aligned)
+        takes_the_remainder = sms is None or (isinstance(sms, SMResourceOptions) and sms.count is None)
+        object.__setattr__(self, "takes_the_remainder", takes_the_remainder)
         if self.workqueue is not None and not isinstance(self.workqueue, WorkqueueResourceOptions):
             raise TypeError(f"workqueue must be WorkqueueResourceOptions, not {type(self.workqueue).__name__}")
 
     @property
-    def takes_the_remainder(self) -> bool:
-        """Whether it requests SMs without a number. Only one partition of a layout can."""
-        return self.sms is None or (isinstance(self.sms, SMResourceOptions) and self.sms.count is None)
-
-    @property
-    def stays_in_a_domain(self) -> bool:
-        """Whether it requests SMs of one locality domain only."""
+    def _stays_in_a_domain(self) -> bool:
         options = self.sms
         return (
             isinstance(options, SMResourceOptions)
@@ -166,21 +165,23 @@ def is_partition_name(name: str) -> bool:
     return name.isidentifier() and not iskeyword(name) and not name.startswith("_") and name not in RESERVED_NAMES
 
 
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a partition must be a str, not {type(name).__name__}")
-    name = str.__str__(name)  # layouts are shared by value, and the core takes no subclass of str
-    if name in RESERVED_NAMES:
-        raise ValueError(
-            f"{name!r} cannot be the name of a partition: it is reserved, as are "
-            f"{', '.join(sorted(RESERVED_NAMES - {name}))}"
-        )
-    if not is_partition_name(name):
-        raise ValueError(
-            f"{name!r} cannot be the name of a partition: it must be a Python identifier without a leading underscore, "
-            "and not a keyword"
-        )
-    return name
+def _checked_names(names: Iterable[object]) -> tuple[str, ...]:
+    checked = []
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a partition must be a str, not {type(name).__name__}")
+        checked.append(str.__str__(name))  # layouts are shared by value, and the core takes no subclass of str
+        if name in RESERVED_NAMES:
+            raise ValueError(
+                f"{name!r} cannot be the name of a partition: it is reserved, as are "
+                f"{', '.join(sorted(RESERVED_NAMES - {name}))}"
+            )
+        if not is_partition_name(name):
+            raise ValueError(
+                f"{name!r} cannot be the name of a partition: it must be a Python identifier without a leading "
+                "underscore, and not a keyword"
+            )
+    return tuple(checked)
 
 
 def _spec_to_json(spec: PartitionSpec) -> dict[str, Any]:
@@ -331,18 +332,16 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
     if not requests:
         raise ValueError("a layout needs at least one partition")
     named = isinstance(requests, Mapping)
-    names = tuple(map(_checked_name, requests)) if named else tuple(map(str, range(len(requests))))
-    specs = []
+    names = _checked_names(requests) if named else tuple(map(str, range(len(requests))))
+    specs, open_ones = [], []
     for name, request in zip(names, requests.values() if isinstance(requests, Mapping) else requests, strict=True):
         try:
-            specs.append(request if isinstance(request, PartitionSpec) else PartitionSpec(request))
+            spec = request if isinstance(request, PartitionSpec) else PartitionSpec(request)
         except (TypeError, ValueError) as error:
             raise type(error)(f"partition {name}: {error}") from None
-    open_ones = [
-        name
-        for name, spec in zip(names, specs, strict=True)
-        if spec.takes_the_remainder and not spec.stays_in_a_domain  # which the split itself checks
-    ]
+        specs.append(spec)
+        if spec.takes_the_remainder and not spec._stays_in_a_domain:  # the split itself checks those
+            open_ones.append(name)
     if len(open_ones) > 1:
         raise ValueError(f"{' and '.join(open_ones)} request the remaining SMs: only one partition can")
     layout = object.__new__(Layout)

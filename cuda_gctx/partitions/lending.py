@@ -17,7 +17,7 @@ from cuda_gctx._core.extension import (
     together,
 )
 from cuda_gctx.partitions.free import FreeSMs, open_free, pieces_of, wanted_among_free
-from cuda_gctx.partitions.layout import layout_of
+from cuda_gctx.partitions.layout import PartitionSpec, layout_of
 from cuda_gctx.partitions.opening import Wanted, known_split, open_contexts
 
 __all__ = ["open_each", "open_groups", "open_one"]
@@ -57,24 +57,23 @@ def open_one(
     """
     if workqueue is not None:
         device.resources.workqueue  # noqa: B018  refuses where the driver has none
+    spec = PartitionSpec(workqueue=workqueue)
     if isinstance(sms, int):
         group = _beyond_units(device, sms)
         if group is None:
-            context = _one_of_free(device, name, sms, workqueue, exclusive=exclusive)
+            context = _one_of_free(device, name, sms, spec, exclusive=exclusive)
             if context is not None:
                 return context
             group = _with_shared(FreeSMs(device.resources.sm), sms)
     else:
         group = device.resources.sm if sms is None else sms
-    wanted = [Wanted(name, (group,), workqueue)]
+    wanted = [Wanted(name, (group,), spec)]
     return open_contexts(
         device, wanted, exclusive=exclusive, are_partitions=False, advice=advice, stacklevel=stacklevel + 1
     )[0]
 
 
-def _one_of_free(
-    device: Device, name: str, count: int, workqueue: WorkqueueResourceOptions | None, *, exclusive: bool
-) -> Context | None:
+def _one_of_free(device: Device, name: str, count: int, spec: PartitionSpec, *, exclusive: bool) -> Context | None:
     """The context over free SMs; None, or ResourceOverlapError with `exclusive`, if these are too few."""
 
     def find() -> tuple[Wanted, ...]:
@@ -86,7 +85,7 @@ def _one_of_free(
                     f"{free.words()}, and {count} were requested: close other contexts, or request fewer"
                 )
             raise _TooFewError
-        return (Wanted(name, (free.take(pieces),), workqueue),)
+        return (Wanted(name, (free.take(pieces),), spec),)
 
     try:
         return open_free(device, find, exclusive=exclusive, are_partitions=False)[1][0]

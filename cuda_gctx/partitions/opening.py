@@ -16,7 +16,6 @@ from cuda_gctx._core.extension import (
     ResourceOverlapWarning,
     SMResource,
     Stream,
-    WorkqueueResourceOptions,
     before_driver_closes,
     capturing_stream,
     claim,
@@ -24,8 +23,8 @@ from cuda_gctx._core.extension import (
     granted_context,
     is_capturing,
 )
-from cuda_gctx.partitions.layout import Layout, PartitionSpec, Request
-from cuda_gctx.partitions.split import names_of_groups, refuse_missing_workqueues, split_layout
+from cuda_gctx.partitions.layout import Layout, PartitionSpec
+from cuda_gctx.partitions.split import names_of_groups, split_layout
 
 # Splits that are remembered for each driver and device.
 MOST_SPLITS = 4096
@@ -34,19 +33,25 @@ MOST_SPLITS = 4096
 ADVICE = "close the others first, or open one layout with all partitions"
 
 
+# The request of a background partition.
+REMAINING = PartitionSpec()
+
+
 @dataclass(frozen=True)
 class Wanted:
-    """One context to open: its name in messages, SMs (groups of one split), hardware queues, and request."""
+    """One context to open: its name in messages, SMs (groups of one split), and the request of its partition."""
 
     name: str
     groups: tuple[SMResource, ...]
-    workqueue: WorkqueueResourceOptions | None = None
-    requested: Request = None
+    spec: PartitionSpec = REMAINING
 
 
 def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
     """Raise CapturingError while a known stream is capturing: contexts cannot be made then."""
-    capturing = next((f"{stream!r}" for stream in streams if is_capturing(stream)), None) or capturing_stream(whole)
+    capturing = capturing_stream(whole)
+    for stream in streams:
+        if is_capturing(stream):
+            capturing = repr(stream)
     if capturing is not None:
         raise CapturingError(
             f"{capturing} is capturing a graph, and contexts cannot be created during a capture: open the partitions "
@@ -73,9 +78,9 @@ def claim_all(
     requests = []
     for request in wanted:
         queues = None
-        if request.workqueue is not None:
+        if request.spec.workqueue is not None:
             queues = device.resources.workqueue  # refuses where the driver has none
-            queues.configure(request.workqueue)
+            queues.configure(request.spec.workqueue)
         requests.append((request.name, request.groups, queues))
     return claim(
         device.device_id,
@@ -161,11 +166,10 @@ def known_split(device: Device, request: object, split: Callable[[], Known], str
 def wanted_of(layout: Layout, whole: SMResource) -> tuple[Wanted, ...]:
     """The contexts of a layout over some SMs, that of the background partition last, if there is one."""
     groups = split_layout(layout, whole)
-    specs = [*layout.specs, PartitionSpec()]
-    return tuple(
-        Wanted(name, (sms,), spec.workqueue, spec.request)
-        for name, sms, spec in zip(names_of_groups(layout, groups), groups, specs, strict=False)
-    )
+    wanted = []
+    for name, sms, spec in zip(names_of_groups(layout, groups), groups, [*layout.specs, REMAINING], strict=False):
+        wanted.append(Wanted(name, (sms,), spec))
+    return tuple(wanted)
 
 
 def divided_sms(device: Device) -> SMResource:
@@ -178,6 +182,6 @@ def divided_sms(device: Device) -> SMResource:
 
 def wanted_for(whole: SMResource, layout: Layout, streams: Sequence[Stream] = ()) -> tuple[Wanted, ...]:
     """The same, remembered."""
-    device = whole.device
-    refuse_missing_workqueues(device, layout)
-    return known_split(device, (whole, layout), lambda: wanted_of(layout, whole), streams)
+    # Names and specs, and not the layout: they have all that a layout is equal by.
+    key = whole, layout.names, layout.specs
+    return known_split(whole.device, key, lambda: wanted_of(layout, whole), streams)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from numbers import Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol
 
 from cuda_gctx._core.extension import (
@@ -31,7 +32,6 @@ from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, wanted_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
 from cuda_gctx.partitions.opening import Wanted, divided_sms, open_contexts, wanted_for, wanted_of
-from cuda_gctx.partitions.split import refuse_missing_workqueues
 from cuda_gctx.partitions.verification import VerifyReport, verify
 from cuda_gctx.partitions.words import given_layout, given_names, no_layout
 
@@ -97,11 +97,11 @@ class Partition:
     registers and no static shared memory: an upper bound for others.
     """
 
-    __slots__ = ("_context", "_group", "_pools", "_requested", "_stream", "name")
+    __slots__ = ("_context", "_group", "_pools", "_spec", "_stream", "name")
 
     def __init__(self, wanted: Wanted, context: Context) -> None:
         self.name = wanted.name
-        self._requested = wanted.requested
+        self._spec = wanted.spec
         self._group = wanted.groups[0]
         self._context = context
         self._stream: Stream | None = None
@@ -131,7 +131,7 @@ class Partition:
     @property
     def requested(self) -> Any:
         """The request: a number of SMs, a share, None (all remaining SMs), SMResourceOptions or a PartitionSpec."""
-        return self._requested
+        return self._spec.request
 
     @property
     def strategy(self) -> str | None:
@@ -490,7 +490,7 @@ def assemble(
     """The partitions of a layout, in contexts of one lease."""
     parts = Partitions.__new__(Partitions)
     every = tuple(map(Partition, wanted, contexts))
-    by_name = {part.name: part for part in every}
+    by_name = dict(zip(map(attrgetter("name"), every), every, strict=True))
     fields = parts.__dict__
     fields.update(by_name)
     fields.pop(BACKGROUND, None)
@@ -514,7 +514,6 @@ def _open(
     device: Device, layout: Layout, *, exclusive: bool = False, among: str = "all", stacklevel: int
 ) -> Partitions:
     if among == "free":
-        refuse_missing_workqueues(device, layout)
         whole = divided_sms(device)
         wanted, contexts = open_free(device, lambda: wanted_among_free(whole, layout), exclusive=exclusive)
     else:
@@ -536,7 +535,6 @@ def partition_context(
     """
     layout = layout_of(requests, named)
     device = context.device
-    refuse_missing_workqueues(device, layout)
     wanted = wanted_of(layout, context.resources.sm)
     contexts = open_contexts(device, wanted, exclusive=as_bool("exclusive", exclusive), inside=context, stacklevel=2)
     return assemble(device, layout, wanted, contexts)

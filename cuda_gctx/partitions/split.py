@@ -53,10 +53,16 @@ def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMR
 
 def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:
     """The groups in the order of the layout, then the remaining SMs, if there are any."""
-    requests = list(zip(layout.names, layout.specs, strict=True))
-    # The partition that takes the whole remainder is not part of the split: it is what the split leaves.
-    open_at = next((i for i, (_, spec) in enumerate(requests) if spec.sms is None and not spec.aligned), None)
-    counted = [request for i, request in enumerate(requests) if i != open_at]
+    counted: list[tuple[str, PartitionSpec]] = []
+    open_at = None
+    for position, (name, spec) in enumerate(zip(layout.names, layout.specs, strict=True)):
+        if spec.workqueue is not None:
+            whole.device.resources.workqueue  # noqa: B018  refuses where the driver has none, before anything is made
+        # The partition that takes the whole remainder is not part of the split: it is what the split leaves.
+        if spec.sms is None and not spec.aligned:
+            open_at = position
+        else:
+            counted.append((name, spec))
     groups: list[SMResource] = []
     remainder = whole
     if counted:
@@ -82,11 +88,6 @@ def names_of_groups(layout: Layout, groups: Sequence[SMResource]) -> list[str]:
     return [*layout.names, BACKGROUND][: len(groups)]
 
 
-def refuse_missing_workqueues(device: Device, layout: Layout) -> None:
-    if any(spec.workqueue is not None for spec in layout.specs):
-        device.resources.workqueue  # noqa: B018  refuses where the driver has none, before anything is made
-
-
 @dataclass(frozen=True)
 class PlannedPartition:
     """One partition of a layout that is not open. Its attributes are those of Partition."""
@@ -105,7 +106,6 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
 
     Raises the errors of opening it, such as SplitError for a layout that does not fit.
     """
-    refuse_missing_workqueues(device, layout)
     groups = split_layout(layout, device.resources.sm, dry_run=True)
     requests = [*(spec.request for spec in layout.specs), None]
     return tuple(

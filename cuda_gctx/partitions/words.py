@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cuda_gctx._core.extension import environment_variable
-from cuda_gctx.partitions.layout import Layout, Request
+from cuda_gctx.partitions.layout import Layout, Request, layout_of
 
 __all__ = [
     "LAYOUT_VARIABLE",
@@ -57,18 +57,25 @@ def _request(word: str) -> Request:
 
 
 def _layout_of_words(words: Sequence[str]) -> Layout:
-    split = [word.rpartition("=") for word in words]
-    names = [name for name, equals, _ in split if equals]
-    requests = [_request(request) for *_, request in split]
-    if names:
+    names: list[str] = []
+    requests: list[Request] = []
+    nameless: set[str] = set()
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        if not equals:
+            nameless.add(text)
         # Beside named partitions, the word for all remaining SMs is a name too.
-        names = [name if equals else request for name, equals, request in split if equals or request == REST]
-    if names and len(names) != len(words):
+        names.append(name if equals else text)
+        requests.append(_request(text))
+    if nameless.issuperset(names):
+        return layout_of(tuple(requests), {})
+    if nameless - {REST}:
         raise ValueError("name all partitions or none of them: decode=16 prefill=rest, or 16 rest")
-    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if twice:
-        raise ValueError(f"each partition needs a different name: {twice[0]!r} is given twice")
-    return Layout.of(dict(zip(names, requests, strict=True)) if names else requests)
+    named = dict(zip(names, requests, strict=True))
+    if len(named) < len(names):
+        name = max(names, key=names.count)
+        raise ValueError(f"each partition needs a different name: {name!r} is given twice")
+    return layout_of((named,), {})
 
 
 def layout_of_text(text: str) -> Layout:
@@ -85,7 +92,7 @@ def layout_of_text(text: str) -> Layout:
             raise ValueError(f"the file cannot be read: {error}") from None
     if text.startswith("{"):
         return Layout.from_json(text)
-    return _layout_of_words([word for word in re.split(r"[\s,]+", text) if word])
+    return _layout_of_words(re.findall(r"[^\s,]+", text))
 
 
 def given_layout() -> GivenLayout | None:
