@@ -194,12 +194,9 @@ class Programs(RuleBasedStateMachine):
         self.layouts = fill_caches()
         self.ends.enter_context(session("h200@13.0", devices=DEVICES))
         self.ends.callback(gc.set_threshold, *gc.get_threshold())
-        self.ends.callback(gc.unfreeze)
         self.ends.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ResourceOverlapWarning)
         warnings.simplefilter("ignore", CUDAWarning)  # of pools that reach their limit
-        gc.collect()
-        gc.freeze()
         self.devices = [Device(number) for number in range(DEVICES)]
         self.raw = Raw()
         self.groups = [split(dev.resources.sm, [GROUP_SMS] * GROUPS)[0] for dev in self.devices]
@@ -648,17 +645,22 @@ def steps_of(programs: int, number: int) -> int:
     class Seeded(Programs):
         pass
 
-    run_state_machine_as_test(
-        Seeded,
-        settings=settings(
-            max_examples=programs,
-            stateful_step_count=50,
-            deadline=None,
-            database=None,
-            report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    gc.collect()
+    gc.freeze()  # what is there already would make each collection take as long as a program
+    try:
+        run_state_machine_as_test(
+            Seeded,
+            settings=settings(
+                max_examples=programs,
+                stateful_step_count=50,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        gc.unfreeze()
     return Seeded.steps
 
 
