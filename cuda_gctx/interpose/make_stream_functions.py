@@ -71,7 +71,10 @@ def stream_function(name: str, parameters: list[str], suffix: str) -> str:
             f"    return real.{name}({', '.join(given)});\n  }});"
         )
     head = f"INTERPOSE_API CUresult {name}{suffix}({', '.join(parameters)})"
-    return f"{head} {{\n  if ({test}) [[likely]] {{\n    {call}\n  }}\n  {body}\n}}\n"
+    # A function of its own: the registers that it saves cost a launch more than the test.
+    slow = f"[[gnu::noinline, gnu::cold]] static CUresult slow_{name}{suffix}({', '.join(parameters)}) {{\n  {body}\n}}\n"
+    otherwise = f"return slow_{name}{suffix}({', '.join(names)});"
+    return f"{slow}{head} {{\n  if ({test}) [[likely]] {{\n    {call}\n  }}\n  {otherwise}\n}}\n"
 
 
 def asynchronous(name: str, parameters: list[str], declared: Mapping[str, list[str]]) -> str | None:
