@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from math import log10
 
 from durations import duration, spread
 from reporting import REPOSITORY, RESULTS, Result, machine, markdown
 
-from cuda_gctx.draw.svg import Drawing, Entry, legend
+from cuda_gctx.draw.svg import Drawing
 from cuda_gctx.tune import Report, TailLatency
 
 PAGE = REPOSITORY / "docs" / "performance.md"
-PICTURE = REPOSITORY / "docs" / "images" / "latency.svg"
+IMAGES = REPOSITORY / "docs" / "images"
 SECTION = re.compile(r"(<!-- results: ([a-z ]+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 CONTESTANTS = {"raw": "raw, in C", "cuda_gctx": "cuda_gctx", "cuda.core": "cuda.core", "torch": "torch"}
 # Goals of a switch, for the host, with work pending on the device.
@@ -197,47 +196,55 @@ def rendered(page: str) -> str:
 
 # Rows of the picture of latencies: places of the short kernel and of the GEMMs, a label, and the kind of bar.
 LATENCY_ROWS = {
-    ("plain stream", "(none)"): ("kernel alone", "bar"),
-    ("highest-priority stream", "plain stream"): ("kernel on the highest priority", "bar"),
-    ("16-SM partition only", "plain stream"): ("kernel in a partition of 16 SMs", "bar"),
-    ("16-SM partition", "background partition"): ("and GEMMs in the background partition", "best"),
+    ("plain stream", "(none)"): ("alone", "bar"),
+    ("highest-priority stream", "plain stream"): ("on the highest priority", "bar"),
+    ("16-SM partition", "background partition"): ("in a partition", "best"),
+}
+PROGRAM_ROWS = {
+    "alone": ("alone", "bar"),
+    "turns, without MPS": ("in turns", "bar"),
+    "MPS": ("under MPS", "bar"),
+    "cuda-gctx share, 16 SMs and the rest": ("cuda-gctx share", "best"),
 }
 
 
+def bars(title: str, result: Result, rows: list[tuple[str, str, float]], note: str) -> str:
+    """Draws p99 latencies as bars on one linear scale. rows: name, kind and microseconds of each."""
+    margin, left, plot, height = 20, 190, 330, 30
+    drawing = Drawing(title)
+    drawing.text(margin, 32, title, size=17, bold=True)
+    drawing.text(margin, 52, f"{result['card']}, driver {result['driver']}, {result['date']}: p99", kind="faint")
+    longest = max(us for *_, us in rows)
+    for number, (name, kind, us) in enumerate(rows):
+        y, is_best = 70 + number * height, kind == "best"
+        drawing.text(left - 10, y + 14, name, bold=is_best, anchor="end")
+        drawing.rectangle(left, y, max(plot * us / longest, 2), 20, kind=kind, corner=2)
+        drawing.text(left + plot * us / longest + 8, y + 14, f"{us:,.0f} us", bold=is_best)
+    bottom = 70 + len(rows) * height
+    drawing.text(margin, bottom + 20, note, kind="faint")
+    return drawing.svg(left + plot + 100, bottom + 36)
+
+
 def latency_picture(result: Result) -> str:
-    """Draws the p99 of a short kernel next to GEMMs at the lowest rate of requests."""
-    margin, left, plot, height = 20, 300, 350, 26
+    """Draws the p99 of a short kernel next to GEMMs in one process, at the lowest rate of requests."""
     rate = min(row["per_second"] for row in result["rows"])
-    rows = {(one["short_kernel_on"], one["load_on"]): one for one in result["rows"] if one["per_second"] == rate}
-    drawing = Drawing("p99 latency of a short kernel next to GEMMs")
-    drawing.text(margin, 32, "p99 latency of a short kernel next to GEMMs", size=17, bold=True)
-    origin = f"{result['card']}, driver {result['driver']} (CUDA {result['cuda']}), {result['date']}"
-    drawing.text(margin, 51, f"{origin}; {rate} requests/s at random times, logarithmic", kind="faint")
-    width = left + plot + 170
-    entries = [Entry(None, "", "p99", "", "bar"), Entry(None, "", "p50", "", "spread")]
-    y = 66 + legend(drawing, margin, 66, entries, width - margin) + 24
-    bottom = y + height * len(LATENCY_ROWS)
+    found = {(one["short_kernel_on"], one["load_on"]): one for one in result["rows"] if one["per_second"] == rate}
+    rows = [(name, kind, found[key]["us"]["p99"]) for key, (name, kind) in LATENCY_ROWS.items()]
+    _, priority, isolated = (found[key]["gemms_per_second"] for key in LATENCY_ROWS)
+    note = f"The GEMMs on the other {result['sm_count'] - 16} SMs keep {isolated / priority:.0%} of their rate."
+    return bars("A short kernel next to GEMMs", result, rows, note)
 
-    def x(us: float) -> float:
-        return left + plot * log10(us / 5) / 3  # from 5 us to 5 ms
 
-    for us, words in ((10, "10 us"), (100, "100 us"), (1000, "1 ms")):
-        drawing.line(x(us), y - 8, x(us), bottom)
-        drawing.text(x(us), y - 14, words, size=11, kind="faint", anchor="middle")
-    for key, (name, kind) in LATENCY_ROWS.items():
-        times = rows[key]["us"]
-        drawing.text(left - 10, y + 13, name, bold=kind == "best", anchor="end")
-        drawing.rectangle(left, y, x(times["p99"]) - left, 18, kind=kind, corner=2)
-        drawing.rectangle(x(times["p50"]) - 2, y + 2, 4, 14, kind="spread")
-        words = f"{duration(times['p99'] * 1e3)} (p50 {duration(times['p50'] * 1e3)})"
-        drawing.text(x(times["p99"]) + 8, y + 13, words, bold=kind == "best")
-        y += height
-    _, priority, _, isolated = (rows[key]["gemms_per_second"] for key in LATENCY_ROWS)
-    cost = f"What it costs: SMs. The GEMMs in the other {result['sm_count'] - 16} SMs ran at "
-    drawing.text(margin, bottom + 22, f"{cost}{isolated / priority:.0%} of their rate.", kind="faint")
-    return drawing.svg(width, bottom + 38)
+def programs_picture(result: Result) -> str:
+    """Draws the p99 of a short kernel in one program, next to the GEMMs of another program."""
+    found = {row["how"]: row for row in result["rows"] if row["pair"] == "kernel"}
+    rows = [(name, kind, found[how]["latency"]["us"]["p99"]) for how, (name, kind) in PROGRAM_ROWS.items()]
+    rates = [found[how]["load"]["per_second"] for how in PROGRAM_ROWS]
+    note = f"The GEMMs on the other {result['sm_count'] - 16} SMs keep {rates[-1] / rates[0]:.0%} of their rate."
+    return bars("Two programs, neither of them changed", result, rows, note)
 
 
 if __name__ == "__main__":
     PAGE.write_text(rendered(PAGE.read_text()))
-    PICTURE.write_text(latency_picture(results_of("arrivals")[-1]))
+    (IMAGES / "latency.svg").write_text(latency_picture(results_of("arrivals")[-1]))
+    (IMAGES / "programs.svg").write_text(programs_picture(results_of("whole-programs")[-1]))

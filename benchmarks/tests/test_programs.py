@@ -135,12 +135,13 @@ def test_a_table_of_results_replaces_what_stands_between_its_markers(render: Mod
     assert render.rendered(page) == page
 
 
-def test_every_table_and_the_picture_are_made_of_results(render: ModuleType) -> None:
+def test_every_table_and_picture_is_made_of_results(render: ModuleType) -> None:
     for subject, table in render.TABLES.values():
         results = render.results_of(subject)
         assert results
         assert all("| ---" in table(result) for result in results)
     assert render.latency_picture(render.results_of("arrivals")[-1]).startswith("<svg")
+    assert render.programs_picture(render.results_of("whole-programs")[-1]).startswith("<svg")
 
 
 def test_simulated_results_are_refused(render: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,9 @@ def stream_function(name: str, parameters: list[str], suffix: str) -> str:
         )
     head = f"INTERPOSE_API CUresult {name}{suffix}({', '.join(parameters)})"
     # A function of its own: the registers that it saves cost a launch more than the test.
-    slow = f"[[gnu::noinline, gnu::cold]] static CUresult slow_{name}{suffix}({', '.join(parameters)}) {{\n  {body}\n}}\n"
+    slow = (
+        f"[[gnu::noinline, gnu::cold]] static CUresult slow_{name}{suffix}({', '.join(parameters)}) {{\n  {body}\n}}\n"
+    )
     otherwise = f"return slow_{name}{suffix}({', '.join(names)});"
     return f"{slow}{head} {{\n  if ({test}) [[likely]] {{\n    {call}\n  }}\n  {otherwise}\n}}\n"
 
