@@ -242,11 +242,6 @@ def test_package_carries_no_driver_library() -> None:
     assert not {name for name in carried if name.startswith(("libcuda.so", "libnvidia-ml", "libcuda_software_driver"))}
 
 
-def test_the_former_name_of_the_software_driver_names_the_new_package() -> None:
-    with pytest.raises(ImportError, match=r"pip install \./software_driver .* import cuda_software_driver"):
-        importlib.import_module("cuda_gctx.sim")
-
-
 def test_software_driver_does_not_take_the_place_of_the_real_one() -> None:
     # A library of the same soname would be handed out by the loader for every later dlopen("libcuda.so.1").
     code = f"""

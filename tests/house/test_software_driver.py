@@ -33,7 +33,6 @@ MAY_NAME = {
     "cli/sim.py": "the only import of the package, and the command",
     "measure/loop.py": "virtual time, until measure is rewritten",
     "measure/machine.py": "the label of results",
-    "sim.py": "the former name",
     "tune/_final.py": "short blocks, until tune is rewritten",
 }
 NAMES = re.compile(r"software.?driver|is_?simulated|\bsimulated\b|\bsim\b|CUDA_SOFTWARE_DRIVER", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""Ten public programs, reduced to their calls: SM counts, SM ids, the order of work, and what is left at the end.
+"""Public programs, reduced to their calls: SM counts, SM ids, the order of work, and what is left at the end.
 
 Each is written anew from what the program calls. On the software driver torch is played by a stand-in (see
 stand_in_torch.py). What a driver cannot do stops at the documented error, which the test names.
@@ -493,3 +493,104 @@ def test_virtual_gpus_by_shards(machine: Machine, driver: str) -> None:
     for tenant in tenants:
         tenant.close()
     assert len(gpus.free) == total
+
+
+# SGLang's multiplexing with divisions by hand: pairs that fill the device, in pairs of SMs.
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_sglang_divisions_by_hand_are_exact(machine: Machine, driver: str) -> None:
+    divisions = [(66, 66), (100, 32), (90, 42), (74, 34)]
+    machine(driver, contexts=2 * len(divisions) + 1)  # one more to split
+    for division in divisions:
+        streams = spatial.create_greenctx_stream_by_value(*division, 0)
+        assert tuple(counts(streams)) == division
+        demand_disjoint(streams)
+
+
+# FlashInfer's layers of experts: tokens are routed on the main stream, two groups of experts work in partitions behind an
+# event of it, and the main stream joins both.
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_flashinfer_experts_fork_into_two_partitions(machine: Machine, driver: str) -> None:
+    torch = machine(driver, contexts=2)
+    device = get_cudevice(torch.device("cuda:0"))
+    groups, _ = split_resource_by_sm_count(device, get_device_resource(device), [64, 32])
+    streams = create_green_ctx_streams(device, groups)
+    assert counts(streams) == [64, 32]
+    demand_disjoint(streams)
+    main = Stream(torch.cuda.current_stream())
+    with stamps() as (stamp, times):
+        spin(main, SMS, KERNEL_NS)
+        stamp("routed", main)
+        forked = main.record()
+        for name, stream in zip(("shared", "routed experts"), map(adopted, streams), strict=True):
+            stream.wait(forked)
+            spin(stream, SMS, KERNEL_NS)
+            stamp(name, stream)
+            main.wait(stream.record())
+        stamp("joined", main)
+    assert times["routed"] <= min(times["shared"], times["routed experts"])
+    assert times["joined"] >= max(times["shared"], times["routed experts"])
+
+
+# TokenWeave: a batch in two halves. The collective of the one runs in a few SMs next to the computation of the other.
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_tokenweave_collective_next_to_the_other_half(machine: Machine, driver: str) -> None:
+    torch = machine(driver, contexts=2)
+    streams, _ = split_device_green_ctx_by_sm_count(torch.device("cuda:0"), [16])
+    comm, compute = map(adopted, streams)
+    assert counts(streams) == [16, SMS - 16]
+    demand_disjoint(streams)
+    with stamps() as (stamp, times):
+        for layer in range(3):
+            for half in "ab":
+                spin(compute, SMS, KERNEL_NS)
+                stamp(f"compute {layer}{half}", compute)
+                comm.wait(compute)
+                spin(comm, 16, KERNEL_NS)
+                stamp(f"comm {layer}{half}", comm)
+    # The collective of half a runs while half b is computed.
+    assert all(times[f"comm {layer}a"] <= times[f"compute {layer + 1}a"] for layer in range(2))
+    assert all(times[f"comm {layer}{half}"] > times[f"compute {layer}{half}"] for layer in range(3) for half in "ab")
+
+
+# Holoscan: operators have partitions of a pool by name, and all others share a default partition, the last one.
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_holoscan_pool_with_a_default_partition(machine: Machine, driver: str) -> None:
+    machine(driver, contexts=3)
+    with Device(0).partition(detector=32, tracker=16, default=None) as parts:
+        operators = {
+            name: parts[name if name in parts.names else "default"] for name in ("detector", "viewer", "tracker")
+        }
+        streams = [part.create_stream() for part in operators.values()]
+        assert counts(streams) == [32, SMS - 48, 16]
+        demand_disjoint(streams)
+        for stream in streams:
+            stream.close()
+
+
+# Dr.Jit adopts a context of its host program: it makes the context current for each call, and works on its own stream.
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_drjit_adopts_a_context(machine: Machine, driver: str) -> None:
+    machine(driver, contexts=2)
+    raw = Raw()
+    with Device(0).partition(render=24) as parts:
+        handle = parts.render.context.handle
+        raw.call("cuCtxPushCurrent_v2", ctypes.c_void_p(handle))
+        stream = raw.handle("cuStreamCreate", ctypes.c_uint(1))
+        popped = raw.handle("cuCtxPopCurrent_v2")
+        assert popped == handle
+        with Stream.from_handle(stream) as adopted_stream:
+            assert counts([adopted_stream]) == [24]
+            assert adopted_stream.context == parts.render.context
+            spin(adopted_stream, 24, KERNEL_NS)
+            adopted_stream.sync()
+        raw.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
