@@ -157,7 +157,34 @@ ret;
 ret.uni;
 wgmma.fence.sync.aligned;
 }
-\0"""
+// Each thread computes until `spin` nanoseconds have passed, twice, and its block writes the time that it took.
+.visible .entry spin(.param .u64 out, .param .u64 spin)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<8>;
+ld.param.u64 %d1, [out];
+ld.param.u64 %d2, [spin];
+mov.u64 %d6, %globaltimer;
+mov.u32 %r4, 0;
+AGAIN:
+mov.u64 %d3, %globaltimer;
+SPIN:
+mov.u64 %d4, %globaltimer;
+sub.s64 %d5, %d4, %d3;
+setp.lt.u64 %p, %d5, %d2;
+@%p bra SPIN;
+add.u32 %r4, %r4, 1;
+setp.lt.u32 %p, %r4, 2;
+@%p bra AGAIN;
+sub.s64 %d5, %d4, %d6;
+mov.u32 %r1, %ctaid.x;
+mul.wide.u32 %d4, %r1, 4;
+add.s64 %d1, %d1, %d4;
+st.global.u32 [%d1], %d5;
+ret;
+}
+"""
 SIZE = 4096
 ILLEGAL_ADDRESS, TIMEOUT, NOT_SUPPORTED = 700, 702, 801
 
@@ -460,4 +487,14 @@ def test_ptx_of_a_fat_binary_is_executed(machine: Machine, payload: bytes, flags
     out = machine.memory()
     machine.launch("packed", out, block=1)
     assert machine.words(out, 1) == (9,)
+    machine.free(out)
+
+
+@pytest.mark.parametrize("spin_ns", [1_000, 100_000, 400_000_000])
+def test_kernel_that_waits_for_the_timer_goes_on_at_its_time(machine: Machine, spin_ns: int) -> None:
+    out = machine.memory()
+    machine.launch("spin", out, spin_ns, grid=264, block=1024)
+    took = machine.words(out, 264)
+    assert min(took) >= 2 * spin_ns
+    assert max(took) < 2 * spin_ns + 2_000
     machine.free(out)

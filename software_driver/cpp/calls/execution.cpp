@@ -61,7 +61,14 @@ class KernelExecution : public Execution, public ptx::Surroundings {
       running.block->forget_spans();
       const ptx::Turn turn = running.block->run(step_budget, now);
       Step step{cost_of(turn), turn.is_over, turn.is_idle};
-      if (turn.is_idle) {
+      const std::uint64_t loops_ns =
+          turn.reads_time_alone ? running.block->time_of_loops(now + static_cast<std::uint64_t>(step.cost.compute_ns))
+                                : 0;
+      if (loops_ns > 0) {
+        // A wait for the time takes nothing from others.
+        step.cost = {step.cost.compute_ns + static_cast<double>(loops_ns), 0, 0, 0};
+        running.waited_ns = 0;
+      } else if (turn.is_idle) {
         const double look = std::clamp(running.waited_ns / looks, step.cost.compute_ns, longest_look_ns);
         step.cost.compute_ns = std::max(step.cost.compute_ns, look);
         running.waited_ns += step.cost.compute_ns;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "calls/allocations.hpp"
@@ -38,7 +39,9 @@ void store(Machine& machine, std::uint64_t address, const T& value) {
 // A kernel that spins for a time: it uses nothing of what others share.
 BlockCost spinning(std::uint64_t ns) { return {static_cast<double>(ns), 0, 0, 0}; }
 
-// The probe that the package ships as PTX: each block writes {smid, start, end, block} and spins meanwhile.
+// The probe that cuda_gctx ships as PTX: each block writes {smid, start, end, block} and spins meanwhile. Executing its
+// threads takes 150 us of the host for each block; a tuner launches thousands of blocks.
+constexpr std::string_view probe = "cuda_gctx_probe";
 void fill_probe(Machine& machine, Grid& grid) {
   const auto out = argument<std::uint64_t>(grid.arguments, 0);
   const auto capacity = argument<std::uint32_t>(grid.arguments, 1);
@@ -59,24 +62,6 @@ void fill_probe(Machine& machine, Grid& grid) {
       }
     }
   };
-}
-
-// The kernels of tests/hardware/record.py, which spin for a number of cycles: one marks the SMs that it saw, the other
-// writes the SM of each block.
-void fill_record(Machine& machine, Grid& grid, bool by_block) {
-  const auto out = argument<std::uint64_t>(grid.arguments, 0);
-  grid.cost = spinning(cycles_to_ns(machine.chip->profile(), argument<std::uint64_t>(grid.arguments, 1)) + 1'000);
-  const Allocation* memory = find_allocation(machine, out, 1);
-  grid.seen = by_block && memory != nullptr ? memory->size / sizeof(std::uint32_t) : 0;
-  grid.built_in = [&machine, out, by_block](const softwareDriverBlock& block) {
-    const std::uint64_t place = by_block ? block.index : block.smid;
-    const std::uint32_t word = by_block ? block.smid : 1;
-    store(machine, out + place * sizeof word, word);
-  };
-}
-
-bool is_built_in(const std::string& name) {
-  return name == "cuda_gctx_probe" || name == "record_smids" || name == "record_blocks";
 }
 
 const RegisteredKernel* find_registered(const Machine& machine, const LaunchPlan& plan) {
@@ -176,10 +161,8 @@ std::unique_ptr<Grid> make_grid(Call& c, const Context& context, const LaunchPla
     grid->function = registered->function;
     grid->seen = grid->function != nullptr ? grid->count.waiting() : 0;
     grid->user = registered->user;
-  } else if (plan.code->name == "cuda_gctx_probe") {
+  } else if (plan.code->name == probe) {
     fill_probe(machine, *grid);
-  } else if (is_built_in(plan.code->name)) {
-    fill_record(machine, *grid, plan.code->name == "record_blocks");
   }
   const double declared = grid->cost.compute_ns + grid->cost.bytes + grid->tile.compute_ns;
   grid->is_declared = declared > 0;
@@ -203,7 +186,7 @@ std::function<void(Work&)> marks_of(Machine& machine, const Context& context, co
     return [&machine](Work& work) { end_execution(machine, work); };
   }
   const RegisteredKernel* registered = find_registered(machine, plan);
-  if (registered == nullptr && is_built_in(plan.code->name)) {
+  if (registered == nullptr && plan.code->name == probe) {
     return nullptr;
   }
   return [&machine, all = reach_of(machine, context, plan),

@@ -9,7 +9,7 @@
 namespace software_driver::ptx {
 namespace {
 
-constexpr std::uint64_t slice = 256;                // instructions of a warp before the next warp's turn
+constexpr std::uint64_t slice = 64;                 // instructions of a warp before the next warp's turn
 constexpr unsigned oldest_every = 4;                // slices: then the group of lanes that ran longest ago runs
 constexpr std::uint32_t recursion_bytes = 1 << 14;  // local memory of a thread where functions call themselves
 
@@ -122,13 +122,15 @@ Turn Block::run(std::uint64_t budget, std::uint64_t now_ns) {
   }
   std::uint64_t issued = 0;
   while (true) {
-    wrote_ = fresh_ = waits_ = false;
+    wrote_ = fresh_ = waits_ = reads_ = false;
     ++turns_;
     for (Warp& warp : warps_) {
       if (warp.live != 0) {
+        looks_at_time_ = false;
         run_warp(warp, slice);
       }
     }
+    has_jumped_ = false;
     turn_.issued = turn_.longest = 0;
     for (const Warp& warp : warps_) {
       turn_.issued += warp.issued;
@@ -143,6 +145,7 @@ Turn Block::run(std::uint64_t budget, std::uint64_t now_ns) {
     }
     issued = turn_.issued;
     turn_.is_idle = !wrote_ && !fresh_ && waits_;
+    turn_.reads_time_alone = turn_.is_idle && !reads_ && slept_ == 0;
     if (turn_.is_idle || slept_ > 0 || issued >= budget) {
       break;
     }
@@ -184,6 +187,82 @@ bool Block::is_stuck() {
     }
   }
   return live_ != 0;
+}
+
+bool Block::repeats(Warp& warp, std::uint64_t now_ns, std::vector<std::uint32_t>& path) {
+  const Group before = warp.groups.front();
+  const std::uint64_t issued = warp.issued;
+  kept_registers_.assign(warp.registers.begin(), warp.registers.end());
+  const bool is_new = path.empty();
+  started_ns_ = now_ns;
+  is_trial_ = true;
+  std::size_t steps = 0;
+  unsigned laps = 0;
+  bool is_same = true;
+  try {
+    do {
+      if (is_new) {
+        path.push_back(warp.groups.front().pc);
+      }
+      is_same = steps < path.size() && path.size() <= slice && path[steps] == warp.groups.front().pc;
+      if (is_same) {
+        std::uint64_t one = 1;
+        run_group(warp, 0, one);
+      }
+      is_same = is_same && warp.groups.size() == 1 && warp.groups.front().state == Group::State::ready;
+      ++steps;
+      laps += is_same && warp.groups.front().pc == before.pc ? 1 : 0;
+    } while (is_same && laps < 2);  // the first lap may begin behind its look at the time
+  } catch (const Deed&) {
+    is_same = false;
+  } catch (const Fault&) {
+    is_same = false;
+  }
+  is_trial_ = false;
+  warp.groups.assign(1, before);
+  warp.issued = issued;
+  warp.registers.assign(kept_registers_.begin(), kept_registers_.end());
+  const auto second = path.begin() + static_cast<std::ptrdiff_t>(steps / 2);
+  return is_same && steps == path.size() && steps % 2 == 0 && std::equal(path.begin(), second, second);
+}
+
+std::uint64_t Block::time_of_loops(std::uint64_t now_ns) {
+  constexpr std::uint64_t longest_ns = 1'000'000'000;
+  constexpr std::uint64_t exact_to_ns = 16;
+  std::uint64_t least = longest_ns;
+  std::vector<std::uint32_t> path;
+  for (Warp& warp : warps_) {
+    const bool is_waiting =
+        std::ranges::none_of(warp.groups, [](const Group& group) { return group.state == Group::State::ready; });
+    if (warp.live == 0 || is_waiting) {
+      continue;
+    }
+    if (warp.groups.size() != 1) {
+      return 0;
+    }
+    // Most warps of a block are in one loop.
+    if (!path.empty() && repeats(warp, now_ns + least, path)) {
+      continue;
+    }
+    path.clear();
+    if (!repeats(warp, now_ns, path)) {
+      return 0;
+    }
+    std::uint64_t low = 0;
+    std::uint64_t high = exact_to_ns;
+    while (high < least && repeats(warp, now_ns + high, path)) {
+      low = std::exchange(high, 2 * high);
+    }
+    high = std::min(high, least);
+    while (high - low > exact_to_ns) {
+      const std::uint64_t middle = low + (high - low) / 2;
+      (repeats(warp, now_ns + middle, path) ? low : high) = middle;
+    }
+    least = low;
+  }
+  // By the end of this time, the loop ends in a lap or two.
+  has_jumped_ = true;
+  return least + exact_to_ns;
 }
 
 // Merges groups that stand at one place, and picks the next to run: the deepest in calls, then the one that is furthest
@@ -282,7 +361,11 @@ void Block::run_group(Warp& warp, std::size_t index, std::uint64_t& budget) {
     }
     if (instruction.flow == Flow::branch) {
       if (mask == group.mask) {
+        const bool is_loop = instruction.value <= group.pc;
         group.pc = instruction.value;
+        if (is_loop && looks_at_time_ && !is_trial_ && !has_jumped_) {
+          budget = 0;  // a lap of waiting is enough for now
+        }
         continue;
       }
       ++group.pc;
@@ -531,9 +614,9 @@ std::string Block::text_at(const Run& run, unsigned lane, std::uint64_t address)
 }
 
 void Block::end_lanes(Warp& warp, std::uint32_t mask) {
+  note_write();
   warp.live &= ~mask;
   live_ -= count_of(mask);
-  note_write();
   for (unsigned i = 0; i < barriers_.size(); ++i) {
     if (barriers_[i].expected == 0 && barriers_[i].arrived > 0 && barriers_[i].arrived >= live_) {
       open_barrier(i);
@@ -547,6 +630,7 @@ void Block::arrive(Group& group, Run& run, const Instruction& instruction) {
   if (number >= barriers_.size()) {
     throw Fault(Fault::Kind::trap, "there are 16 barriers");
   }
+  note_write();
   Barrier& barrier = barriers_[number];
   barrier.expected = instruction.b == no_place ? 0 : run.in(instruction.b)[lane];
   barrier.arrived += count_of(group.mask);
@@ -554,7 +638,6 @@ void Block::arrive(Group& group, Run& run, const Instruction& instruction) {
     const std::uint32_t votes = *run.in(instruction.c);
     barrier.votes += count_of(group.mask & (instruction.is_signed ? ~votes : votes));
   }
-  note_write();
   if (instruction.value == barrier_arrives) {
     ++group.pc;
   } else {
@@ -604,7 +687,9 @@ std::uint64_t Block::now_ns(const Warp& warp) const noexcept {
          static_cast<std::uint64_t>(static_cast<double>(warp.issued * cycles_of_instruction) / kernel_.rates.clock_ghz);
 }
 
-void Block::note_read(std::uint64_t address, std::uint64_t value) noexcept {
+void Block::note_read(std::uint64_t address, std::uint64_t value) {
+  end_trial();
+  reads_ = true;
   const auto number = static_cast<std::size_t>(current_ - kernel_.program->code.data());
   Seen& seen = seen_[number % seen_.size()];
   if (seen.instruction == current_ && seen.address == address && seen.value == value) {
@@ -640,6 +725,9 @@ const Span& Block::global_span(std::uint64_t address) {
 void Block::forget_spans() { spans_ = {}; }
 
 char* Block::at(const Run& run, Space space, unsigned lane, std::uint64_t address, unsigned size, bool writes) {
+  if (writes) {
+    end_trial();
+  }
   const auto refuse = [&](Fault::Kind kind, const char* what) {
     char text[160];
     std::snprintf(text, sizeof text, "%s of %u bytes at %#llx by thread %u: %s", writes ? "a write" : "a read", size,

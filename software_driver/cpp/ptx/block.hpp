@@ -87,7 +87,8 @@ struct Turn {
   std::uint64_t bytes = 0;    // to and from global memory
   std::uint64_t slept_ns = 0;
   bool is_over = false;
-  bool is_idle = false;  // it wrote nothing and read only what it had read before
+  bool is_idle = false;           // it wrote nothing and read only what it had read before
+  bool reads_time_alone = false;  // likewise, and nothing but the time
 };
 
 struct Frame {
@@ -160,10 +161,14 @@ class Block {
   // The memory around a global address; the last few are kept.
   const Span& global_span(std::uint64_t address);
   void count_bytes(std::uint64_t bytes) noexcept { turn_.bytes += bytes; }
-  void note_write() noexcept { wrote_ = true; }
-  void note_read(std::uint64_t address, std::uint64_t value) noexcept;
-  void note_time() noexcept { waits_ = true; }
-  void sleep(std::uint64_t ns) noexcept {
+  void note_write() {
+    end_trial();
+    wrote_ = true;
+  }
+  void note_read(std::uint64_t address, std::uint64_t value);
+  void note_time() noexcept { waits_ = looks_at_time_ = true; }
+  void sleep(std::uint64_t ns) {
+    end_trial();
     slept_ = std::max(slept_, ns);
     waits_ = true;
   }
@@ -175,8 +180,21 @@ class Block {
   // True if no thread can go on by itself: each waits at a barrier, or repeats a loop that reads the same values again
   // and changes nothing.
   bool is_stuck();
+  // The time for which each thread goes on to repeat a loop that reads the time and nothing else; 0 if there is none.
+  std::uint64_t time_of_loops(std::uint64_t now_ns);
 
  private:
+  // Ends a trial of a loop, which changes nothing but registers.
+  struct Deed {};
+  void end_trial() const {
+    if (is_trial_) {
+      throw Deed{};
+    }
+  }
+  // Runs a warp at another time until it is back at its place, and takes that back. True if it went along the path. An
+  // empty path is filled.
+  bool repeats(Warp& warp, std::uint64_t now_ns, std::vector<std::uint32_t>& path);
+
   void run_warp(Warp& warp, std::uint64_t budget);
   void run_group(Warp& warp, std::size_t index, std::uint64_t& budget);
   void follow(Warp& warp, std::size_t index, Run& run, const Instruction& instruction);
@@ -212,6 +230,7 @@ class Block {
   std::array<Span, 4> spans_{};
   std::size_t next_span_ = 0;
   std::array<Seen, 64> seen_{};
+  std::vector<std::uint32_t> kept_registers_;
   Turn turn_;
   std::uint64_t started_ns_ = 0;  // of the turn
   std::uint64_t slept_ = 0;
@@ -221,6 +240,10 @@ class Block {
   bool wrote_ = false;
   bool fresh_ = false;
   bool waits_ = false;
+  bool reads_ = false;
+  bool is_trial_ = false;
+  bool has_jumped_ = false;
+  bool looks_at_time_ = false;  // the warp that runs, since its turn began
 };
 
 // Operations that need more of the block than registers: in memory.cpp and warps.cpp.

@@ -103,7 +103,32 @@ CUstream stream_on(CUgreenCtx context, int priority = 0) {
 constexpr const char* program = R"(.version 7.0
 .target sm_70
 .address_size 64
-.visible .entry cuda_gctx_probe(.param .u64 out, .param .u32 capacity, .param .u64 spin) { ret; }
+// Each block writes {SM, start, end, block}, and stays for `spin` nanoseconds.
+.visible .entry probe(.param .u64 out, .param .u32 capacity, .param .u64 spin)
+{
+.reg .pred %p<2>;
+.reg .b32 %r<4>;
+.reg .b64 %d<9>;
+ld.param.u64 %d1, [out];
+ld.param.u64 %d2, [spin];
+mov.u32 %r1, %ctaid.x;
+mul.wide.u32 %d3, %r1, 32;
+add.s64 %d1, %d1, %d3;
+mov.u64 %d4, %globaltimer;
+wait:
+mov.u64 %d5, %globaltimer;
+sub.s64 %d6, %d5, %d4;
+setp.le.u64 %p1, %d6, %d2;
+@%p1 bra wait;
+mov.u32 %r2, %smid;
+cvt.u64.u32 %d7, %r2;
+cvt.u64.u32 %d8, %r1;
+st.global.u64 [%d1], %d7;
+st.global.u64 [%d1+8], %d4;
+st.global.u64 [%d1+16], %d5;
+st.global.u64 [%d1+24], %d8;
+ret;
+}
 .visible .entry long_kernel(.param .u64 unused) { ret; }
 .visible .entry quick() { ret; }
 )";
@@ -126,7 +151,7 @@ std::set<std::uint64_t> sms_of(const Program& code, CUstream stream, unsigned bl
   OK(DRIVER(cuMemAlloc_v2, &memory, records.size() * 8));
   unsigned long long spin = 100'000;
   void* arguments[] = {&memory, &blocks, &spin};
-  OK(DRIVER(cuLaunchKernel, code["cuda_gctx_probe"], blocks, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
+  OK(DRIVER(cuLaunchKernel, code["probe"], blocks, 1, 1, 1024, 1, 1, 0, stream, arguments, nullptr));
   OK(DRIVER(cuStreamSynchronize, stream));
   OK(DRIVER(cuMemcpyDtoH_v2, records.data(), memory, records.size() * 8));
   OK(DRIVER(cuMemFree_v2, memory));
@@ -638,7 +663,7 @@ void a_captured_kernel_keeps_its_context() {
     CUgraph graph = nullptr;
     CUgraphExec exec = nullptr;
     OK(DRIVER(cuStreamBeginCapture_v2, streams[0], CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-    OK(DRIVER(cuLaunchKernel, code["cuda_gctx_probe"], 8, 1, 1, 64, 1, 1, 0, streams[0], arguments, nullptr));
+    OK(DRIVER(cuLaunchKernel, code["probe"], 8, 1, 1, 64, 1, 1, 0, streams[0], arguments, nullptr));
     OK(DRIVER(cuStreamEndCapture, streams[0], &graph));
     CUgraphNode node = nullptr;
     std::size_t count = 1;
