@@ -508,8 +508,8 @@ def test_sglang_divisions_by_hand_are_exact(machine: Machine, driver: str) -> No
         demand_disjoint(streams)
 
 
-# FlashInfer's layers of experts: tokens are routed on the main stream, two groups of experts work in partitions behind an
-# event of it, and the main stream joins both.
+# FlashInfer's layers of experts: tokens are routed on the main stream, two groups of experts work in partitions behind
+# an event of it, and the main stream joins both.
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
