@@ -70,7 +70,7 @@ test: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## build, and run every tes
 	$(BIN)/pytest $(PARALLEL) software_driver/tests
 
 ORDER_SEEDS ?= 20
-long: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## run all cases that "make test" samples: an hour
+long: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## run all cases that "make test" samples: over an hour
 	$(BIN)/pytest --long
 	$(BIN)/pytest --long software_driver/tests
 	CUDA_GCTX_SPLIT_REQUESTS=20000 CUDA_GCTX_EXIT_RUNS=1000 CUDA_GCTX_FORKS=1000 $(BIN)/pytest tests/core/test_split_oracle.py tests/core/test_exit.py tests/core/test_fork.py
@@ -78,6 +78,7 @@ long: $(VENV)/package $(VENV)/testers $(VENV)/torch  ## run all cases that "make
 	$(BIN)/python -m tests.trust.fault_sweep
 	$(BIN)/python -m tests.trust.allocation_sweep
 	$(BIN)/python -m tests.trust.silent_answers --programs 1400
+	CUDA_GCTX_DRIVER=sim:h200@13.0,devices=3 $(BIN)/python -m tests.trust.races all
 	$(BIN)/python tests/partitions/order_model.py --seeds $(ORDER_SEEDS)
 
 lint: lint-cpp lint-cython lint-python  ## check C++, Cython and Python
