@@ -26,7 +26,7 @@ from cuda_gctx import (
 from cuda_gctx.tune import spin
 from cuda_software_driver import library_path
 
-from ..common import green, on_another_thread, split
+from ..common import green, on_another_thread, refusal, split
 from ..core import every_call
 from ..raw import Raw
 
@@ -76,6 +76,7 @@ WITH_ARGUMENTS: dict[str, Operation] = {
     "Partitions.__getitem__": lambda w: w.parts["a"],
     "Partitions.__iter__": lambda w: read_all(w.parts),
     "Partitions.close": lambda w: w.dev.partition({"x": 24, "y": 8}, exclusive=False).close(),
+    "Partition.__enter__": lambda w: refusal(TypeError, w.part.__enter__),
     "Partition.wait": lambda w: (w.part.wait(w.parts.b), w.part.wait(w.event)),
     "Partition.stream_pool": lambda w: w.part.stream_pool(2),
     "Partition.max_blocks": lambda w: None,  # of a kernel: another room
