@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from durations import duration, spread
 from reporting import REPOSITORY, RESULTS, Result, machine, markdown
 
 from cuda_gctx.draw.svg import Drawing
-from cuda_gctx.tune import Report, TailLatency
 
 PAGE = REPOSITORY / "docs" / "performance.md"
 IMAGES = REPOSITORY / "docs" / "images"
@@ -116,25 +116,36 @@ def latency(result: Result) -> str:
     return f"{machine(result)}\n\n{markdown(rows)}"
 
 
-def answer(report: Report) -> str:
-    if report.choice.kind == "sequence":
-        return f"{report.choice}"
-    return f"{report.choice}: {report.gain:.2f}x ({report.gain_low:.2f} to {report.gain_high:.2f})"
+def named(plan: Mapping[str, Any]) -> str:
+    """The name of a plan of a stored report, of any version."""
+    if plan["layout"] is None:
+        return {"sequence": "in sequence", "streams": "plain streams"}.get(plan["kind"], f"{plan['first']} first")
+    sizes = {part: "all" if part == plan["first"] else plan["sm_counts"][part] for part in plan["parts"]}
+    return ", ".join(f"{part}={sms}" for part, sms in sizes.items()) + ", SM count hint" * plan["library_sms"]
 
 
-def reports_of(study: Result) -> list[Report]:
-    return [Report.from_json(json.dumps(report)) for report in study["reports"]]
+def answer(report: Mapping[str, Any]) -> str:
+    if report["choice"] is None:
+        return "undecided"
+    text = named(report["choice"])
+    if report["choice"]["kind"] == "sequence":
+        return text
+    return f"{text}: {report['gain']:.2f}x ({report['gain_low']:.2f} to {report['gain_high']:.2f})"
+
+
+def compared(objective: Any) -> str:
+    if "tail_latency" in objective:
+        return f"p{objective['quantile'] * 100:g} of {objective['tail_latency']}"
+    return "step" if objective == "makespan" else "mix"
 
 
 def tuner(result: Result) -> str:
     """Renders the choice of the tuner for each pair of work, in two processes."""
     rows = [["work", "one process", "another process"]]
     for study in result["studies"]:
-        reports = reports_of(study)
-        objective = reports[0].objective
-        compared = f"p{objective.quantile * 100:g} of {objective.part}" if isinstance(objective, TailLatency) else None
-        compared = compared or ("step" if objective == "makespan" else "mix")
-        rows.append([f"{' and '.join(reports[0].alone)}: {compared}", *map(answer, reports)])
+        reports = study["reports"]
+        title = f"{' and '.join(reports[0]['alone'])}: {compared(reports[0]['objective'])}"
+        rows.append([title, *map(answer, reports)])
     return f"{machine(result)}\n\n{markdown(rows)}"
 
 

@@ -9,7 +9,6 @@ With --parts, what each process measures is kept in a folder, and a later run me
 - gemm-sigmoid: an 8192 x 8192 x 8192 bf16 GEMM and an 8192 x 8192 sigmoid.
 - large-small: large GEMMs, and memory-bound ones of 16 rows, which read weights.
 - critical-load: a short kernel whose slowest calls matter, and a background load of GEMMs without end.
-- mixes: mixes of many launches on plain streams, by the tuner and by a program with two threads.
 - gemms: what an SM count hint does to single GEMMs in partitions of several sizes.
 
 Needs torch and a GPU.
@@ -21,9 +20,8 @@ import argparse
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -98,12 +96,11 @@ STUDIES = {
     ),
     "gemm-sigmoid": Study("8192 x 8192 x 8192 bf16 GEMM, and sigmoid of 8192 x 8192 bf16", gemm_and_sigmoid),
 }
-OTHERS = {"mixes": 24.0, "gemms": 8.0}  # the seconds they take; gemms are measured in the last process only
+OTHERS = {"gemms": 8.0}  # the seconds they take; gemms are measured in the last process only
 
 
 LEFT_OUT_SMS = (8, 16, 24, 64)  # the GEMM runs in the background partition of a partition of so many
 GEMM_ROUNDS, GEMM_CALLS = 15, 4
-MIX_BUDGET_S, MIX_RUNS, MIX_RUN_S = 8.0, 5, 0.3
 
 
 def gemms_of(torch: Any) -> dict[str, Callable[[], object]]:
@@ -144,97 +141,10 @@ def measure_gemms(torch: Any, device: Device) -> list[dict[str, Any]]:
     return rows
 
 
-def mixes_of(torch: Any) -> dict[str, tuple[dict[str, Callable[[Any], object]], dict[str, int]]]:
-    """Work on one SM or a few, in mixes: the functions, and how often each is called."""
-    x, y = (torch.ones(1 << 10, device="cuda") for _ in range(2))
-
-    def short(stream: Any) -> None:
-        for _ in range(30):
-            torch.cuda._sleep(16_000)  # some 8 us: more than a launch takes the host
-
-    def long(stream: Any) -> None:
-        torch.cuda._sleep(12_500_000)  # some 6 to 7 ms
-
-    def adds(tensor: Any) -> Callable[[Any], None]:
-        def enqueue(stream: Any) -> None:
-            for _ in range(30):
-                tensor.add_(1)
-
-        return enqueue
-
-    return {
-        "3000 launches of 8 us, and 4 of 6.5 ms": ({"short": short, "long": long}, {"short": 100, "long": 4}),
-        "300 and 300 launches that take the host longer than the device": (
-            {"one": adds(x), "other": adds(y)},
-            {"one": 10, "other": 10},
-        ),
-    }
-
-
-def seconds_with_threads(
-    torch: Any, work: Mapping[str, Callable[[Any], object]], weights: Mapping[str, int], mixes: int
-) -> float:
-    """How long a mix takes a program that has a host thread and a stream for each part."""
-    streams = {name: torch.cuda.Stream() for name in work}
-    ready = threading.Barrier(len(work) + 1)
-
-    def run(name: str) -> None:
-        with torch.cuda.stream(streams[name]):
-            ready.wait()
-            for _ in range(mixes * weights[name]):
-                work[name](None)
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in work]
-    for thread in threads:
-        thread.start()
-    torch.cuda.synchronize()
-    ready.wait()
-    began = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / mixes
-
-
-def measure_mixes(torch: Any, device: Device) -> list[dict[str, Any]]:
-    """Mixes on plain streams in microseconds: by the tuner, and by a program with two threads."""
-    rows = []
-    for title, (work, weights) in mixes_of(torch).items():
-        once = seconds_with_threads(torch, work, weights, 1)
-        mixes = max(2, round(MIX_RUN_S / once))
-        found = [seconds_with_threads(torch, work, weights, mixes) for _ in range(MIX_RUNS)]
-        report = tune.overlap(
-            device=device,
-            objective=tune.Throughput(**weights),
-            sizes=[8],
-            library_sms="off",
-            budget_s=MIX_BUDGET_S,
-            **work,
-        )
-        found += [seconds_with_threads(torch, work, weights, mixes) for _ in range(MIX_RUNS)]
-        [streams] = [result for result in report.results if result.plan.kind == "streams"]
-        rows.append(
-            {
-                "mix": title,
-                "launch": report.launch,
-                "launch_bound": streams.launch_bound,
-                "tuner_us": {
-                    "median": streams.seconds.value * 1e6,
-                    "p10": streams.seconds.p10 * 1e6,
-                    "p90": streams.seconds.p90 * 1e6,
-                },
-                "threads_us": summary(found, 1e-6),
-            }
-        )
-    return rows
-
-
 def measured(torch: Any, device: Device, name: str, budget_s: float, seed: int) -> Any:
-    """What a process finds for a study, the mixes or the GEMMs."""
+    """What a process finds for a study, or the GEMMs."""
     if name == "gemms":
         return measure_gemms(torch, device)
-    if name == "mixes":
-        return measure_mixes(torch, device)
     work, objective = STUDIES[name].work_of(torch)
     report = tune.overlap(device=device, objective=objective, budget_s=budget_s, seed=seed, **work)
     print(f"\n{name}: {STUDIES[name].title}\n{report}", flush=True)
@@ -248,7 +158,7 @@ def part_of(arguments: argparse.Namespace, seed: int, name: str) -> Path:
 
 def missing(arguments: argparse.Namespace, seed: int) -> list[str]:
     """What a process has to measure."""
-    names = [*STUDIES, "mixes", *(["gemms"] if seed == arguments.processes - 1 else [])]
+    names = [*STUDIES, *(["gemms"] if seed == arguments.processes - 1 else [])]
     wanted = [name for name in names if arguments.only in (None, name)]
     return [name for name in wanted if not part_of(arguments, seed, name).exists()]
 
@@ -301,9 +211,6 @@ def joined(parts: Path) -> dict[str, Any]:
         {"name": name, "title": STUDIES[name].title, "reports": by_name[name]}
         for name in reversed(STUDIES)
         if by_name[name]
-    ]
-    result["mixes"] = [
-        {"process": number, **row} for number, rows in enumerate(by_name["mixes"], start=1) for row in rows
     ]
     result["gemms"] = [row for rows in by_name["gemms"] for row in rows]
     return result

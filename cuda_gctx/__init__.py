@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from cuda_gctx._core.extension import WorkqueueSharingScopeType as WorkqueueSharingScopeType
     from cuda_gctx._core.extension import system as system
     from cuda_gctx._core.include import get_include as get_include
+    from cuda_gctx.measure.timeline import Timeline as Timeline
     from cuda_gctx.partitions import GraphSet as GraphSet
     from cuda_gctx.partitions import IsolationError as IsolationError
     from cuda_gctx.partitions import Layout as Layout
@@ -96,6 +97,7 @@ _NAMES_OF_MODULE = {
         "PER_THREAD_DEFAULT_STREAM",
     ),
     "cuda_gctx._core.include": ("get_include",),
+    "cuda_gctx.measure.timeline": ("Timeline",),
     "cuda_gctx.partitions": (
         "GraphSet",
         "IsolationError",

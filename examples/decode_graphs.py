@@ -6,7 +6,7 @@ kernels here only spin; frameworks/torch_decode_graphs.py does the same with tor
 
 from __future__ import annotations
 
-from cuda_gctx import Device, GraphSet, Layout, Partition, PartitionPool, tune
+from cuda_gctx import Device, GraphSet, Layout, Partition, PartitionPool, Timeline, tune
 
 MS = 1_000_000
 BATCHES = (1, 8)
@@ -33,7 +33,7 @@ def main() -> None:
 
         for layout, batch in ((QUIET, 1), (BUSY, 8), (QUIET, 1)):
             parts = pool.switch(layout)
-            timeline = tune.Timeline(parts)
+            timeline = Timeline(parts)
             with timeline.span(parts.prefill.stream, "prefill"):
                 tune.spin(parts.prefill.stream, blocks=parts.prefill.sm_count, spin_ns=20 * MS)
             for step in range(4):

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from tempfile import mkdtemp
 
-from cuda_gctx import Device, Partitions, tune
+from cuda_gctx import Device, Partitions, Timeline, tune
 
 MS = 1_000_000
 
 
-def work(parts: Partitions, timeline: tune.Timeline) -> None:
+def work(parts: Partitions, timeline: Timeline) -> None:
     """Stands for a program: long chunks in one partition, short steps in another, other work in the background."""
     prefill, decode = parts.prefill.stream, parts.decode.stream
     sample = parts.decode.stream_pool(1)[0]
@@ -38,7 +38,7 @@ def main() -> None:
     folder: Path | None = parser.parse_args().pictures
     with Device(0).partition(decode=16, prefill=0.8) as parts:
         report = parts.verify()
-        timeline = tune.Timeline(parts)
+        timeline = Timeline(parts)
         work(parts, timeline)
         trace = timeline.read()
 

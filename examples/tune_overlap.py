@@ -27,6 +27,8 @@ def main() -> None:
     dev = Device(0)
     report = tune.overlap(prefill, decode, device=dev, budget_s=20)
     print(report)
+    if report.choice is None:
+        raise SystemExit("undecided: measure longer, on a machine without other work")
 
     # A plan is a value: kept as JSON, it is used in the next process without measuring again.
     plan = tune.Plan.from_json(report.choice.to_json())

@@ -82,17 +82,16 @@ def test_requests_wait_for_gemms_unless_these_run_in_the_background_partition(tm
 
 def test_studies_of_several_processes_are_joined_and_the_rest_is_measured_later(tmp_path: Path) -> None:
     studies = importlib.import_module("studies")
-    for key, found in {"0-gemm-sigmoid": "a", "1-gemm-sigmoid": "b", "1-mixes": [{"mix": "c"}]}.items():
+    for key, found in {"0-gemm-sigmoid": "a", "1-gemm-sigmoid": "b"}.items():
         (tmp_path / f"{key}.json").write_text(json.dumps({"machine": {"card": "d"}, "found": found}))
     assert studies.joined(tmp_path) == {
         "card": "d",
         "studies": [{"name": "gemm-sigmoid", "title": studies.STUDIES["gemm-sigmoid"].title, "reports": ["a", "b"]}],
-        "mixes": [{"process": 1, "mix": "c"}],
         "gemms": [],
     }
     asked = SimpleNamespace(parts=tmp_path, processes=2, only=None)
     assert [studies.missing(asked, number) for number in range(2)] == [
-        ["critical-load", "large-small", "mixes"],
+        ["critical-load", "large-small"],
         ["critical-load", "large-small", "gemms"],
     ]
 
@@ -112,7 +111,7 @@ def test_each_answer_of_pairs_is_kept_at_once_and_the_rest_is_measured_later(
             raise KeyboardInterrupt
         ratio = (1.0, 1.0, 1.0)
         ratios = {"told": ratio, "found": ratio, "found_of_streams": ratio}
-        return {"choice": "x", "sure": True, "agrees": True, "loses": False, **ratios}
+        return {"choice": "x", "best": "x", "sure": True, "agrees": True, "loses": False, **ratios}
 
     monkeypatch.setattr(pairs, "answer", answer)
     arguments = SimpleNamespace(out=tmp_path / "pairs.json", only=None, seed=0, seconds=1.0)

@@ -172,13 +172,16 @@ def tune(
 ) -> None:
     """Find the fastest way to run workloads concurrently.
 
-    Measures them in sequence, on plain and priority streams, and in partitions, and reports the fastest.
+    Measures them in sequence, on plain and priority streams, and in partitions, and reports the fastest way.
 
     A single FUNCTION is called without arguments and returns the parts: a mapping of names to functions. Several
     FUNCTIONs are the parts themselves. A part is called with a cuda_gctx.Stream, enqueues work on it, and returns.
 
     The objective is the time of all parts together, unless --throughput or --tail-latency selects another. Ctrl-C ends
     the measurement and reports the results so far.
+
+    Where the evidence does not decide, the answer is "undecided", "choice" is null in the JSON document, and the exit
+    code is 0.
     """
     from cuda_gctx.tune import overlap
 

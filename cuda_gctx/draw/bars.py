@@ -1,4 +1,4 @@
-"""The picture of a comparison: a bar for each plan with its spread, its parts below it, and the bound as a line."""
+"""The picture of a comparison: a bar for each plan, and the bound as a line."""
 
 from __future__ import annotations
 
@@ -7,39 +7,25 @@ from dataclasses import dataclass
 from math import floor, log10
 
 from cuda_gctx.draw.durations import UNITS, in_words
-from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, colours_of, legend, lines_of, round_ticks, text_width
+from cuda_gctx.draw.svg import MARGIN, Drawing, Entry, legend, lines_of, round_ticks, text_width
 
-__all__ = ["Bar", "Piece", "draw_bars"]
+__all__ = ["Bar", "draw_bars"]
 
 PLOT, LABELS = 560, 190  # the length of the axis, the room for texts behind the bars
 NARROWEST, WIDEST = 90, 330  # of the names of the plans
-BAR, PIECE, PAD = 14, 5, 10
+BAR, PAD = 14, 12
 SMALL = 11
 LINE = 17  # from one line of a longer text to the next
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The work of a part within a plan, in ns since the start of the step; low, high: of its end in 10% and 90%."""
-
-    name: str
-    start_ns: float
-    end_ns: float
-    low_ns: float
-    high_ns: float
-
-
-@dataclass(frozen=True)
 class Bar:
-    """A plan: its name, median and 10th to 90th percentile in ns, a text behind the bar, and its parts."""
+    """A plan: its name, its time in ns, and a text behind the bar."""
 
     name: str
-    median_ns: float
-    low_ns: float
-    high_ns: float
+    ns: float
     text: str
     is_best: bool
-    pieces: tuple[Piece, ...] = ()
 
 
 class _Axis:
@@ -81,8 +67,6 @@ def draw_bars(
     what: the quantity that the length of a bar shows. limit_ns: the end of the axis; longer bars end in an arrow.
     notes: explanations below the bars.
     """
-    names = list(dict.fromkeys(piece.name for bar in bars for piece in bar.pieces))
-    colours = colours_of(names)
     longest = max((text_width(bar.name, 12) * 1.15 for bar in bars), default=0)
     left = MARGIN + min(max(longest, NARROWEST), WIDEST) + 10
     width = left + PLOT + LABELS + MARGIN
@@ -93,26 +77,23 @@ def draw_bars(
     entries = [
         Entry(None, "", "best plan", "", "best"),
         Entry(None, "", "other plans", "", "bar"),
-        Entry(None, "", "p10 to p90", "", "spread"),
         Entry(None, "", f"bound: {in_words(bound_ns)}", "", "bound"),
-        *(Entry(colour, "", name, "") for name, colour in colours.items()),
     ]
     y += legend(drawing, MARGIN, y, entries, width - MARGIN) + 28
     axis = _Axis(left, bound_ns / 2 if logarithmic else 0, limit_ns, logarithmic)
-    heights = [BAR + 2 + PIECE * len(bar.pieces) + PAD for bar in bars]
-    bottom = y + sum(heights)
+    tops = [y + (BAR + PAD) * number for number in range(len(bars))]
+    bottom = y + (BAR + PAD) * len(bars)
     _draw_axis(drawing, axis, y - 10, bottom)
-    tops = [bottom - sum(heights[number:]) for number in range(len(bars))]
     for bar, top in zip(bars, tops, strict=True):
-        _draw_bar(drawing, axis, bar, left, top, colours, limit_ns)
+        _draw_bar(drawing, axis, bar, left, top)
     x = axis.x(bound_ns)
     drawing.line(x, y - 6, x, bottom, kind="bound")
     for bar, top in zip(bars, tops, strict=True):
-        end = axis.x(max(bar.median_ns, bar.high_ns))
-        words = bar.text + " \N{RIGHTWARDS ARROW}" * (bar.median_ns > limit_ns)
+        end = axis.x(bar.ns)
+        words = bar.text + " \N{RIGHTWARDS ARROW}" * (bar.ns > limit_ns)
         drawing.text(end + 6, top + 11, words, size=SMALL, kind="label", room=LABELS + left + PLOT - end)
-    explained = [f"A bar is the median {what}{', and the thin bars are its parts' if names else ''}"]
-    if any(bar.median_ns > limit_ns for bar in bars):
+    explained = [f"The length of a bar is the {what}"]
+    if any(bar.ns > limit_ns for bar in bars):
         explained.append("\N{RIGHTWARDS ARROW}: a bar that is longer than the axis")
     y = _draw_lines(drawing, [*explained, *notes], bottom + 18, SMALL, room)
     return drawing.svg(width, y)
@@ -136,23 +117,8 @@ def _draw_axis(drawing: Drawing, axis: _Axis, top: float, bottom: float) -> None
         drawing.text(x, top - 6, f"{time / size:g} {name}", size=SMALL, kind="faint", anchor="middle")
 
 
-def _draw_bar(
-    drawing: Drawing, axis: _Axis, bar: Bar, left: float, y: float, colours: dict[str, str], limit_ns: float
-) -> None:
+def _draw_bar(drawing: Drawing, axis: _Axis, bar: Bar, left: float, y: float) -> None:
     drawing.text(left - 10, y + 11, bar.name, bold=bar.is_best, anchor="end", room=left - 10 - MARGIN)
-    spread = f"p10 to p90: {in_words(bar.low_ns)} to {in_words(bar.high_ns)}"
-    hover = f"{bar.name}: {in_words(bar.median_ns)}\n{spread}"
-    end = axis.x(bar.median_ns)
-    drawing.rectangle(left, y, max(end - left, 1), BAR, kind="best" if bar.is_best else "bar", corner=2, hover=hover)
-    low, high = axis.x(bar.low_ns), axis.x(bar.high_ns)
-    if bar.low_ns < limit_ns:
-        drawing.rectangle(low, y + BAR / 2 - 2, max(high - low, 2), 4, kind="spread", hover=hover)
-    for position, piece in enumerate(bar.pieces):
-        start, stop = axis.x(piece.start_ns), axis.x(piece.end_ns)
-        top = y + BAR + 2 + PIECE * position
-        ends = f"{in_words(piece.low_ns - piece.start_ns)} to {in_words(piece.high_ns - piece.start_ns)}"
-        took = f"{piece.name}: {in_words(piece.end_ns - piece.start_ns)}\np10 to p90: {ends}"
-        drawing.rectangle(start, top, max(stop - start, 1), PIECE - 1, fill=colours[piece.name], hover=took)
-        if piece.low_ns < limit_ns:
-            left_end, right_end = axis.x(piece.low_ns), axis.x(piece.high_ns)
-            drawing.rectangle(left_end, top + 1, max(right_end - left_end, 1), 2, kind="spread", hover=took)
+    kind = "best" if bar.is_best else "bar"
+    width = max(axis.x(bar.ns) - left, 1)
+    drawing.rectangle(left, y, width, BAR, kind=kind, corner=2, hover=f"{bar.name}: {in_words(bar.ns)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 from itertools import accumulate
 from math import floor, inf, log10
@@ -16,7 +16,6 @@ __all__ = [
     "Entry",
     "Pictured",
     "colours_of",
-    "contrast",
     "heading",
     "ink_on",
     "legend",
@@ -28,11 +27,8 @@ __all__ = [
 
 # The palette of Okabe and Ito, blue and orange first; the yellow is darker, to be seen on a light sheet.
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#d4c93a")
-# How dark and how light a colour may be, as the cube root of its luminance, which is even to the eye: from a contrast
-# of 3 with the dark panel to one of 1.5 with the light panel, where the outline of a cell has more.
-DARKEST, LIGHTEST = 0.53, 0.84
-# Of the way from the one to the other, a step for each turn: turns stay apart however many there are.
-GOLDEN = 0.618
+# White is easier to read on these.
+DARK_COLOURS = ("#0072b2",)
 MARGIN = 20  # around a picture
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 LIGHT = {"paper": "#ffffff", "panel": "#f3f5f7", "line": "#d0d7de", "ink": "#1f2328", "faint": "#59636e"}
@@ -48,43 +44,14 @@ def _xml(words: str) -> str:
     return escape(_NOT_XML.sub("\ufffd", words))
 
 
-def _linear(colour: str) -> list[float]:
-    """Red, green and blue in linear light, from 0 to 1, as WCAG 2 reckons them."""
-    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    return [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-
-
-def _luminance(parts: Sequence[float]) -> float:
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """The contrast of two colours by WCAG 2, from 1 to 21."""
-    dark, light = sorted(_luminance(_linear(colour)) for colour in (one, other))
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _turned(colour: str, turn: int) -> str:
-    """The colour for the first turn through the palette, and a tint or shade of it for each further turn."""
-    parts = _linear(colour)
-    before, room = _luminance(parts), LIGHTEST - DARKEST
-    after = (DARKEST + (before ** (1 / 3) - DARKEST + GOLDEN * room * turn) % room) ** 3
-    if after < before:
-        parts = [part * after / before for part in parts]
-    else:
-        parts = [part + (1 - part) * (after - before) / (1 - before) for part in parts]
-    coded = (part * 12.92 if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055 for part in parts)
-    return "#" + "".join(f"{round(255 * part):02x}" for part in coded)
-
-
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, in the order of the names."""
-    return {name: _turned(PALETTE[i % len(PALETTE)], i // len(PALETTE)) for i, name in enumerate(dict.fromkeys(names))}
+    """A colour for each name, in the order of the names. With more names than colours, colours are repeated."""
+    return {name: PALETTE[number % len(PALETTE)] for number, name in enumerate(dict.fromkeys(names))}
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever is easier to read on a colour."""
-    return max("#ffffff", LIGHT["ink"], key=lambda ink: contrast(ink, colour))
+    """White or nearly black, whichever is easier to read on a colour of the palette."""
+    return "#ffffff" if colour in DARK_COLOURS else LIGHT["ink"]
 
 
 def number(value: float) -> str:
@@ -154,13 +121,6 @@ class Drawing:
         """A line of a kind, "line" or "bound", or with a colour."""
         look = f'class="gctx-{kind}"' if colour is None else f'stroke="{colour}" stroke-width="2"'
         self._shapes.append(f'<line x1="{number(x1)}" y1="{number(y1)}" x2="{number(x2)}" y2="{number(y2)}" {look}/>')
-
-    def curve(self, points: Sequence[tuple[float, float]], colour: str, hovers: Sequence[str]) -> None:
-        """Points joined by straight lines, in a colour; each point shows its own text where the pointer rests."""
-        path = " ".join(f"{number(x)},{number(y)}" for x, y in points)
-        self._shapes.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for (x, y), hover in zip(points, hovers, strict=True):
-            self.rectangle(x - 2.5, y - 2.5, 5, 5, fill=colour, corner=2.5, hover=hover)
 
     def text(
         self,

@@ -10,21 +10,23 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from cuda_gctx._core import clock
 from cuda_gctx._core.extension import CUDAError, Event, EventOptions, Stream, spin
-from cuda_gctx.measure.machine import is_simulated
 
 __all__ = [
     "AHEAD",
     "QUEUED",
     "TIMED",
     "Batch",
+    "Bursts",
     "CallTimer",
     "HeadStart",
     "Load",
@@ -120,8 +122,39 @@ def timed_batch(streams: Sequence[Stream], enqueue: Callable[[], Sequence[Event]
         return Batch(tuple(seconds_between(start, end) for end in ends), host_s, gate_opened, late)
 
 
-VIRTUAL_SHARE = 0.2  # of the time between two calls
 APART_NS = 200_000  # longer than the host takes to look
+
+
+# The host sleeps for so long to see whether the time of the device goes on.
+SLEEP_S = 1e-3
+LAUNCH_S = 5e-6
+
+
+def stands_still(idle: Stream) -> bool:
+    """Whether the time of the device goes on only while the device works or the host calls, as virtual time does."""
+    with idle.record(options=TIMED) as begin, idle.record(options=TIMED) as end:
+        begin.sync()
+        time.sleep(SLEEP_S)
+        idle.record(end)
+        end.sync()
+        return seconds_between(begin, end) < SLEEP_S / 10
+
+
+class Pause:
+    """Lets the time of the device go on until a moment, while the host looks after something else.
+
+    idle: a stream on which nothing else is queued.
+    """
+
+    def __init__(self, idle: Stream) -> None:
+        self._idle = idle
+        self._stands_still = stands_still(idle)
+
+    def step(self, left_s: float) -> None:
+        """Return soon, and at most `left_s` later by the device's clock."""
+        # The launch takes time too: the rest passes with polls.
+        if self._stands_still and left_s > 2 * LAUNCH_S:
+            spin(self._idle, 1, round((left_s - LAUNCH_S) * 1e9))
 
 
 def is_apart(stream: Stream, others: Iterable[Stream]) -> bool:
@@ -190,6 +223,10 @@ class CallTimer:
         return []
 
 
+LOOK_S = 1e-4  # how often the host looks after a load
+PATIENCE_S = 0.1  # for a burst of calls
+
+
 class RandomCalls:
     """Times calls that arrive at random times, like those of many independent clients.
 
@@ -197,12 +234,15 @@ class RandomCalls:
     late. The arrivals are a Poisson process.
 
     idle: a stream on which nothing else is queued, and which waits for no other one. rate: calls per second. most: the
-    number of calls that arrive.
+    number of calls that arrive. look_s: the host looks after the load at least so often.
     """
 
-    def __init__(self, stream: Stream, idle: Stream, rate: float, most: int, chance: random.Random) -> None:
+    def __init__(
+        self, stream: Stream, idle: Stream, rate: float, most: int, chance: random.Random, look_s: float = LOOK_S
+    ) -> None:
         self._stream, self._idle, self._rate, self._chance = stream, idle, rate, chance
-        self._is_virtual = is_simulated(stream.device)
+        self._look_s = look_s
+        self._pause = Pause(idle)
         self.left = most
         self.passed_s = 0.0
         self._due_s = chance.expovariate(rate)
@@ -219,8 +259,8 @@ class RandomCalls:
 
     def make(self, enqueue: Callable[[], object]) -> list[float]:
         """Make the calls that have arrived; returns the latencies of those that have completed."""
-        if self._is_virtual:
-            self._pass_time()
+        if self._due_s > self.passed_s and self.left:
+            self._pause.step(min(self._due_s - self.passed_s, self._look_s))
         self._idle.record(self._now)
         self._now.sync()
         self.passed_s = seconds_between(self._begin, self._now)
@@ -236,14 +276,6 @@ class RandomCalls:
             self.left -= 1
         return self._completed()
 
-    def _pass_time(self) -> None:
-        """Let virtual time pass: it does not pass while the host only reads the clock."""
-        if self._pending:
-            self._pending[0][1].sync()
-        else:
-            gap_s = min(self._due_s - self.passed_s, VIRTUAL_SHARE / self._rate)
-            spin(self._idle, 1, max(1, round(gap_s * 1e9)))
-
     def rest(self) -> list[float]:
         """Wait for the calls that were made; returns their latencies."""
         if self._pending:
@@ -257,6 +289,72 @@ class RandomCalls:
             found.append(seconds_between(self._begin, end) - due_s)
             self._spare.append(end)
         return found
+
+
+class Bursts:
+    """Times bursts of calls, each after a random gap since the end of the burst before.
+
+    The first call of a burst finds the part idle, and its time begins when it arrives. The others are queued behind it,
+    and take what passes between the end of their predecessor and their own.
+
+    idle: a stream on which nothing else is queued, and which waits for no other one. longest_gap_s: the gaps are
+    distributed evenly from 0 on. size: the calls of a burst. meanwhile: what the host does each `look_s`.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        idle: Stream,
+        longest_gap_s: float,
+        size: int,
+        chance: random.Random,
+        meanwhile: Callable[[], object],
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._stream, self._idle, self._longest_gap_s, self._chance = stream, idle, longest_gap_s, chance
+        self._meanwhile, self._look_s = meanwhile, look_s
+        self._pause = Pause(idle)
+        with ExitStack() as closing:
+            record = closing.enter_context
+            self._start, self._now = (record(idle.record(options=TIMED)) for _ in range(2))
+            self._ends = [record(stream.record(options=TIMED)) for _ in range(size)]
+            self._before = record(stream.record(options=TIMED))
+            self._closing = closing.pop_all()
+        self._before.sync()
+
+    def close(self) -> None:
+        """Destroy the events."""
+        self._closing.close()
+
+    def make(self, enqueue: Callable[[], object]) -> tuple[float, float, list[float]]:
+        """Make a burst; returns the gap before it, and the times of the first call and of the queued ones."""
+        gap_s = self._chance.uniform(0, self._longest_gap_s)
+        passed_s = 0.0
+        while passed_s < gap_s:
+            self._pause.step(min(gap_s - passed_s, self._look_s))
+            self._meanwhile()
+            self._idle.record(self._now)
+            self._now.sync()
+            passed_s = seconds_between(self._before, self._now)
+        for end in self._ends:
+            enqueue()
+            self._stream.record(end)
+        began = clock.now()
+        # Load that is queued again and again may starve the part: after a while it is left to run dry.
+        while not self._ends[-1].is_done and clock.now() - began < PATIENCE_S:
+            self._meanwhile()
+        self._ends[-1].sync()
+        first, last = self._ends[0], self._ends[-1]
+        # From the arrival on, even if the host was late.
+        first_s = seconds_between(self._before, first) - gap_s
+        queued = [seconds_between(one, other) for one, other in pairwise(self._ends)]
+        self._ends[-1], self._before = self._before, last
+        return gap_s, first_s, queued
+
+    @property
+    def passed_s(self) -> float:
+        """The time since the first burst could begin, to the end of the last one."""
+        return seconds_between(self._start, self._before)
 
 
 class Load:

@@ -20,7 +20,6 @@ from cuda_gctx._core.extension import (
     system,
 )
 from cuda_gctx._core.progress import Progress
-from cuda_gctx.measure.machine import Conditions
 
 __all__ = ["Sitting", "device_of", "driver_version", "place_and_date", "sharing", "sitting"]
 
@@ -38,13 +37,10 @@ def device_of(device: object) -> Device:
 
 @dataclass(frozen=True)
 class Sitting:
-    """What a tuning has while it measures: where it shows progress, what closes at its end, and the conditions at its
-    beginning and end.
-    """
+    """What a tuning has while it measures: where it shows progress, and what closes at its end."""
 
     bar: Progress
     closing: ExitStack
-    conditions: list[Conditions]
 
 
 @contextmanager
@@ -64,12 +60,8 @@ def sitting(device: Device, progress: bool | None) -> Iterator[Sitting]:
         )
     try:
         with Progress(progress) as bar, ExitStack() as closing:
-            held = Sitting(bar, closing, [Conditions.of(device)])
-            try:
-                device.sync()  # the caller may still be producing the inputs of the parts on other streams
-                yield held
-            finally:
-                held.conditions.append(Conditions.of(device))  # before the chip rests
+            device.sync()  # the caller may still be producing the inputs of the parts on other streams
+            yield Sitting(bar, closing)
     except CapturingError as error:
         # A stream that a part has left capturing cannot be closed. What was said of the part says more.
         if isinstance(error.__context__, RuntimeError):

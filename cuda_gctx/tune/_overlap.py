@@ -2,35 +2,60 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from itertools import chain
+from math import inf, lcm
+from typing import Literal
 
-from cuda_gctx._core.extension import Device, Stream, as_int, as_seconds
-from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import median, quantile
-from cuda_gctx.measure.summaries import Spread
-from cuda_gctx.tune._causes import reasons
-from cuda_gctx.tune._guard import device_of, place_and_date, sitting
-from cuda_gctx.tune._measurement import Intervals, Measurement, Record, launch_bound, rate_of
-from cuda_gctx.tune._objectives import Objective, checked, critical_part
-from cuda_gctx.tune._ranking import Ranking, value_of
-from cuda_gctx.tune._report import PartTime, Report, Result
-from cuda_gctx.tune._search import Search
-from cuda_gctx.tune._work import LAUNCHES, Task, demand_choice, libraries_loaded, parts_of
+from cuda_gctx._core import clock
+from cuda_gctx._core.extension import Device, FeatureNotSupported, Stream, as_int, as_seconds
+from cuda_gctx.measure.statistics import quantile
+from cuda_gctx.partitions import PartitionSize, partition_sizes
+from cuda_gctx.tune._bench import BATCH_S, Bench, NoMemory
+from cuda_gctx.tune._guard import Sitting, device_of, place_and_date, sitting
+from cuda_gctx.tune._judge import Block, Sample, Verdict, judge, least_calls
+from cuda_gctx.tune._objectives import Objective, TailLatency, checked, critical_part, weight_of
+from cuda_gctx.tune._parts import (
+    LAUNCHES,
+    PartFacts,
+    demand_choice,
+    examine,
+    libraries_loaded,
+    naming,
+    parts_of,
+    ways_of,
+)
+from cuda_gctx.tune._plans import Plan
+from cuda_gctx.tune._queue import Calls, computed_latencies, latencies_at_rate
+from cuda_gctx.tune._race import Amount, Excluded, Raced, finals, race, step_cost
+from cuda_gctx.tune._reasons import reasons
+from cuda_gctx.tune._report import Report, Result
+from cuda_gctx.tune._space import Space
 
 __all__ = ["overlap"]
+
+TOO_SHORT = "budget_s={:g} is too short to measure each part alone and the sequence: increase it"
+# The calls of a first sample: a few beyond the quantile, within these limits.
+RACE_CALLS, LEAST_RACE_CALLS, BEYOND = 200, 50, 2
+# A contestant runs for so long before its first sample, or for a share of the budget.
+WARM_S, WARM_SHARE = 0.2, 1 / 300
+# A block of this share of the budget makes a small gain sure; some of it does not count.
+BLOCK_SHARE, COUNTED = 1 / 20, 0.8
+# A latency counts as so much longer if the other parts get nothing done: of equal ones, the best for others races on.
+BULK_WEIGHT = 0.05
 
 
 def overlap(
     *work: Callable[[Stream], object],
-    together: Callable[[Stream, float], object] | None = None,
+    also: Mapping[str, Callable[[Stream], object]] | None = None,
     device: Device | None = None,
     objective: Objective = "makespan",
     sizes: Iterable[int] | None = None,
     library_sms: Literal["off", "on", "auto"] = "auto",
-    launch: Literal["auto", "calls", "graphs"] = "auto",
+    launch: Literal["calls", "graphs"] = "calls",
     budget_s: float = 60.0,
     progress: bool | None = None,
     seed: int = 0,
@@ -43,155 +68,301 @@ def overlap(
     which they are passed.
 
     work, named: the parts, by position or by name.
-    together: for two parts, a function f(stream, share) that does the work of one call of the urgent part and, in the
-    same step, a share (above 0, at most 1) of one call of the other part, as chunked prefill does. The urgent part is
-    that of the TailLatency, otherwise the last one. Shares are searched like sizes.
+    also: further ways to do the work of all parts, by name, such as chunked prefill. Each is a function of a stream,
+    and does the work of one step: one call of every part, or all calls of a mix.
     device: the device to measure; None: device 0.
     objective: "makespan" (the time of a step in which all parts start together and are waited for),
     Throughput(decode=8, prefill=1), or TailLatency("decode", quantile=0.99).
-    sizes: the SM counts to try for partitions, instead of all aligned sizes.
+    sizes: the SM counts to try for partitions, instead of a few that are far apart.
     library_sms: whether to set the SM count hint of libraries in partitions; "auto" measures both if torch or CuPy is
     imported.
-    launch: how the work is enqueued: "auto" (launch-bound work by one host thread for each part, which are called
-    concurrently; other work by one thread), "calls" (always by one thread), or "graphs" (each part is captured once on
-    each of its streams, and replayed).
+    launch: "calls" calls each function; "graphs" captures each part once on each of its streams, and replays it.
     budget_s: the longest time to measure, in seconds; one step may exceed it.
     progress: whether to show progress on stderr; None: if stderr is a terminal.
     seed: the seed of the random order in which plans are measured.
 
-    Ctrl-C ends the measurement and returns the results so far. Raises PartError if a part raises, RuntimeError if
-    the budget is too short to measure each part alone and the sequence and during a capture, and ValueError for invalid
-    arguments.
+    Every plan is measured once before any is measured twice. Where the evidence does not decide, `choice` is None.
+
+    Ctrl-C ends the measurement and returns the results so far. Raises PartError if a part raises or works on another
+    stream, RuntimeError during a capture and if the budget is too short to measure each part alone and the sequence,
+    and ValueError for invalid arguments.
     """
     parts = parts_of(work, named)
-    objective = checked(objective, [part.name for part in parts])
+    names = tuple(part.name for part in parts)
+    ways = ways_of(also, names)
+    objective = checked(objective, names)
     budget_s = as_seconds("budget_s", budget_s)
     seed = as_int("seed", seed)
     demand_choice("library_sms", library_sms, ("off", "on", "auto"))
     demand_choice("launch", launch, LAUNCHES)
     if library_sms == "on" and not libraries_loaded():
         raise ValueError('library_sms="on" needs torch or CuPy with a GPU, and neither is imported: import it first')
-    if together is not None and not callable(together):
-        raise TypeError(f"together must be a function of a stream and a share, not {type(together).__name__}")
-    if together is not None and len(parts) != 2:
-        raise ValueError(f"together moves work of one part into the other: pass two parts, not {len(parts)}")
     device = device_of(device)
-    task = Task(device, parts, objective, together, sizes, library_sms, launch, budget_s, seed)
     with sitting(device, progress) as held:
-        search = Search(task, held)
+        bench = Bench(device, parts, ways, objective, launch, held.closing, seed)
+        tuning = _Tuning(bench, held, budget_s, seed)
+        notes: list[str] = []
+        available: Sequence[PartitionSize]
         try:
-            search.run()
+            available = partition_sizes(device)
+        except FeatureNotSupported as error:
+            available, sizes = (), None
+            notes.append(f"partitions were not measured: {error}")
+        space = Space(device, names, sizes, available)
+        notes += [
+            f"{count} SMs were not tried: no layout for these parts fits with a partition of that size"
+            for count in space.too_large()
+        ]
+        hints = {"off": (False,), "on": (True,), "auto": (False, True) if libraries_loaded() else (False,)}[library_sms]
+        try:
+            tuning.first_look()
+            durations = {name: bench.alone_s[name] * weight_of(objective, name) for name in names}
+            critical = critical_part(objective)
+            urgent = names if critical is None else (critical,)
+            tuning.run(space.contestants(durations, urgent, [way.name for way in ways], hints))
         except KeyboardInterrupt:
-            search.found.complete = False
-            if not search.found.can_answer:
+            tuning.interrupted = True
+            if not tuning.can_answer:
                 raise
         finally:
-            search.settle()
-    if not search.found.can_answer:
-        raise RuntimeError(
-            f"budget_s={budget_s:g} is too short to measure each part alone and the sequence: increase it"
+            bench.settle()
+    if not tuning.can_answer:
+        raise RuntimeError(TOO_SHORT.format(budget_s))
+    if library_sms == "on" and bench.hint_failure is not None:
+        raise RuntimeError(f'library_sms="on" is not possible here: {bench.hint_failure}')
+    return tuning.report(launch, notes)
+
+
+class _Tuning:
+    """One measurement: the first look, the race and the finals, and what they have found so far."""
+
+    def __init__(self, bench: Bench, held: Sitting, budget_s: float, seed: int) -> None:
+        self.bench, self.objective = bench, bench.objective
+        self.began, self.budget_s = clock.now(), budget_s
+        self.until = self.began + budget_s
+        self.facts: dict[str, PartFacts] = {}
+        self.raced: Raced[Plan] = Raced()
+        self.plans: list[Plan] = []
+        self.blocks: dict[Plan, Sequence[Block]] = {}
+        self.verdict: Verdict[Plan] | None = None
+        self.interrupted = False
+        self._held = held
+        self._chance = random.Random(seed)
+
+    @property
+    def share(self) -> float | None:
+        """The quantile of the latency, if the objective is one."""
+        return self.objective.quantile if isinstance(self.objective, TailLatency) else None
+
+    @property
+    def least_rates(self) -> dict[str, float]:
+        """The calls per second that other parts have to keep."""
+        if not isinstance(self.objective, TailLatency) or not self.objective.others:
+            return {}
+        alone = self.bench.alone_s
+        return {name: self.objective.others / s for name, s in alone.items() if name != self.objective.part}
+
+    @property
+    def can_answer(self) -> bool:
+        return bool(self.plans) and self.plans[0] in self.raced.samples
+
+    def _show(self, what: object) -> None:
+        self._held.bar.show((clock.now() - self.began) / self.budget_s, f"measuring {what}")
+
+    def first_look(self) -> None:
+        """Call each part for the first times, and measure it alone."""
+        stream = self._held.closing.enter_context(self.bench.device.create_stream())
+
+        def demand_time() -> None:
+            if clock.now() >= self.until:
+                raise TimeoutError
+
+        for part in self.bench.parts:
+            self._show(part.name)
+            with naming(f"{part.name} alone"):
+                try:
+                    facts = self.facts[part.name] = examine(part, stream, demand_time)
+                except TimeoutError:
+                    raise RuntimeError(TOO_SHORT.format(self.budget_s)) from None
+                self.bench.call_s[part.name] = facts.host_s
+                self.bench.period = lcm(self.bench.period, facts.period)
+                alone = self.bench.alone(part, stream)
+                self.bench.steps(alone, Amount())
+                self.bench.alone_s[part.name] = self.bench.steps(alone, Amount(BATCH_S)).step_s
+
+    def run(self, plans: Sequence[Plan]) -> None:
+        """The race and the finals."""
+        self.plans = list(plans)
+        race(
+            self.plans,
+            self.bench.run,
+            clock.now,
+            until=self.until,
+            unit=self._unit(),
+            warm_s=min(WARM_S, self.budget_s * WARM_SHARE) if self.share is None else 0.0,
+            cost=self.cost,
+            kind=_kind,
+            chance=self._chance,
+            shown=self._show,
+            found=self.raced,
         )
-    return _report(search.ranking, device, held.conditions)
+        while self.can_answer and self.raced.finalists and clock.now() < self.until:
+            finalists = [plan for plan in self.plans if plan == self.plans[0] or plan in self.raced.finalists]
+            finalists = sorted(finalists, key=self._complexity)
+            try:
+                self.verdict = finals(
+                    finalists,
+                    self.bench.run,
+                    clock.now,
+                    until=self.until,
+                    block_s=self.budget_s * BLOCK_SHARE,
+                    calls=0 if self.share is None else least_calls(self.share),
+                    cost=lambda plan: self.cost(self.raced.samples[plan][-1]),
+                    step_s=lambda plan: step_cost(self.raced.samples[plan][-1]),
+                    verdict=partial(self._judge, finalists),
+                    chance=self._chance,
+                    shown=lambda plan, seconds: self._show(f"{plan} for {seconds:.2g} s"),
+                )
+                return
+            except Excluded as error:  # of a finalist, which ran in the race
+                failed = next((plan for plan in self.raced.finalists if str(plan) in str(error)), None)
+                failed = failed or self.raced.finalists[0]
+                self.raced.finalists.remove(failed)
+                self.raced.excluded[failed] = str(error)
 
+    def _complexity(self, plan: Plan) -> tuple[object, ...]:
+        """The smaller, the simpler the plan; of equally simple ones, the one that leaves other parts more."""
+        kept = 0.0 if self.share is None else self._kept_share(self.raced.samples[plan][-1])
+        return (*plan.complexity, -kept)
 
-def _report(ranking: Ranking[Any], device: Device, conditions: Sequence[Conditions]) -> Report:
-    found, objective = ranking.found, ranking.objective
-    choice = ranking.choose()
-    chosen = choice.record
-    assert chosen.plan is not None
-    gain = ranking.ratio(ranking.sequence, chosen)
-    alone = {name: _spread(found, record) for name, record in found.alone.items()}
-    results = [_result(ranking, device, record, alone) for record in found.known()]
-    results.sort(key=lambda result: result.relative)
-    critical = critical_part(objective)
-    weighted = {name: spread.value * found.weight(name) for name, spread in alone.items()}
-    report = Report(
-        choice=chosen.plan,
-        objective=objective,
-        results=tuple(results),
-        alone=alone,
-        bound=max(weighted.values()) if critical is None else weighted[critical],
-        gain=gain.value,
-        gain_low=gain.low,
-        gain_high=gain.high,
-        sure=choice.sure,
-        regret=choice.regret,
-        margin=ranking.margin,
-        openings=ranking.openings,
-        launch=found.launched,
-        reasons=(),
-        complete=found.complete,
-        **place_and_date(device),
-        conditions=tuple(conditions),
-    )
-    return replace(report, reasons=reasons(ranking, report, choice))
+    def _unit(self) -> Amount:
+        """The first counted sample of a plan."""
+        if self.share is None:
+            return Amount(BATCH_S)
+        return Amount(0.0, min(RACE_CALLS, max(LEAST_RACE_CALLS, round(BEYOND / (1 - self.share)))))
 
+    def cost(self, samples: Sequence[Sample]) -> float:
+        """What the race minimizes; infinite for a plan that leaves other parts too little."""
+        if self.share is None:
+            return step_cost(samples)
+        if any(one.rates.get(name, least) < least for one in samples for name, least in self.least_rates.items()):
+            return inf
+        return quantile(self._latencies(samples), self.share) * (1 + BULK_WEIGHT * (1 - self._kept_share(samples)))
 
-def _spread(found: Measurement[Any], record: Record) -> Spread:
-    samples = list(record.measured(found.final).values())
-    return Spread.of([sample.seconds for sample in samples], value_of(found.objective, samples))
+    def _kept_share(self, samples: Sequence[Sample]) -> float:
+        """The share of their rates alone that the other parts keep: that of the part that keeps least."""
+        shares = [rate * self.bench.alone_s[name] for one in samples for name, rate in one.rates.items()]
+        return min(1.0, *shares) if shares else 0.0
 
+    def _latencies(self, samples: Sequence[Sample]) -> list[float]:
+        """The latencies of race samples: computed for the rate, where they are of bursts."""
+        assert isinstance(self.objective, TailLatency)
+        bursts = [one for one in samples if isinstance(one, Calls) and one.idle]
+        if not bursts:
+            return list(chain.from_iterable(one.latencies for one in samples))
+        idle = list(chain.from_iterable(one.idle for one in bursts))
+        queued = list(chain.from_iterable(one.queued for one in bursts))
+        return computed_latencies(idle, queued, self.bench.rate(self.objective), 4000, random.Random(0))[0]
 
-def _result(ranking: Ranking[Any], device: Device, record: Record, alone: dict[str, Spread]) -> Result:
-    assert record.plan is not None
-    found = ranking.found
-    samples = list(record.measured(found.final).values())
-    latencies = [seconds for sample in samples for seconds in sample.latencies]
-    parts = {}
-    for name in record.plan.parts:
-        counted = [sample.calls[name] for sample in samples if sample.calls.get(name, (0, 0.0))[1] > 0]
-        spent = record.spent(name, found.final)
-        spent += [seconds / calls for calls, seconds in counted if calls]
-        spent += latencies if not counted and not spent else []
-        here = record.alone_here.get(name)
-        parts[name] = PartTime(
-            sm_count=record.plan.sm_counts.get(name, device.sm_count),
-            seconds=Spread.of(spent) if spent else None,
-            calls_per_second=rate_of(name, samples),
-            alone=_spread(found, here) if here is not None and here.samples else None,
+    def _judge(self, finalists: Sequence[Plan], blocks: Mapping[Plan, Sequence[Block]], lengths: int) -> Verdict[Plan]:
+        doubts: list[str] = []
+        settled = dict(blocks)
+        if isinstance(self.objective, TailLatency) and not self.objective.closed_loop:
+            rate, least = self.bench.rate(self.objective), least_calls(self.objective.quantile)
+            for plan, pairs in blocks.items():
+                found = latencies_at_rate(pairs, rate, least)  # type: ignore[arg-type]
+                settled[plan] = found.blocks
+                if not found.enough:
+                    doubts.append(f"too few calls arrived in a block ({plan})")
+        self.blocks = settled
+        return judge(
+            settled,
+            finalists,
+            share=self.share,
+            least_rates=self.least_rates,
+            lengths=lengths,
+            least_s=COUNTED * self.budget_s * BLOCK_SHARE,
+            complete=not self.untried,
+            doubts=doubts,
         )
-    seconds = _spread(found, record)
-    return Result(
-        plan=record.plan,
-        seconds=seconds,
-        relative=ranking.relative(record),
-        parts=parts,
-        overlap=_overlap(record, record.profiled(found.final), alone, seconds.value),
-        p50=quantile(latencies, 0.5) if latencies else None,
-        largest=max(latencies, default=None),
-        sm_clock_mhz=_clock(found, record),
-        launch_bound=launch_bound(samples),
-    )
+
+    # ---- the report
+
+    @property
+    def untried(self) -> list[Plan]:
+        """The plans without a counted sample, of those that can run."""
+        tried = self.raced.samples.keys() | {p for p, why in self.raced.excluded.items() if why != NO_MEMORY}
+        return [plan for plan in self.plans if plan not in tried]
+
+    def report(self, launch: str, notes: Sequence[str]) -> Report:
+        """What was found."""
+        bench, verdict = self.bench, self.verdict
+        results = sorted(map(self._result, self.raced.samples), key=lambda one: (not one.keeps, one.relative))
+        best = verdict.best if verdict is not None else results[0].plan
+        gain = verdict.gain if verdict is not None else 1 / results[0].relative
+        weighted = {name: alone_s * weight_of(self.objective, name) for name, alone_s in bench.alone_s.items()}
+        critical = critical_part(self.objective)
+        complete = not self.untried and not self.interrupted
+        report = Report(
+            choice=verdict.choice if verdict is not None else None,
+            best=best,
+            objective=self.objective,
+            gain=gain,
+            gain_low=verdict.low if verdict is not None else None,
+            gain_high=verdict.high if verdict is not None and verdict.high < inf else None,
+            loses=max(0.0, verdict.loses) if verdict is not None and complete else None,
+            sure=verdict is not None and verdict.sure and complete,
+            complete=complete,
+            horizon_s=verdict.horizon_s if verdict is not None else None,
+            untried=tuple(self.untried),
+            results=tuple(results),
+            alone=dict(bench.alone_s),
+            bound=max(weighted.values()) if critical is None else weighted[critical],
+            launch=launch,
+            reasons=(),
+            **place_and_date(bench.device),
+        )
+        return replace(report, reasons=(*reasons(report, self.facts, verdict, self.budget_s), *self._events(), *notes))
+
+    def _events(self) -> list[str]:
+        """What failed, and was left out."""
+        by_reason: dict[str, list[Plan]] = {}
+        for plan, why in self.raced.excluded.items():
+            by_reason.setdefault(why, []).append(plan)
+        return [
+            f"{plans[0]}{f' and {len(plans) - 1} more' if len(plans) > 1 else ''} excluded: {why}"
+            for why, plans in by_reason.items()
+        ]
+
+    def _result(self, plan: Plan) -> Result:
+        """The measurement of a plan: in the blocks of the finals if it took part in them, otherwise in the race."""
+        in_finals = plan in self.blocks and self.blocks[plan]
+        samples = list(chain.from_iterable(self.blocks[plan])) if in_finals else self.raced.samples[plan][-1]
+        base = list(chain.from_iterable(self.blocks[self.plans[0]])) if in_finals else None
+        base = base if base is not None else self.raced.samples[self.plans[0]][0]
+        seconds, sequence = self._seconds(samples), self._seconds(base)
+        latencies = [] if self.share is None else self._latencies(samples)
+        rates = {name: sum(one.rates.get(name, 0.0) for one in samples) / len(samples) for name in samples[0].rates}
+        return Result(
+            plan=plan,
+            seconds=seconds,
+            relative=seconds / sequence,
+            finalist=bool(in_finals),
+            p50=quantile(latencies, 0.5) if latencies else None,
+            rates=rates,
+            keeps=all(rates.get(name, least) >= least for name, least in self.least_rates.items()),
+            launch_bound=2 * sum(one.launch_bound for one in samples) > len(samples),
+        )
+
+    def _seconds(self, samples: Sequence[Sample]) -> float:
+        if self.share is None:
+            return sum(one.seconds for one in samples) / sum(one.steps for one in samples)
+        return quantile(self._latencies(samples), self.share)
 
 
-def _clock(found: Measurement[Any], record: Record) -> float | None:
-    """The SM clock in the blocks of a plan; that of the sequence is from the blocks next to the choice."""
-    if not record.is_sequence:
-        return record.sm_clocks_mhz[0] if record.sm_clocks_mhz is not None else None
-    return next((c.sm_clocks_mhz[1] for c in found.known() if c.sm_clocks_mhz is not None), None)
+NO_MEMORY = str(NoMemory("no device memory is left for its contexts"))
 
 
-def _overlap(record: Record, steps: Sequence[Intervals], alone: dict[str, Spread], seconds: float) -> float | None:
-    """The time in which parts overlapped, as a share of the possible time: the median over steps."""
-    if not steps:
-        return None
-    seen = median([_overlap_of(step, record, alone) for step in steps])
-    if record.is_sequence:
-        return seen
-    # A step that takes less than the sum of its parts overlaps them, even if the events of the profiled steps kept them
-    # apart.
-    lengths = [spread.value for spread in alone.values()]
-    return max(seen, min(1.0, (sum(lengths) - seconds) / (sum(lengths) - max(lengths))))
-
-
-def _overlap_of(step: Intervals, record: Record, alone: dict[str, Spread]) -> float:
-    # With shared SMs a part may have waited for them first: only its time alone counts as running.
-    waits = record.kind != "partitions"
-    spans = [(max(begin, end - alone[name].value) if waits else begin, end) for name, (begin, end) in step.items()]
-    covered, until = 0.0, -math.inf
-    for begin, end in sorted(spans):
-        covered += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    lengths = [end - begin for begin, end in spans]
-    possible = sum(lengths) - max(lengths)
-    return (sum(lengths) - covered) / possible if possible > 0 else 0.0
+def _kind(plan: Plan) -> str:
+    """Streams with and without priority share all SMs, so that they are of one kind."""
+    return "streams" if plan.kind == "priority" else plan.kind

@@ -18,8 +18,8 @@ from cuda_gctx.tune._json import Document, settle_by_type
 
 __all__ = ["ALL", "HINT", "KINDS", "Kind", "Plan", "partition_names", "sizes_of"]
 
-Kind: TypeAlias = Literal["sequence", "streams", "priority", "together", "overlay", "partitions"]
-KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "together", "overlay", "partitions")  # the simplest first
+Kind: TypeAlias = Literal["sequence", "streams", "priority", "also", "overlay", "partitions"]
+KINDS: tuple[Kind, ...] = ("sequence", "streams", "priority", "also", "overlay", "partitions")  # the simplest first
 HINT = "SM count hint"
 ALL = "all"  # the size of the part of an overlay that has the whole device
 
@@ -36,9 +36,9 @@ class Plan(Document):
     """A way to run parts.
 
     kind: "sequence" (one stream), "streams" (one for each part), "priority" (the same, and `first` goes before the
-    others), "together" (one stream, on which a call of `first` takes a share of the other part's work into it),
-    "overlay" (`first` runs on the whole device with the highest priority, over a partition in which the others run),
-    or "partitions" (a stream in a partition of its own for each part).
+    others), "also" (one stream, on which another function of the program does the work of all parts), "overlay"
+    (`first` runs on the whole device with the highest priority, over a partition in which the others run), or
+    "partitions" (a stream in a partition of its own for each part).
     parts: their names, in the order in which they are started.
     layout: the partitions. Open it with open() or switch(), which take plans of every kind.
     places: the partition of each part, which may be the background partition; in an overlay, of each part but `first`,
@@ -46,10 +46,10 @@ class Plan(Document):
     sm_counts: the SMs of each part on the device for which the plan was made. The plan prints them, and is refused
     where a partition has another number.
     library_sms: whether libraries get the SM count hint (``part.torch()`` is then ``use(part, library_sms="on")``).
-    share: in a plan of the kind "together", the share of a call of the other part that a call of `first` takes into it.
+    way: in a plan of the kind "also", the name of the function.
     """
 
-    schema = 4
+    schema = 5
 
     kind: Kind
     parts: tuple[str, ...]
@@ -58,7 +58,7 @@ class Plan(Document):
     first: str | None = None
     library_sms: bool = False
     sm_counts: Mapping[str, int] = field(default_factory=dict, compare=False)
-    share: float | None = None
+    way: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.layout, Layout | None):
@@ -70,18 +70,13 @@ class Plan(Document):
             raise ValueError(f"the kind of a plan is one of {', '.join(KINDS)}, not {self.kind!r}")
         if not self.parts or len(set(self.parts)) != len(self.parts):
             raise ValueError(f"the parts of a plan need different names, not {self.parts}")
-        puts_first = self.kind in ("priority", "together", "overlay")
-        if puts_first != (self.first is not None) or self.first not in (None, *self.parts):
+        if (self.kind in ("priority", "overlay")) != (self.first is not None) or self.first not in (None, *self.parts):
             raise ValueError(
-                "a plan of the kinds priority, together and overlay, and of no other, puts one of its parts first, not "
+                "a plan of the kinds priority and overlay, and of no other, puts one of its parts first, not "
                 f"{self.first!r}"
             )
-        if self.kind == "together" and len(self.parts) != 2:
-            raise ValueError(f"a plan of the kind together has two parts, not {len(self.parts)}")
-        if (self.kind == "together") != (self.share is not None):
-            raise ValueError(f"a plan of the kind together, and of no other, has a share, not {self.share!r}")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, not {self.share:g}")
+        if (self.kind == "also") != (self.way is not None):
+            raise ValueError(f"a plan of the kind also, and of no other, names a way, not {self.way!r}")
         placed = [part for part in self.parts if self.kind == "partitions" or part != self.first]
         if self.kind not in ("overlay", "partitions"):
             if self.layout is not None or self.places or self.library_sms:
@@ -96,7 +91,12 @@ class Plan(Document):
     @property
     def on_one_stream(self) -> bool:
         """Whether all parts run on the same stream."""
-        return self.kind in ("sequence", "together")
+        return self.kind in ("sequence", "also")
+
+    @property
+    def complexity(self) -> tuple[int, bool]:
+        """The smaller, the simpler the plan."""
+        return KINDS.index(self.kind), self.library_sms
 
     def __hash__(self) -> int:
         return self._hash
@@ -104,7 +104,7 @@ class Plan(Document):
     @cached_property
     def _hash(self) -> int:
         places = frozenset(self.places.items())
-        return hash((self.kind, self.parts, self.layout, places, self.first, self.library_sms, self.share))
+        return hash((self.kind, self.parts, self.layout, places, self.first, self.library_sms, self.way))
 
     def __getstate__(self) -> dict[str, Any]:
         # Hashes of texts differ from one process to the next.
@@ -112,7 +112,7 @@ class Plan(Document):
 
     @contextmanager
     def open(self, where: Device | PartitionPool) -> Iterator[dict[str, Stream]]:
-        """The stream of each part, for the length of a block. In the kinds "sequence" and "together", all parts share
+        """The stream of each part, for the length of a block. In the kinds "sequence" and "also", all parts share
         one stream.
 
         where: a PartitionPool, whose partitions and streams stay open as long as the pool, or a Device, for which they
@@ -201,11 +201,10 @@ class Plan(Document):
     def __str__(self) -> str:
         if self.kind == "priority":
             return f"{self.first} first"
-        if self.kind == "together":
-            [other] = [part for part in self.parts if part != self.first]
-            return f"{self.first} with {100 * (self.share or 0):.3g}% of {other}"
+        if self.way is not None:
+            return self.way
         if self.layout is None:
-            return {"sequence": "in sequence", "streams": "plain streams"}[self.kind]
+            return "in sequence" if self.kind == "sequence" else f"plain streams ({', '.join(self.parts)})"
         sizes = [f"{part}={sms}" for part, sms in sizes_of(self).items()]
         return ", ".join(sizes) + (f", {HINT}" if self.library_sms else "")
 

@@ -2,47 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from textwrap import fill
+from textwrap import shorten
 
-from cuda_gctx._core.extension import as_int
 from cuda_gctx._core.text import table
-from cuda_gctx.draw.bars import Bar, Piece, draw_bars
-from cuda_gctx.draw.durations import in_words
+from cuda_gctx.draw.bars import Bar, draw_bars
 from cuda_gctx.draw.svg import Pictured
-from cuda_gctx.measure.machine import Conditions
-from cuda_gctx.measure.statistics import Estimate
-from cuda_gctx.measure.summaries import Spread
 from cuda_gctx.tune._json import Document
-from cuda_gctx.tune._measurement import AS_GRAPHS
-from cuda_gctx.tune._objectives import Objective, TailLatency, checked, critical_part, weight_of
-from cuda_gctx.tune._plans import ALL, HINT, Plan, sizes_of
+from cuda_gctx.tune._objectives import Objective, TailLatency, checked
+from cuda_gctx.tune._plans import ALL, HINT, Plan
+from cuda_gctx.tune._words import words
 
-__all__ = ["PartTime", "Report", "Result", "relation", "times", "title_of", "words"]
+__all__ = ["Report", "Result", "title_of"]
 
-MOST_ROWS, MOST_BARS = 16, 14
-# The axis of a picture ends a little behind the sequence and the choice: the bars of far slower plans are cut off.
+MOST_ROWS, MOST_BARS, MOST_LINES = 7, 14, 20
+# The axis of a picture ends a little behind the sequence: the bars of far slower plans are cut off.
 BEHIND = 1.6
-WIDTH = 80  # of the table, if possible
-LONGEST_NAME = 44  # of a plan; longer ones are shortened to the sizes
-
-
-def words(seconds: float) -> str:
-    """A time as text."""
-    return in_words(seconds * 1e9)
-
-
-def times(ratio: Estimate, what: str = "") -> str:
-    """A ratio of `what` with its interval: "1.35x (1.31 to 1.40)"."""
-    interval = f"{ratio.low:.2f} to {ratio.high:.2f}" if ratio.is_known else "inconclusive: too few samples"
-    return f"{ratio.value:.2f}x{what} ({interval})"
-
-
-def relation(ratio: Estimate, than: str = "") -> str:
-    """A ratio of times in words, with its interval: "1.35x slower than the choice (1.31 to 1.40)"."""
-    return times(ratio, f" slower{than}") if ratio.value >= 1 else times(ratio.inverse, f" faster{than}")
+WIDTH = 160
 
 
 def title_of(objective: Objective) -> str:
@@ -55,93 +32,69 @@ def title_of(objective: Objective) -> str:
 
 
 @dataclass(frozen=True)
-class PartTime:
-    """A part within a plan.
-
-    sm_count: the number of SMs that it may use.
-    seconds: of a call, from when it could begin to its end, including the wait for SMs that another part occupies.
-    calls_per_second: if the parts do not wait for each other.
-    alone: the seconds on the same SMs without the other parts, if that was measured.
-    """
-
-    sm_count: int
-    seconds: Spread | None
-    calls_per_second: float | None
-    alone: Spread | None
-
-
-@dataclass(frozen=True)
 class Result:
     """The measurement of a plan.
 
-    seconds: what the objective minimizes: the median step, the mean time of a mix, or the quantile of the latencies of
-    all calls; with the 10th and 90th percentile of the batches.
-    relative: the time as a share of the sequence's in the same rounds. Plans are compared by this, because clocks fall
-    while the chip gets hot, and plans that were left out early were measured with higher ones.
-    overlap: the time in which parts overlapped, as a share of the possible time; only for the makespan.
-    p50, largest: the median and the largest latency of all calls, if the objective is a latency.
-    sm_clock_mhz: the SM clock while the plan ran for some time; None if that was not measured.
+    seconds: what the objective minimizes: a step, a mix, or the quantile of the latencies.
+    relative: the same as a share of the sequence's: in the blocks of the finals, or in the race.
+    finalist: whether the plan took part in the finals.
+    p50: the median latency, if the objective is a latency.
+    rates: the calls per second of the other parts, if the objective is a latency and they were counted.
+    keeps: whether the other parts keep the rates that the objective demands.
     """
 
     plan: Plan
-    seconds: Spread
+    seconds: float
     relative: float
-    parts: dict[str, PartTime]
-    overlap: float | None
+    finalist: bool
     p50: float | None
-    largest: float | None
-    sm_clock_mhz: float | None
+    rates: Mapping[str, float]
+    keeps: bool
     launch_bound: bool
 
 
 @dataclass(frozen=True)
 class Report(Document, Pictured):
-    """The result of overlap(). ``print()`` it; the picture has a bar per plan, its parts, its spread, and the bound.
+    """The result of overlap(). ``print()`` it; the picture has a bar for each plan.
 
-    choice: the plan to use: the simplest one that no other beats by more than the margin.
-    results: all measured plans, fastest first (by `relative`).
-    alone: the seconds of each part alone on the whole device.
-    bound: the longest part alone. A plan can take less only by noise and clocks, if the work is launch-bound, or if a
-    library with an SM count hint is faster than without one.
-    gain: the speedup over the sequence, in blocks of one to two seconds by turns if these were measured; otherwise the
-    median ratio over pairs of batches of the same round.
-    gain_low, gain_high: its confidence interval. It covers the noise in this process, and the differences between
-    openings of a plan.
-    sure: whether no other finalist is faster than the choice by more than 1%, openings included, as measured in such
-    blocks; if not, the reasons say why.
-    regret: the largest share of time that this choice may lose, compared with the other finalists; None if too few
-    samples were taken.
-    margin: the relative difference that counts as none between typical plans: 1%, and what equal ones may differ by
-    because each was opened `openings` times only.
-    launch: how the work was enqueued.
+    choice: the plan to use; None if the evidence does not decide.
+    best: the best estimate, which is no advice where `choice` is None.
+    gain: the speedup of the choice, or of the best estimate, over the sequence, in blocks by turns if there was time.
+    gain_low, gain_high: its confidence interval; None if there was no time for blocks.
+    loses: the largest share of time that the choice may lose to another finalist; None while a plan is untried.
+    sure: whether every plan was measured, the choice is separated from the other finalists, and its gain is sustained.
+    complete: whether every plan was measured.
+    horizon_s: the length of the blocks in which the gain was seen; None if there was no time for blocks.
+    untried: the plans that were not measured.
+    results: all measured plans, the fastest first; those that may not be chosen last.
+    alone: the seconds of a call of each part alone on the whole device.
+    bound: the longest part alone. A plan can hardly take less.
+    launch: "calls" or "graphs".
     reasons: explanations.
-    complete: False after Ctrl-C, or if the budget or the device memory was too small for all divisions of the SMs; the
-    reasons then say so.
-    conditions: commit, clocks, power limit and temperature at the beginning and at the end.
     """
 
-    schema = 5
+    schema = 6
 
-    choice: Plan
+    choice: Plan | None
+    best: Plan
     objective: Objective
-    results: tuple[Result, ...]
-    alone: dict[str, Spread]
-    bound: float
     gain: float
-    gain_low: float
-    gain_high: float
+    gain_low: float | None
+    gain_high: float | None
+    loses: float | None
     sure: bool
-    regret: float | None
-    margin: float
-    openings: int
+    complete: bool
+    horizon_s: float | None
+    untried: tuple[Plan, ...]
+    results: tuple[Result, ...]
+    alone: dict[str, float]
+    bound: float
     launch: str
     reasons: tuple[str, ...]
-    complete: bool
     device: str
     sm_count: int
     driver: str
     date: str
-    conditions: tuple[Conditions, ...]
 
     def result(self, plan: Plan) -> Result:
         """The measurement of a plan.
@@ -153,46 +106,10 @@ class Report(Document, Pictured):
                 return result
         raise KeyError(f"this plan was not measured: {plan}")
 
-    def foremost(self, most: int) -> list[Result]:
-        """The choice, the fastest results, `most` of them, and always the fastest of each kind."""
-        most = as_int("most", most, 0)
-        chosen = self.result(self.choice)
-        first_of_kind = {result.plan.kind: result for result in reversed(self.results)}
-        kept = [result for i, result in enumerate(self.results) if i < most or result in first_of_kind.values()]
-        return [chosen, *(result for result in kept if result != chosen)]
-
-    def compare(self, other: Report) -> str:
-        """The same plans in two reports, as a table; the first lines are both choices and the differences in
-        conditions.
-
-        ValueError if the reports are of other work, another objective or another card, or if the power limit or the
-        highest clocks differ. Different clocks at the end are stated: then only the shares of the sequence compare.
-        """
-        ours, theirs = self.conditions[-1:], other.conditions[-1:]
-        states = [first.other_state(second) for first, second in zip(ours, theirs, strict=False)]
-        for what, first, second in (
-            ("card", self.device, other.device),
-            ("objective", self.objective, other.objective),
-            ("parts", set(self.alone), set(other.alone)),
-            *((", ".join(state), "of one run", "of the other") for state in states if state),
-        ):
-            if first != second:
-                raise ValueError(f"these reports cannot be compared: {what} is {first} and {second}")
-        lines = [f"first: {self._answer()}", f"second: {other._answer()}"]
-        changed = [text for first, second in zip(ours, theirs, strict=False) for text in first.differences(second)]
-        if changed:
-            lines.append(f"other power states at the end, so only shares of the sequence compare: {'; '.join(changed)}")
-        elif not any(conditions.sm_clock_mhz is not None for conditions in (*ours, *theirs)):
-            lines.append("the power states are unknown")
-        again = {result.plan: result for result in other.results}
-        rows = []
-        for result in self.foremost(MOST_ROWS):
-            if (same := again.get(result.plan)) is not None:
-                seconds = [words(one.seconds.value) for one in (result, same)]
-                shares = [result.relative, same.relative, same.relative / result.relative]
-                rows.append([str(result.plan), *seconds, *(f"{share:.3f}" for share in shares)])
-        header = ("plan", f"{title_of(self.objective)}, first", "second", "/sequence, first", "second", "ratio")
-        return "\n".join([*lines, table(header, rows)])
+    @property
+    def launch_bound(self) -> bool:
+        """Whether the device waits for the host in the plan that is chosen, or is best."""
+        return self.result(self.choice or self.best).launch_bound
 
     def _demand_consistency(self) -> None:
         names = set(self.alone)
@@ -200,178 +117,124 @@ class Report(Document, Pictured):
             checked(self.objective, list(self.alone))
         except ValueError as error:
             raise ValueError(f"objective: {error}") from error
-        for number, result in enumerate(self.results):
-            if not set(result.plan.parts) == set(result.parts) == names:
+        measured = [result.plan for result in self.results]
+        for number, plan in enumerate(measured):
+            if set(plan.parts) != names:
                 raise ValueError(f"results[{number}] has other parts than alone")
-        if self.choice not in [result.plan for result in self.results]:
-            raise ValueError("choice is not a plan of results")
-        try:
-            _ = self._gain
-        except ValueError as error:
-            raise ValueError(f"gain: {error}") from error
-        seconds = {f"alone.{name}.value": spread.value for name, spread in self.alone.items()}
-        seconds |= {f"results[{number}].seconds.value": one.seconds.value for number, one in enumerate(self.results)}
-        for field in [field for field, value in {"bound": self.bound, **seconds}.items() if value == 0]:
-            raise ValueError(f"{field} must be more than 0")
+        for name, chosen in (("choice", self.choice), ("best", self.best)):
+            if chosen is not None and chosen not in measured:
+                raise ValueError(f"{name} is not a plan of results")
+        if not any(plan.kind == "sequence" for plan in measured):
+            raise ValueError("results has no sequence")
+        if self.sure and (self.choice is None or not self.complete):
+            raise ValueError("sure needs a choice, and a complete measurement")
+        low, high = self.gain_low, self.gain_high
+        if (low is not None and low > self.gain * (1 + 1e-9)) or (high is not None and high < self.gain * (1 - 1e-9)):
+            raise ValueError(f"gain: the interval from {low} to {high} does not contain {self.gain:g}")
+        seconds = {f"alone.{name}": one for name, one in self.alone.items()}
+        seconds |= {f"results[{number}].seconds": one.seconds for number, one in enumerate(self.results)}
+        for field_, value in {"bound": self.bound, **seconds}.items():
+            if value == 0:
+                raise ValueError(f"{field_} must be more than 0")
 
     # ---- for people
-
-    @property
-    def _gain(self) -> Estimate:
-        """The gain with its interval. ValueError if these are not one quantity."""
-        samples = self.result(self.choice).seconds.samples
-        return Estimate(self.gain, self.gain_low, self.gain_high, samples, True)
 
     def __repr__(self) -> str:
         return f"<Report: {self._answer()}; {' and '.join(self.alone)} on {self.device}>"
 
     def __str__(self) -> str:
-        chosen = self.result(self.choice).seconds.value / self.bound
-        title = title_of(self.objective)
+        shown = self.result(self.choice or self.best)
         lines = [
             self._answer(),
-            f"{title} {words(self.result(self.choice).seconds.value)}, {chosen:.2f}x the longest part alone "
-            f"({words(self.bound)})",
+            f"{title_of(self.objective)} {words(shown.seconds)}, {shown.seconds / self.bound:.2f}x the longest part "
+            f"alone ({words(self.bound)})",
             f"{self.device}, {self.sm_count} SMs, driver {self.driver}, {self.date}: {' and '.join(self.alone)}",
             "",
-            self._table(),
+            *self._table(),
             "",
         ]
-        lines += [f"- {reason}" for reason in self.reasons]
-        if not self.complete:
-            lines.append("- incomplete: some measurements are missing")
-        return "\n".join(lines)
+        room = MOST_LINES - len(lines)
+        shortened = [f"- {shorten(reason, WIDTH, placeholder=' ...')}" for reason in self.reasons]
+        if len(shortened) > room:
+            shortened = [*shortened[: room - 1], f"- and {len(shortened) - room + 1} more: see report.reasons"]
+        return "\n".join([*lines, *shortened])
 
     def _answer(self) -> str:
         """What to do, how much it gains, and how certain that is."""
+        gain = f"{self.gain:.2f}x"
+        if self.gain_low is not None and self.gain_high is not None:
+            gain += f" ({self.gain_low:.2f} to {self.gain_high:.2f})"
+        if self.choice is None:
+            text = f"undecided; best estimate: {self.best}, {gain} over sequential"
+            change = next((one for reason in self.reasons for one in reason.split("; ") if "still changing" in one), "")
+            return text + (f"; {change.removeprefix('not sure: ')}" if change else "")
         if self.choice.kind == "sequence":
-            certainty = "is faster by more than noise" if self.sure else "was measured to be faster with certainty"
-            text = f"choice: in sequence; no other plan {certainty}"
+            text = "choice: in sequence; no other plan is faster by more than 2%"
         else:
-            text = f"choice: {self.choice}; {times(self._gain, ' speedup over sequential')}"
-        if not self.sure:
-            text += "; what it may lose is unknown" if self.regret is None else f"; it loses at most {self.regret:.1%}"
-        waits = self.result(self.choice).launch_bound and self.launch != AS_GRAPHS
-        return text + ("; but launch-bound: use CUDA graphs first" if waits else "")
+            text = f"choice: {self.choice}; {gain} over sequential"
+        if self.sure:
+            text += f", sure, sustained for {self.horizon_s:.2g} s"
+        elif self.loses is not None:
+            text += f", not sure; another plan may be faster by at most {self.loses:.1%}"
+        else:
+            text += ", not sure"
+        return text + ("; launch-bound: capture it as a graph" if self.launch_bound and self.launch == "calls" else "")
 
-    def _table(self) -> str:
-        """One table that fits a terminal: beyond that, plans are shortened to their sizes, and columns are left out."""
-        shown = self.foremost(MOST_ROWS)
-        columns = self._columns(shown)
-        order = ["p50", "largest", "overlap", *map(self._title, reversed(self.alone))]
-        expendable = [title for title in order if title in columns]
-        for number, briefly in product(range(len(expendable) + 1), (False, True)):
-            names, is_brief = names_of_plans(self, shown, briefly=briefly)
-            left = {title: cells for title, cells in columns.items() if title not in expendable[:number]}
-            marked = [f"{'> ' if r.plan == self.choice else '  '}{name}" for r, name in zip(shown, names, strict=True)]
-            text = table(["plan", *left], list(zip(marked, *left.values(), strict=True)))
-            if max(map(len, text.splitlines())) <= WIDTH:
-                break
-        notes = self._notes(shown, "line above the table", briefly=is_brief)
-        if number:
-            notes.append(f"left out for width: {', '.join(expendable[:number])}; to_json() has all columns")
-        below = [fill(note, WIDTH, initial_indent="  ", subsequent_indent="  ") for note in notes]
-        return "\n".join([text, *([""] if below else []), *below])
+    def _foremost(self, most: int) -> list[Result]:
+        """The choice or best estimate, the fastest results, and the sequence."""
+        first = self.result(self.choice or self.best)
+        sequence = next(result for result in self.results if result.plan.kind == "sequence")
+        others = [result for result in self.results if result not in (first, sequence)]
+        kept = [*others[: most - 2], *([] if first is sequence else [sequence])]
+        return [first, *sorted(kept, key=lambda one: (not one.keeps, one.relative))]
 
-    def _columns(self, shown: Sequence[Result]) -> dict[str, list[str | None]]:
-        """The columns behind that of the plans, by title."""
-        columns: dict[str, list[str | None]] = {
-            title_of(self.objective): [words(r.seconds.value) for r in shown],
-            "/sequence": [f"{r.relative:.3f}" for r in shown],
+    def _table(self) -> list[str]:
+        shown = self._foremost(MOST_ROWS)
+        columns: dict[str, Sequence[object]] = {
+            "plan": [f"{'> ' if one.plan == self.choice else '  '}{self._name(one.plan)}" for one in shown],
+            title_of(self.objective): [words(one.seconds) for one in shown],
+            "/sequence": [f"{one.relative:.3f}" for one in shown],
+            "in": ["blocks" if one.finalist else "race" for one in shown],
         }
-        if self.objective == "makespan":
-            columns["overlap"] = [None if r.overlap is None else f"{r.overlap:.2f}" for r in shown]
         if isinstance(self.objective, TailLatency):
-            columns["p50"] = [words(r.p50) if r.p50 is not None else None for r in shown]
-            columns["largest"] = [words(r.largest) if r.largest is not None else None for r in shown]
-        for name in self.alone:
-            if name != critical_part(self.objective):
-                columns[self._title(name)] = [_cell(r.parts[name]) for r in shown]
-        return columns
+            columns["p50"] = [None if one.p50 is None else words(one.p50) for one in shown]
+            for name in self.alone:
+                if name != self.objective.part:
+                    rates = [one.rates.get(name) for one in shown]
+                    columns[f"{name}, calls/s"] = [None if rate is None else f"{rate:.4g}" for rate in rates]
+        hidden = len(self.results) - len(shown)
+        more = [f"  and {hidden} further plans"] if hidden else []
+        if isinstance(self.objective, TailLatency) and not all(one.keeps for one in self.results):
+            more.append(f"  a plan is chosen only if the others keep {self.objective.others:.0%} of their rate")
+        return [*table(list(columns), list(zip(*columns.values(), strict=True))).splitlines(), *more]
 
-    def _title(self, part: str) -> str:
-        return f"{part}{'' if self.objective == 'makespan' else ', calls/s'}"
+    @staticmethod
+    def _name(plan: Plan) -> str:
+        return shorten(str(plan).replace(HINT, "hint"), 60, placeholder="...")
 
-    def _notes(self, shown: Sequence[Result], title: str, *, briefly: bool) -> list[str]:
-        """What the names of plans mean, which plans may be chosen, and how many are not shown."""
-        objective, hidden = self.objective, len(self.results) - len(shown)
-        notes = []
-        if briefly:
-            notes.append(f"with /: the SMs of the parts, in the order of the {title}")
-        if any(result.plan.kind == "overlay" for result in shown):
-            notes.append(f"{ALL}: on the whole device with the highest priority, over the others")
-        if any(result.plan.library_sms for result in shown):
-            notes.append("hint: libraries use the SM counts of their partitions")
-        if isinstance(objective, TailLatency) and objective.others:
-            notes.append(f"a plan is chosen only if the others keep {objective.others:.0%} of their rate")
-        return notes + ([f"and {hidden} slower plans"] if hidden else [])
-
-    # ---- pictures
+    # ---- the picture
 
     def _title_of_page(self) -> str:
         return f"{' and '.join(self.alone)}: {self.device}"
 
     def _picture(self) -> str:
         tail = isinstance(self.objective, TailLatency)
-        results = self.foremost(MOST_BARS)
-        names, briefly = names_of_plans(self, results)
+        shown = self._foremost(MOST_BARS)
         bars = []
-        for name, result in zip(names, results, strict=True):
-            text = words(result.seconds.value)
-            for part, time in result.parts.items() if tail else ():
-                text += f"; {part} {time.calls_per_second:.4g} calls/s" if time.calls_per_second is not None else ""
-            ns, low_ns, high_ns = (1e9 * s for s in (result.seconds.value, result.seconds.p10, result.seconds.p90))
-            pieces = () if tail else _pieces(self, result)
-            bars.append(Bar(name, ns, low_ns, high_ns, text, result.plan == self.choice, pieces))
-        slowest = max(bar.high_ns for bar in bars)
-        near = max(r.seconds.p90 for r in results if r.plan == self.choice or r.plan.kind in ("sequence", "streams"))
+        for result in shown:
+            text = words(result.seconds)
+            text += "".join(f"; {name} {rate:.4g} calls/s" for name, rate in result.rates.items())
+            bars.append(Bar(self._name(result.plan), result.seconds * 1e9, text, result.plan == self.choice))
+        sequence = next(result.seconds for result in shown if result.plan.kind == "sequence")
+        slowest = max(bar.ns for bar in bars)
+        notes = [f"{ALL}: on the whole device with the highest priority, over the others"]
         return draw_bars(
             " and ".join(self.alone),
             f"{self.device}, driver {self.driver}, {self.date}: {self._answer()}",
             title_of(self.objective),
             bars,
             self.bound * 1e9,
-            slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * near * 1e9),
+            slowest * 1.5 if tail else min(slowest * 1.02, BEHIND * sequence * 1e9),
             logarithmic=tail,
-            notes=self._notes(results, "title", briefly=briefly),
+            notes=notes if any(result.plan.kind == "overlay" for result in shown) else (),
         )
-
-
-def _pieces(report: Report, result: Result) -> tuple[Piece, ...]:
-    """What each part takes: from the start of the step, or in a sequence from the end of the part before.
-
-    The calls of a mix in sequence alternate, so each part takes as long as the mix.
-    """
-    pieces: list[Piece] = []
-    start = 0.0
-    for name in report.alone:
-        part = result.parts[name]
-        if part.seconds is not None:
-            calls_ns = weight_of(report.objective, name) * 1e9
-            spread = part.seconds
-            end, low, high = (start + seconds * calls_ns for seconds in (spread.value, spread.p10, spread.p90))
-            pieces.append(Piece(name, start, end, low, high))
-            start = end if result.plan.kind == "sequence" and report.objective == "makespan" else 0.0
-    return tuple(pieces)
-
-
-def names_of_plans(report: Report, results: Sequence[Result], *, briefly: bool = False) -> tuple[list[str], bool]:
-    """The names of plans, and whether they are shortened to the sizes, in the order of the parts: on request, or if
-    they are long.
-    """
-    briefly = briefly or max(len(str(result.plan)) for result in results) > LONGEST_NAME
-    briefly = briefly and any(result.plan.layout is not None for result in results)
-
-    def name(plan: Plan) -> str:
-        if not briefly or plan.layout is None:
-            return str(plan).replace(HINT, "hint")
-        sizes = sizes_of(plan)
-        return "/".join(sizes[part] for part in report.alone) + (", hint" if plan.library_sms else "")
-
-    return [name(result.plan) for result in results], briefly
-
-
-def _cell(part: PartTime) -> str | None:
-    if part.calls_per_second is not None:
-        return f"{part.calls_per_second:.4g}"
-    return words(part.seconds.value) if part.seconds is not None else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from cuda_gctx import Device, tune
+from cuda_gctx import Device, Timeline
 from cuda_gctx.interop.torch import fork
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     alone = prompt @ prompt, token @ prompt  # also loads the kernels, which would otherwise delay the first block
 
     with Device(0).partition(decode=16, prefill=None) as parts:
-        timeline = tune.Timeline(parts)
+        timeline = Timeline(parts)
         for _ in range(2):  # the first round makes the handles and workspaces of cuBLAS on the new streams
             torch.cuda.synchronize()
             with fork() as start:
@@ -33,7 +33,7 @@ def main() -> None:
                         for _ in range(4):
                             short = token @ prompt
             trace = timeline.read()
-            timeline = tune.Timeline(parts)
+            timeline = Timeline(parts)
 
         # Outside again, after both.
         right = [torch.allclose(x, y, rtol=0.05, atol=2) for x, y in zip(alone, (long, short), strict=True)]

@@ -24,6 +24,7 @@ from cuda_gctx import (
     Layout,
     Partitions,
     Stream,
+    Timeline,
     system,
     tune,
 )
@@ -177,7 +178,7 @@ def test_what_does_not_fit_into_a_capture_is_an_error_and_ends_it(parts: Partiti
             "elsewhere.sync": parts.b.stream.sync,
             "other.is_done": lambda: other.is_done,
             "graph": lambda: earlier.graph.instantiate().close(),
-            "timeline": lambda: tune.Timeline(parts),
+            "timeline": lambda: Timeline(parts),
             "event.sync": event.sync,
             "event.is_done": lambda: event.is_done,
         }

@@ -14,12 +14,12 @@ import pytest
 
 import cuda_gctx
 import cuda_software_driver
-from cuda_gctx import Device, PartitionPool, tune
+from cuda_gctx import Device, PartitionPool, Timeline, tune
 from cuda_gctx.comm import MixedCommHandler
 from cuda_gctx.compat.torch_green import GreenContext
+from cuda_gctx.measure.timeline import Trace
 from cuda_gctx.partitions.sm_map import SMMap
-from cuda_gctx.tune import Curve, Plan, Policy, Report, Timeline
-from cuda_gctx.tune.timeline import Trace
+from cuda_gctx.tune import Plan, Report
 from cuda_software_driver import Session, session
 
 from ..conftest import REPOSITORY
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.sim_only
 CLASSES: dict[str, type] = {
     "report": Report,
     "plan": Plan,
-    "policy": Policy,
-    "curve": Curve,
     "trace": Trace,
     "timeline": Timeline,
     "sm_map": SMMap,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from cuda_gctx import (
     SMResourceOptions,
     Stream,
     StreamOptions,
+    Timeline,
     WorkqueueResourceOptions,
     system,
     tune,
@@ -91,10 +91,6 @@ def tuning(name: str) -> Callable[[Any, Any], object]:
     return lambda world, value: tune.overlap(a=work, b=work, device=NO_DEVICE, **{name: value})
 
 
-def measuring(name: str) -> Callable[[Any, Any], object]:
-    return lambda world, value: tune.curve(work, device=NO_DEVICE, **{name: value})
-
-
 def ranked(position: int, make: Callable[..., Any]) -> Callable[[Any, Any], object]:
     """A rank in the world of one node of two ranks, with another number at a position."""
     return lambda world, value: make(*[*TOPOLOGY[:position], value, *TOPOLOGY[position + 1 :]])
@@ -107,11 +103,6 @@ def splitting(name: str) -> Callable[[Any, Any], object]:
             context.close()
 
     return split
-
-
-def decided(**options: Any) -> tune.Policy:
-    """A policy of one load and one plan."""
-    return tune.Policy.of([({"batch": 1}, APART, 1e-3, 5.0)], latency="a", bulk="b", **options)
 
 
 TOPOLOGY: tuple[int, ...] = (1, 2, 1, 2, 0, 1, 2, 1, 1, 1)
@@ -199,14 +190,6 @@ DOORS: dict[str, Door] = {
     "verify(covers_device)": Door(BOOL, False, lambda w, v: verify({"a": w.parts.a.context}, covers_device=v)),
     "verify(timeout)": Door(SECONDS, 5, lambda w, v: verify({"a": w.parts.a.context}, timeout=v)),
     # ---- the tuner
-    "Curve.point(sm_count)": Door(INT, 8, lambda w, v: w.curve.point(v), ()),
-    "curve(sizes)": Door(INT, None, lambda w, v: tune.curve(work, device=w.dev, sizes=[v]), (), r"sizes\[0\]"),
-    "curve(budget_s)": Door(SECONDS, 1, measuring("budget_s"), then=ENDS),
-    "curve(seed)": Door(INT, 1, measuring("seed"), (), then=ENDS),
-    "curve(quantile)": Door(NUMBER, 0.5, measuring("quantile"), then=ENDS),
-    "curve(rate)": Door(NUMBER, 1.5, measuring("rate"), then=ENDS),
-    "curve(closed_loop)": Door(BOOL, None, measuring("closed_loop")),
-    "Plan(share)": Door(NUMBER, 0.5, lambda w, v: tune.Plan("together", ("a", "b"), first="a", share=v)),
     "explain(rounds)": Door(INT, 1, lambda w, v: tune.explain(w.stream, w.stream, rounds=v)),
     "Throughput(weights)": Door(INT, 1, lambda w, v: tune.Throughput(a=v), said="a"),
     "TailLatency(quantile)": Door(NUMBER, 0.5, lambda w, v: tune.TailLatency("a", quantile=v)),
@@ -224,20 +207,9 @@ DOORS: dict[str, Door] = {
         INT, 8, lambda w, v: tune.Plan("streams", ("a",), sm_counts={"a": v}), (-1, 0), r"sm_counts\.a"
     ),
     "Plan.verify(timeout)": Door(SECONDS, 5, lambda w, v: APART.verify(w.dev, timeout=v)),
-    "Policy.of(quantile)": Door(NUMBER, 0.5, lambda w, v: decided(quantile=v)),
-    "Policy.of(hysteresis)": Door(NUMBER, 0.5, lambda w, v: decided(hysteresis=v)),
-    "Policy(quantile)": Door(NUMBER, 0.5, lambda w, v: replace(decided(), quantile=v)),
-    "Policy(sm_count)": Door(INT, 0, lambda w, v: replace(decided(), sm_count=v), (-1,)),
-    "Policy(hysteresis)": Door(NUMBER, 0.5, lambda w, v: replace(decided(), hysteresis=v)),
-    "Policy.choose(limit_s)": Door(NUMBER, 1, lambda w, v: decided().choose(v, batch=1), (math.nan, -1)),
-    "Policy.observe(latency_s)": Door(NUMBER, 1, lambda w, v: decided().observe({"batch": 1}, APART, v, 1.0)),
-    "Policy.observe(rate)": Door(NUMBER, 1, lambda w, v: decided().observe({"batch": 1}, APART, 1.0, v)),
-    "Policy.explain(limit_s)": Door(NUMBER, 1, lambda w, v: decided().explain(v, batch=1)),
-    "Report.foremost(most)": Door(INT, 1, lambda w, v: tune.Report.foremost(w.report, v), (-1,)),
     "TailLatency(closed_loop)": Door(BOOL, None, lambda w, v: tune.TailLatency("a", closed_loop=v)),
-    "curve(progress)": Door(BOOL, None, lambda w, v: tune.curve(work, device=w.dev, progress=v)),
     "overlap(progress)": Door(BOOL, None, lambda w, v: tune.overlap(a=work, b=work, device=w.dev, progress=v)),
-    "Timeline(spans)": Door(INT, 8, lambda w, v: tune.Timeline(w.dev, spans=v)),
+    "Timeline(spans)": Door(INT, 8, lambda w, v: Timeline(w.dev, spans=v)),
     # ---- the drop-ins and libraries
     "get_device_resource(cu_dev)": Door(INT, 0, lambda w, v: flashinfer.get_device_resource(v), ()),
     "get_sm_count_constraint(major)": Door(INT, 9, lambda w, v: flashinfer.get_sm_count_constraint(v, 0), ()),
@@ -368,16 +340,12 @@ def dev(sim: Any) -> Device:
 @pytest.fixture
 def world(torch: Any, dev: Device) -> Iterator[Any]:
     """A device with what the functions above need."""
-    point: Any = SimpleNamespace(sm_count=8, seconds=SimpleNamespace(value=1.0))
-    curve = tune.Curve("a", None, 0.5, (point,), True, "", 8, "", "", ())
     with dev.partition(a=16, b=16) as parts, dev.create_stream() as stream, PartitionPool(dev) as pool:
         yield SimpleNamespace(
             dev=dev,
             parts=parts,
             stream=stream,
             pool=pool,
-            curve=curve,
-            report=SimpleNamespace(results=(), choice=None, result=lambda plan: None),
             sms=SMPartition.from_device(),
             info=ParallelInfo.of(*TOPOLOGY),
         )

@@ -21,7 +21,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/cli/tune.py": {"cuda_gctx.tune._objectives"},
     "cuda_gctx/tune/_causes.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/tune/_explain.py": {"cuda_gctx.interop._current"},
-    "cuda_gctx/tune/_work.py": {"cuda_gctx.interop._current"},
+    "cuda_gctx/tune/_parts.py": {"cuda_gctx.interop._current"},
     "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
     "tests/comm/test_handler.py": {"_gpu", "_messages"},
     "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
@@ -41,15 +41,8 @@ EXCEPTIONS: dict[str, set[str]] = {
     "tests/trust/barriers.py": {"cuda_gctx._core.extension"},
     "tests/trust/test_programs.py": {"cuda_gctx._core.extension"},
     "tests/tune/conftest.py": {"cuda_gctx._core.clock"},
-    "tests/tune/test_budget.py": {"cuda_gctx._core.clock"},
-    "tests/tune/test_curves.py": {"_latency"},
-    "tests/tune/test_launch.py": {"_evenly"},
     "tests/tune/test_libraries.py": {"_library_sms"},
     "tests/tune/test_package.py": {"_NAMES_OF_MODULE"},
-    "tests/tune/test_pictures.py": {"_pieces"},
-    "tests/tune/test_procedure.py": {"_steps"},
-    "tests/tune/test_together.py": {"_snapped"},
-    "tests/tune/worlds.py": {"cuda_gctx._core.clock"},
 }
 
 

@@ -31,9 +31,7 @@ MAY_NAME = {
     "cli/demo.py": "the fallback of the demo, and its label",
     "cli/doctor.py": "--profile",
     "cli/sim.py": "the only import of the package, and the command",
-    "measure/loop.py": "virtual time, until measure is rewritten",
     "measure/machine.py": "the label of results",
-    "tune/_final.py": "short blocks, until tune is rewritten",
 }
 NAMES = re.compile(r"software.?driver|is_?simulated|\bsimulated\b|\bsim\b|CUDA_SOFTWARE_DRIVER", re.IGNORECASE)
 CODE = {".py", ".pyi", ".pyx", ".pxd", ".cpp", ".hpp", ".h", ".inc", ".cuh"}

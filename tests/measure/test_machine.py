@@ -58,7 +58,6 @@ def test_the_power_state_is_what_nvidia_smi_reports(
         asked.append(command)
         return reported
 
-    monkeypatch.setattr(machine, "is_simulated", lambda device: False)
     monkeypatch.setattr(machine, "_output_of", output_of)
     assert list(machine.power_state(dev).values()) == expected
     assert f"--id=GPU-{dev.uuid}" in asked[0]
@@ -69,27 +68,6 @@ def test_the_power_state_of_a_gpu_is_known() -> None:
     state = machine.power_state(Device(0))
     assert state["temperature_c"] is not None
     assert 0 < state["temperature_c"] < 120
-
-
-@pytest.mark.sim_only
-def test_a_reading_of_the_clock_ends_whether_or_not_it_was_complete(
-    dev: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 1980\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(machine, "is_simulated", lambda device: False)
-    with machine.ClockReading(dev) as reading:
-        while not reading.is_done:
-            pass
-        assert reading.sm_clock_mhz == 1980
-
-    tool.write_text("#!/bin/sh\nexec sleep 600\n")
-    with machine.ClockReading(dev) as reading:
-        assert not reading.is_done
-    assert reading.is_done
-    assert reading.sm_clock_mhz is None
 
 
 def test_the_memory_of_a_device_is_what_is_free_of_all(dev: Device) -> None:

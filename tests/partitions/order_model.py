@@ -31,10 +31,20 @@ from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, TypeAlias
 
-from cuda_gctx import CapturingError, ContextCurrentError, Device, Layout, Partition, PartitionPool, SplitError, Stream
+from cuda_gctx import (
+    CapturingError,
+    ContextCurrentError,
+    Device,
+    Layout,
+    Partition,
+    PartitionPool,
+    SplitError,
+    Stream,
+    Timeline,
+)
 from cuda_gctx.partitions import with_background
 from cuda_gctx.partitions.verification import verify
-from cuda_gctx.tune import Plan, Timeline, spin
+from cuda_gctx.tune import Plan, spin
 from cuda_software_driver import session
 
 CARDS = ("h200", "h100", "a100", "b200", "l40s", "rtx4090", "rtx5080", "thor")

@@ -23,9 +23,10 @@ from cuda_gctx import (
     Partition,
     PartitionPool,
     Partitions,
+    Timeline,
     system,
 )
-from cuda_gctx.tune import Timeline, spin
+from cuda_gctx.tune import spin
 
 from ..common import leases, on_another_thread, refusal
 from ..raw import Raw, RawError

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from cuda_gctx import Device, Layout, PartitionPool
-from cuda_gctx.tune import Plan, Timeline, spin
+from cuda_gctx import Device, Layout, PartitionPool, Timeline
+from cuda_gctx.tune import Plan, spin
 
 from .order_model import Program, pairs_of_plans
 from .test_order import OrdersNothing

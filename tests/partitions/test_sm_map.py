@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from itertools import combinations
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cuda_gctx import Device
-from cuda_gctx.draw.svg import DARK, LIGHT, contrast, ink_on, text_width
+from cuda_gctx.draw.svg import text_width
 from cuda_gctx.partitions import chip
 from cuda_gctx.partitions.chip import chip_clusters, joined
 from cuda_gctx.partitions.sm_map import SMMap
@@ -223,26 +223,12 @@ def test_a_notebook_shows_the_picture() -> None:
     assert shown._repr_svg_() == shown._repr_html_() == shown.svg()
 
 
-def test_many_owners_have_colours_of_their_own() -> None:
+def test_seven_owners_have_colours_of_their_own_and_more_have_letters() -> None:
+    assert len(set(of_parts(7).colours.values())) == 7
     shown = of_parts(100)
-    assert len(set(shown.colours.values())) == 100
     assert set(shown.colours) == {f"part {i}" for i in range(100)}
-
-
-def test_no_colour_sinks_into_a_sheet_however_many_there_are() -> None:
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    for colour in of_parts(40).colours.values():
-        assert contrast(colour, DARK["panel"]) >= 3
-        assert contrast(colour, LIGHT["panel"]) >= 1.5
-        assert contrast(colour, ink_on(colour)) >= 3.9
-    for sheet in (DARK, LIGHT):  # what a light colour lacks on a light sheet, the outline of its cell has
-        assert contrast(sheet["faint"], sheet["panel"]) >= 3
-
-
-def test_colours_of_neighbours_are_far_apart_and_no_two_are_alike() -> None:
-    colours = list(of_parts(40).colours.values())
-    assert min(map(distance, colours, colours[1:])) > 60
-    assert min(distance(one, other) for one, other in combinations(colours, 2)) > 10
+    colours = list(shown.colours.values())
+    assert all(distance(one, other) > 60 for one, other in pairwise(colours))
 
 
 def test_every_cell_has_an_outline_and_the_letter_of_the_text() -> None:

@@ -39,8 +39,8 @@ def part_of_program(name: str) -> None:
 
 
 def core() -> dict[str, Any]:
-    from cuda_gctx import Device
-    from cuda_gctx.tune import Timeline, spin
+    from cuda_gctx import Device, Timeline
+    from cuda_gctx.tune import spin
 
     dev = Device(0)
     timeline = Timeline(dev, spans=8)

@@ -8,14 +8,11 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import pytest
-
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.tune import Report, TailLatency, Throughput, _measure, spin
+from cuda_gctx.tune import Report, TailLatency, Throughput, spin
 from cuda_gctx.tune._report import Result
 from cuda_software_driver import session
 
-from ..common import refusal
 from ..raw import Raw
 
 MS = 1_000_000
@@ -41,8 +38,9 @@ PAIRS: dict[str, dict[str, Any]] = {
     "bulk work": {
         "bulk": work(WHOLE, MS),
         "critical": work(16, MS // 200),
-        "objective": TailLatency("critical", closed_loop=True),
-        "sizes": [8, 16, 32, 64],
+        "objective": TailLatency("critical", quantile=0.9, rate=200),
+        "sizes": [8, 64],
+        "budget_s": 8,
     },
     "a mix": {
         "decode": work(32, MS // 10),
@@ -53,7 +51,7 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 def tuned(pair: str, **options: Any) -> Report:
-    return tune.overlap(device=Device(0), **{**PAIRS[pair], **options})
+    return tune.overlap(device=Device(0), **{"budget_s": 4, **PAIRS[pair], **options})
 
 
 @cache
@@ -65,11 +63,6 @@ def read_only(pair: str) -> Report:
 
 def of_kind(report: Report, kind: str) -> list[Result]:
     return [result for result in report.results if result.plan.kind == kind]
-
-
-def table_of(report: Report) -> str:
-    """The table of a printed report: between the head and the reasons."""
-    return str(report).partition("\n\n")[2].rpartition("\n\n- ")[0]
 
 
 def said(report: Report) -> str:
@@ -101,22 +94,3 @@ class Failing:
         if self.calls == self.nth:
             raise self.error
         spin(stream, WHOLE // 2, MS)
-
-
-def calls_until(event: Callable[[str], bool], monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many calls of its second part the tuner makes before it measures a plan that is looked for."""
-    counted = Failing(0, Exception())
-    batch = _measure.Runner.batch
-
-    class FoundError(Exception):
-        pass
-
-    def watched(self: Any, trial: Any, shape: Any) -> Any:
-        if event(str(trial.name)):
-            raise FoundError
-        return batch(self, trial, shape)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(_measure.Runner, "batch", watched)
-        refusal(FoundError, lambda: tune.overlap(left=work(WHOLE // 2, MS), right=counted, device=Device(0)))
-    return counted.calls

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cuda_gctx import Device, Stream, tune
-from cuda_gctx.tune import Plan, _work, spin
+from cuda_gctx.tune import Plan, _parts, spin
 
 from ..common import refusal
 from .pairs import (
@@ -20,7 +19,6 @@ from .pairs import (
     WHOLE,
     chain,
     of_kind,
-    table_of,
     tuned,
     work,
 )
@@ -37,7 +35,7 @@ def test_the_stream_is_the_current_one_of_torch_while_a_part_is_called(torch: An
         spin(stream, WHOLE // 2, MS)
 
     before = torch.cuda.current_stream()
-    report = tune.overlap(left, right=work(WHOLE // 2, MS), device=dev, library_sms="off")
+    report = tune.overlap(left, right=work(WHOLE // 2, MS), device=dev, library_sms="off", budget_s=2)
     assert not wrong
     assert torch.cuda.current_stream() == before
     assert torch.waits == []
@@ -57,36 +55,23 @@ def test_partitions_are_measured_without_and_with_library_sms(
         finally:
             reported.pop()
 
-    monkeypatch.setattr(_work, "_library_sms", library_sms)
+    monkeypatch.setattr(_parts, "_library_sms", library_sms)
 
     def product(stream: Stream) -> None:
         # A library that knows how few SMs it has does with less work here.
         spin(stream, 2 * 232, MS // 2 if reported else MS)
 
-    report = tune.overlap(product, chain=chain, device=dev, sizes=[16])
+    report = tune.overlap(product, chain=chain, device=dev, sizes=[16], budget_s=4)
     assert {result.plan.library_sms for result in of_kind(report, "partitions")} == {False, True}
     assert {r.plan.library_sms for r in of_kind(report, "overlay")} == {False, True}
     assert not any(r.plan.library_sms for r in report.results if r.plan.layout is None)
+    assert report.choice is not None
     assert report.choice.library_sms
     assert "SM count hint" in str(report.choice)
-    [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
-    # Seven final rounds at the least: enough for an interval.
-    assert re.fullmatch(
-        r"the SM count hint for libraries \(product=1\d\d, chain=\w+\) makes it 1\.\d\dx faster \(1.* to 1.*\)", reason
-    )
-    assert "  hint: libraries use the SM counts of their partitions" in str(report)
-    assert "SM count hint" not in table_of(report)
-    assert max(map(len, table_of(report).splitlines())) <= 80
+    assert ", hint" in str(report)
     assert Plan.from_json(report.choice.to_json()) == report.choice
-    always = tune.overlap(product, chain=chain, device=dev, sizes=[16], library_sms="on")
+    always = tune.overlap(product, chain=chain, device=dev, sizes=[16], library_sms="on", budget_s=4)
     assert {result.plan.library_sms for result in of_kind(always, "partitions")} == {True}
-
-
-def test_a_hint_that_changes_nothing_is_reported_so(torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_work, "_library_sms", lambda stream: nullcontext())
-    report = tune.overlap(product=work(2 * 232, MS), chain=chain, device=dev, sizes=[16])
-    [reason] = [reason for reason in report.reasons if reason.startswith("the SM count hint")]
-    assert reason.endswith(", no difference beyond noise")
 
 
 def test_a_torch_without_a_gpu_takes_no_hint(dev: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,13 +93,13 @@ def test_each_library_that_is_loaded_is_reported(torch: Any, dev: Device, monkey
     monkeypatch.setattr("cuda_gctx.interop.library_sms.torch_block", block)
     monkeypatch.setattr("cuda_gctx.interop.library_sms.cupy_block", block)
     with dev.partition(a=16) as parts:
-        with _work._library_sms(parts.a.stream):
+        with _parts._library_sms(parts.a.stream):
             assert reported == [(torch, 16, "on")]
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        with _work._library_sms(parts.a.stream):
+        with _parts._library_sms(parts.a.stream):
             assert len(reported) == 2  # CuPy has no device
         cupy.cuda.is_available = lambda: True
-        with _work._library_sms(parts.a.stream):
+        with _parts._library_sms(parts.a.stream):
             assert reported[3:] == [(cupy, 16, "on")]
 
 
@@ -126,12 +111,10 @@ def test_libraries_without_a_hint_are_left_out_with_the_reason(
         raise RuntimeError("libcublas is not loaded")
         yield
 
-    monkeypatch.setattr(_work, "_library_sms", library_sms)
+    monkeypatch.setattr(_parts, "_library_sms", library_sms)
     report = tuned("a chain")
+    assert report.choice is not None
     assert report.choice.kind == "partitions"
-    assert "the SM count hint was not measured: RuntimeError: libcublas is not loaded" in report.reasons
+    assert any("the SM count hint cannot be set: RuntimeError: libcublas" in reason for reason in report.reasons)
     error = refusal(RuntimeError, lambda: tuned("a chain", library_sms="on"))
     assert "is not possible here: RuntimeError: libcublas" in str(error)
-
-
-# ---- statistics

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device, Layout, PartitionPool, Stream, tune
+from cuda_gctx import Device, Layout, PartitionPool, Stream
 from cuda_gctx.measure.loop import TIMED
-from cuda_gctx.tune import Plan, TailLatency, spin
+from cuda_gctx.tune import Plan, spin
 
 pytestmark = pytest.mark.sim_only
 
@@ -96,35 +96,6 @@ def test_verification_states_the_overlap_of_an_overlay(dev: Device) -> None:
         assert not apart.shared_on_purpose
         assert "isolated" in repr(apart)
         assert PLANS["streams"].verify(pool).contexts[0].name == "decode and prefill"
-
-
-# ---- the tuner
-
-
-def test_the_tuner_measures_overlays_and_shows_them(dev: Device, tmp_path: Any) -> None:
-    def decode(stream: Stream) -> None:
-        for _ in range(3):
-            spin(stream, 160, MS // 2)  # more than a small partition runs at once
-            spin(stream, 1, MS // 10)
-
-    report = tune.overlap(prefill=lambda s: spin(s, 2 * 104, MS), decode=decode, device=dev, sizes=[32])
-    overlays = [result for result in report.results if result.plan.kind == "overlay"]
-    assert {result.plan.first for result in overlays} == {"prefill", "decode"}
-    for result in overlays:
-        assert result.plan.first is not None
-        assert result.parts[result.plan.first].sm_count == 132
-        assert result.plan.sm_counts == {name: part.sm_count for name, part in result.parts.items()}
-    assert tune.Report.from_json(report.to_json()) == report
-    assert any("=all" in line for line in str(report).splitlines())
-    assert "all: on the whole device with the highest priority" in str(report)
-    assert "=all" in report.svg()
-
-
-def test_a_latency_puts_only_its_own_part_over_the_others(dev: Device) -> None:
-    bulk, critical = (lambda s: spin(s, 264, MS // 4)), (lambda s: spin(s, 16, MS // 200))
-    objective = TailLatency("critical", quantile=0.5, closed_loop=True)
-    report = tune.overlap(bulk=bulk, critical=critical, objective=objective, device=dev, sizes=[16], budget_s=2)
-    assert {r.plan.first for r in report.results if r.plan.kind == "overlay"} == {"critical"}
 
 
 # ---- switching

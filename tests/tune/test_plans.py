@@ -33,12 +33,14 @@ PARTS = ("a", "b")
 
 
 def plan_of(kind: str) -> Plan:
+    if kind == "also":
+        return Plan("also", ("a", "b"), way="chunked")
     if kind == "partitions":
         return Plan("partitions", ("a", "b"), Layout(a=16), {"a": "a", "b": "background"})
     return Plan(kind, ("a", "b"), first="b" if kind == "priority" else None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["sequence", "streams", "priority", "partitions"])
+@pytest.mark.parametrize("kind", ["sequence", "streams", "priority", "also", "partitions"])
 def test_a_plan_opens_on_a_device_and_with_a_pool(dev: Device, kind: str) -> None:
     plan = plan_of(kind)
     assert Plan.from_json(plan.to_json()) == plan
@@ -47,7 +49,7 @@ def test_a_plan_opens_on_a_device_and_with_a_pool(dev: Device, kind: str) -> Non
         for where in (dev, pool):
             with plan.open(where) as streams:
                 assert list(streams) == ["a", "b"]
-                assert (streams["a"] == streams["b"]) == (kind == "sequence")
+                assert (streams["a"] == streams["b"]) == (kind in ("sequence", "also"))
                 counts = [stream.resources.sm.sm_count for stream in streams.values()]
                 assert counts == ([16, 116] if kind == "partitions" else [132, 132])
                 priorities = [stream.priority for stream in streams.values()]
@@ -80,6 +82,7 @@ def test_a_plan_is_refused_where_a_part_would_get_another_number_of_sms(dev: Dev
 
 def test_the_plan_feeds_a_pool(dev: Device) -> None:
     plan = tuned("a chain").choice
+    assert plan is not None
     assert plan.layout is not None
     with PartitionPool(dev) as pool:
         parts = pool.prepare(plan.layout)
@@ -89,9 +92,10 @@ def test_the_plan_feeds_a_pool(dev: Device) -> None:
 
 @pytest.mark.parametrize("name", ["background", "class", "pre-fill"])
 def test_a_part_may_have_a_name_that_partitions_cannot_have(dev: Device, name: str) -> None:
-    report = tune.overlap(**{name: chain, "product": work(2 * 232, MS)}, device=dev)
+    report = tune.overlap(**{name: chain, "product": work(2 * 232, MS)}, device=dev, budget_s=4)
+    assert report.choice is not None
     assert report.choice.places == {name: "part_0", "product": "product"}
-    assert report.result(report.choice).parts[name].sm_count == 16
+    assert report.choice.sm_counts[name] == 16
 
 
 def test_renamed_parts_keep_out_of_each_others_way(dev: Device) -> None:
@@ -121,6 +125,8 @@ def test_a_part_needs_a_name_that_can_be_read(dev: Device, name: str) -> None:
         {"kind": "priority"},
         {"kind": "priority", "first": "c"},
         {"library_sms": True},
+        {"way": "chunked"},
+        {"kind": "also"},
         {"layout": Layout(a=8)},
         {"kind": "partitions", "layout": Layout(a=8)},
         {"kind": "partitions", "layout": Layout(a=8), "places": {"a": "a", "b": "a"}},
@@ -145,10 +151,10 @@ def test_a_plan_of_wrong_types_is_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layuot": None}, "not a plan of schema 4: layuot is unknown"),
-        ({"kind": ...}, "not a plan of schema 4: kind is missing"),
-        ({"layout": {}}, "not a plan of schema 4: layout: "),
-        ({"places": {"a": 1}}, "not a plan of schema 4: places.a must be a string, not int"),
+        ({"layuot": None}, "not a plan of schema 5: layuot is unknown"),
+        ({"kind": ...}, "not a plan of schema 5: kind is missing"),
+        ({"layout": {}}, "not a plan of schema 5: layout: "),
+        ({"places": {"a": 1}}, "not a plan of schema 5: places.a must be a string, not int"),
     ],
 )
 def test_a_saved_plan_with_a_wrong_field_is_refused_with_the_field(change: dict[str, Any], message: str) -> None:
@@ -164,6 +170,3 @@ def test_a_plan_for_another_device_is_refused(dev: Device) -> None:
         pass
     with pytest.raises(TypeError, match="not on int"), plan.open(0):  # type: ignore[arg-type]
         pass
-
-
-# ---- reports

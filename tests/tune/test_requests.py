@@ -12,8 +12,8 @@ import pytest
 
 from cuda_gctx import Device, Event, Stream, tune
 from cuda_gctx.measure.loop import Batch, timed_batch
-from cuda_gctx.tune import TailLatency, Throughput, _work, spin
-from cuda_gctx.tune._work import Part, examine
+from cuda_gctx.tune import TailLatency, Throughput, _parts, spin
+from cuda_gctx.tune._parts import Part, examine, period_of
 
 from ..common import refusal
 from .pairs import (
@@ -42,7 +42,7 @@ def test_a_short_part_is_not_refused_when_the_host_stalls(dev: Device, monkeypat
             return replace(batch, seconds=(100e-6,), gate_opened=True)
         return batch
 
-    monkeypatch.setattr(_work, "timed_batch", stalls)
+    monkeypatch.setattr(_parts, "timed_batch", stalls)
     with dev.create_stream() as stream:
         for disturbed in (2, 3, 100):
             stalled = iter([True] * disturbed + [False] * 100)
@@ -74,6 +74,11 @@ def test_a_short_part_is_not_refused_when_the_host_stalls(dev: Device, monkeypat
         (lambda: tuned("a chain", sizes=[True]), TypeError, "sizes[0] must be an int, not bool"),
         (lambda: tuned("a chain", library_sms="on"), ValueError, "neither is imported"),
         (lambda: tuned("a chain", library_sms=True), ValueError, "off, on, auto"),
+        (lambda: tuned("a chain", launch="auto"), ValueError, "calls, graphs"),
+        (lambda: tuned("a chain", also=nothing), TypeError, "also must be a mapping"),
+        (lambda: tuned("a chain", also={"both": 3}), TypeError, "also['both'] must be a function"),
+        (lambda: tuned("a chain", also={"chain": nothing}), ValueError, "has the name of a part"),
+        (lambda: tuned("a chain", also={"": nothing}), ValueError, "not readable"),
         (lambda: tuned("a chain", budget_s=0), ValueError, "positive"),
         (lambda: tuned("a chain", budget_s="1"), TypeError, "not str"),
         (lambda: tune.overlap(a=nothing, b=nothing, device=0), TypeError, "not int"),  # type: ignore[arg-type]
@@ -118,3 +123,24 @@ def test_a_function_that_takes_no_stream_is_refused_with_how_parts_are_called(de
 def test_all_that_is_wrong_with_the_parts_is_reported_at_once() -> None:
     error = refusal(ValueError, lambda: tune.overlap(lambda stream: None))
     assert "from 2 to 8 parts, not 1; a function without a name, such as a lambda, needs one" in str(error)
+
+
+def test_calls_that_alternate_between_costs_have_a_period() -> None:
+    assert period_of([1.0, 3.0] * 6) == 2
+    assert period_of([1.0, 1.01, 3.0] * 4) == 3
+    assert period_of([1.0] * 12) == 1
+    assert period_of([1.0, 1.05] * 6) == 1  # alike
+    assert period_of([1.0, 3.0, 2.0, 5.0, 7.0, 1.5, 2.5, 4.0, 6.0, 8.0, 9.0, 1.2]) == 1  # no short period
+
+
+def test_the_period_of_a_part_is_found_at_its_first_calls(dev: Device) -> None:
+    calls: list[int] = []
+
+    def by_turns(stream: Stream) -> None:
+        calls.append(0)
+        spin(stream, 8, MS // 5 if len(calls) % 2 else MS)
+
+    with dev.create_stream() as stream:
+        assert examine(Part("by_turns", by_turns), stream, lambda: None).period == 2
+    report = tune.overlap(by_turns, other=work(8, MS), device=dev, sizes=[64], budget_s=2)
+    assert any("repeat their cost after 2" in reason for reason in report.reasons)

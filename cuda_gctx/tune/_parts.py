@@ -2,24 +2,43 @@
 
 A part is first called behind a gate, so that the device can begin only when the host is done. This shows three things:
 the time between events around the call is the device's alone; without such time, nothing was enqueued on the stream;
-and if the gate opened before the call returned, the function waits for the device.
+and if the gate opened before the call returned, the function waits for the device. A wait for the whole device behind a
+call shows whether the part has put work on another stream.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from cuda_gctx._core import clock
 from cuda_gctx._core.extension import CUDAError, Device, Event, Stream, is_capturing
 from cuda_gctx.interop._current import current_stream_of_frameworks
 from cuda_gctx.interop.torch import graph_of_calls
-from cuda_gctx.measure.loop import QUEUED, Batch, timed_batch
-from cuda_gctx.tune._objectives import Objective
+from cuda_gctx.measure.loop import QUEUED, TIMED, Batch, hold, seconds_between, timed_batch
+
+__all__ = [
+    "LAUNCHES",
+    "Launch",
+    "Part",
+    "PartError",
+    "PartFacts",
+    "captured",
+    "demand_choice",
+    "entered",
+    "examine",
+    "libraries_loaded",
+    "naming",
+    "parts_of",
+    "period_of",
+    "ways_of",
+    "why_no_hint",
+]
 
 LEAST_PARTS, MOST_PARTS = 2, 8
 GATED_CALLS = 3
@@ -27,11 +46,17 @@ GATED_CALLS = 3
 EMPTY_BATCHES, MOST_EMPTY_BATCHES = 3, 9
 # A kernel between two events adds at least this to the time between them; a launch takes longer.
 LEAST_WORK_S = 0.5e-6
+# A wait for an idle device takes the host less than this.
+IDLE_WAIT_S = 20e-6
+# The calls that show whether cheap and dear ones alternate, the longest period, and by how much they differ at least.
+PERIOD_CALLS, LONGEST_PERIOD, ALTERNATES = 12, 4, 0.1
+# Calls of parts that take longer are not repeated for that.
+LONGEST_FOR_PERIOD_S = 0.02
 LIBRARIES = ("torch", "cupy")
 
 
 class PartError(RuntimeError):
-    """A part raised an exception, which is the cause of this one."""
+    """A part raised an exception, which is the cause of this one, or works on another stream than the one it got."""
 
     __module__ = __name__.rpartition(".")[0]  # the public name
 
@@ -54,38 +79,23 @@ class Part:
             raise PartError(f"{self.name} failed ({plan}): {type(error).__name__}: {error}{hint}") from error
 
 
-# How the work is enqueued: by a host thread for each part if it is launch-bound, always by one host thread, or as
-# graphs.
-Launch: TypeAlias = Literal["auto", "calls", "graphs"]
-LAUNCHES: tuple[Launch, ...] = ("auto", "calls", "graphs")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What overlap() is asked for, checked."""
-
-    device: Device
-    parts: tuple[Part, ...]
-    objective: Objective
-    together: Callable[[Stream, float], object] | None = None
-    sizes: Iterable[int] | None = None
-    library_sms: str = "auto"
-    launch: Launch = "auto"
-    budget_s: float = 60.0
-    seed: int = 0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(part.name for part in self.parts)
+# Each function is called, or captured once on each of its streams and replayed.
+Launch: TypeAlias = Literal["calls", "graphs"]
+LAUNCHES: tuple[Launch, ...] = ("calls", "graphs")
 
 
 @dataclass(frozen=True)
 class PartFacts:
-    """What a call of a part takes the device and the host, in seconds, and whether it waits for the device."""
+    """What the first calls of a part show.
+
+    device_s, host_s: what a call takes the device and the host. waits: whether it waits for the device. period: after
+    so many calls, their costs repeat.
+    """
 
     device_s: float
     host_s: float
     waits: bool
+    period: int = 1
 
 
 def demand_choice(name: str, value: object, choices: Sequence[str]) -> None:
@@ -121,6 +131,24 @@ def part_of(function: Any, name: str) -> Part:
         raise TypeError(f"{name or 'work'} must be a function that takes a stream, not {type(function).__name__}")
     own = getattr(function, "__name__", "")
     return Part(own if own.isidentifier() else name, function)
+
+
+def ways_of(also: object, names: Sequence[str]) -> tuple[Part, ...]:
+    """The further ways to do the work of all parts."""
+    if also is None:
+        return ()
+    if not isinstance(also, Mapping):
+        raise TypeError(f"also must be a mapping of names to functions, not {type(also).__name__}")
+    ways = []
+    for name, function in also.items():
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise ValueError(f"{name!r} is not readable in a table: choose another name for this way")
+        if name in names:
+            raise ValueError(f"{name!r} in also has the name of a part: choose another name")
+        if not callable(function):
+            raise TypeError(f"also[{name!r}] must be a function that takes a stream, not {type(function).__name__}")
+        ways.append(Part(name, function))
+    return tuple(ways)
 
 
 @contextmanager
@@ -168,7 +196,7 @@ def entered(stream: Stream, library_sms: bool = False) -> AbstractContextManager
     return _with_library_sms(stream) if library_sms else current_stream_of_frameworks(stream)
 
 
-def why_not(stream: Stream) -> str | None:
+def why_no_hint(stream: Stream) -> str | None:
     """Why the SM count hint cannot be set; None if it can."""
     try:
         with entered(stream, True):
@@ -219,8 +247,45 @@ def _is_nothing(seconds: float, stream: Stream, gate_s: float) -> bool:
     return False
 
 
+def _elsewhere(device: Device, stream: Stream, call: Callable[[], object]) -> bool:
+    """Whether a call leaves the device busy when its stream is done."""
+    call()
+    stream.sync()
+    began = clock.now()
+    device.sync()
+    waited_s = clock.now() - began
+    began = clock.now()
+    device.sync()
+    return waited_s > IDLE_WAIT_S + 3 * (clock.now() - began)
+
+
+def period_of(seconds: Sequence[float]) -> int:
+    """After how many calls their times repeat; 1 if they are alike, or follow no short period."""
+
+    def spread(period: int) -> float:
+        phases = [seconds[start::period] for start in range(period)]
+        return max((max(phase) - min(phase)) / min(phase) for phase in phases)
+
+    alike = ALTERNATES * 0.3
+    if spread(1) < ALTERNATES:
+        return 1
+    return next((period for period in range(2, LONGEST_PERIOD + 1) if spread(period) < alike), 1)
+
+
+def _calls_one_by_one(stream: Stream, call: Callable[[], object], host_s: float) -> list[float]:
+    """The device times of some calls in succession."""
+    with ExitStack() as closing:
+        closing.enter_context(hold([stream], QUEUED.gate_s(PERIOD_CALLS * host_s)))
+        marks = [closing.enter_context(stream.record(options=TIMED))]
+        for _ in range(PERIOD_CALLS):
+            call()
+            marks.append(closing.enter_context(stream.record(options=TIMED)))
+        marks[-1].sync()
+        return [seconds_between(one, other) for one, other in pairwise(marks)]
+
+
 def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> PartFacts:
-    """Call a part for the first times. ValueError if it enqueues nothing on its stream.
+    """Call a part for the first times. ValueError if it enqueues nothing on its stream, PartError if on another one.
 
     demand_time: raises if there is no time for another call.
     """
@@ -235,7 +300,10 @@ def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> Part
         if is_capturing(stream):
             raise RuntimeError(f"{part.name} leaves its stream capturing a graph: end the capture inside the function")
         stream.sync()
+        stream.device.sync()
         demand_time()
+        # Twice, because something else may keep the device busy once.
+        elsewhere = all(_elsewhere(stream.device, stream, call) for _ in range(2))
         before = clock.now()
         call()
         called_s = clock.now() - before
@@ -255,4 +323,14 @@ def examine(part: Part, stream: Stream, demand_time: Callable[[], None]) -> Part
                 f"part {part.name!r} enqueued no work on the stream that it received: launch its work on that stream "
                 "or, with torch and CuPy, on their current stream"
             )
-    return PartFacts(last.seconds[0], called_s if waits else min(called_s, last.host_s), waits)
+        if elsewhere:
+            raise PartError(
+                f"{part.name} puts work on another stream, where no plan can place it: the device is busy after the "
+                "stream of the part is done; launch all work on the stream that the part receives"
+            )
+        host_s = called_s if waits else min(called_s, last.host_s)
+        period = 1
+        if not waits and last.seconds[0] <= LONGEST_FOR_PERIOD_S:
+            demand_time()
+            period = period_of(_calls_one_by_one(stream, call, host_s))
+    return PartFacts(last.seconds[0], host_s, waits, period)

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from cuda_gctx._core.extension import Device, Event, Stamps, Stream, as_int, is_capturing
+from cuda_gctx._core.extension import Device, Event, Stamps, Stream, as_int, is_capturing, system
 from cuda_gctx._core.text import ranges, table
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.svg import Pictured, written
 from cuda_gctx.draw.timeline import draw_timeline, layers
 from cuda_gctx.partitions import Partition, Partitions, with_background
-from cuda_gctx.tune._guard import driver_version
 
 if TYPE_CHECKING:
     from cuda_gctx._core.extension import SupportsCudaStream
@@ -167,7 +166,7 @@ class Timeline:
 
     target: Partitions, whose names are shown, or a Device. spans: how many can be recorded.
 
-        timeline = tune.Timeline(parts)
+        timeline = Timeline(parts)
         with timeline.span(parts.decode.stream, "step"):
             ...  # enqueue work on that stream
         timeline.read().html("timeline.html")
@@ -225,4 +224,10 @@ class Timeline:
             begin, close = stamps[2 * number : 2 * number + 2]
             if begin is not None and close is not None:
                 spans.append(Span(name, track, row, begin[1], close[1], begin[0]))
-        return Trace(self._device.name, self._device.device_id, driver_version(), self._places.tracks(), tuple(spans))
+        return Trace(
+            self._device.name,
+            self._device.device_id,
+            ".".join(map(str, system.driver_version)),
+            self._places.tracks(),
+            tuple(spans),
+        )

@@ -17,8 +17,8 @@ import pytest
 from cuda_gctx import CUDAError, Device, Partitions
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.draw.timeline import draw_timeline, layers
+from cuda_gctx.measure.timeline import Span, Timeline, Trace, Track
 from cuda_gctx.tune import spin
-from cuda_gctx.tune.timeline import Span, Timeline, Trace, Track
 
 from ..common import green, refusal, split
 from ..raw import Raw
