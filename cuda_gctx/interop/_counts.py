@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from cuda_gctx._core.extension import Stream
+from cuda_gctx._core.extension import CUDAWarning, Stream
 
 __all__ = [
     "attention_count",
@@ -27,65 +28,121 @@ __all__ = [
 ]
 
 
-class _ProcessWide:
-    """A value of a library that the whole process shares.
+class _Held(NamedTuple):
+    """An open block: the thread, the SM count, the value that stands for the count, and whether others are warned."""
 
-    Blocks of several threads end in any order. The latest open block determines the value, and the end of the last
-    open block restores the original value.
+    thread: int
+    sms: int
+    value: Any
+    warns: bool
+
+
+class _ProcessWide:
+    """A value of a library that the whole process shares, and that stands for an SM count.
+
+    Blocks of several threads end in any order. On one thread, the innermost block determines the value. Of several
+    threads, the smallest count holds, with a warning: a persistent kernel with more blocks than SMs may not end. The
+    end of the last open block restores the original value.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: str) -> None:
+        self._library = library
         self._lock = threading.Lock()
-        self._open: list[list[Any]] = []
+        self._open: list[_Held] = []
         self._before: Any = None
 
+    def _smallest(self) -> _Held:
+        innermost = {held.thread: held for held in self._open}
+        return min(innermost.values(), key=lambda held: held.sms)
+
     @contextmanager
-    def hold(self, read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
-        """Set the value within a block."""
-        held = [value]
+    def hold(
+        self, read: Callable[[], Any], write: Callable[[Any], object], value: Any, count: int, *, warns: bool = True
+    ) -> Iterator[None]:
+        """Set the value within a block.
+
+        count: the SM count for which it stands. warns: whether it is a hint, which another thread may contradict.
+        """
+        held = _Held(threading.get_ident(), count, value, warns)
         with self._lock:
             if not self._open:
                 self._before = read()
-            write(value)
+            others = {one.thread: one.sms for one in self._open if one.thread != held.thread and one.warns}
             self._open.append(held)
+            write(self._smallest().value)
+        different = [other for other in others.values() if other != count]
+        if warns and different:
+            warnings.warn(
+                f"{self._library} has one SM count for the whole process, and two threads set {different[0]} and "
+                f'{count} at the same time: the smaller one holds; use library_sms="off" on one of them, or two '
+                "processes",
+                CUDAWarning,
+                stacklevel=2,
+            )
         try:
             yield
         finally:
             with self._lock:
                 self._open = [block for block in self._open if block is not held]
-                write(self._open[-1][0] if self._open else self._before)
+                write(self._smallest().value if self._open else self._before)
+
+
+_lost: set[str] = set()
+
+
+def _warn_of_lost_hint(library: str, name: str) -> None:
+    """Warn once that a library lacks the private name through which it takes its SM count."""
+    if library not in _lost:
+        _lost.add(library)
+        warnings.warn(
+            f"{library} has no {name}, so that it keeps the SM count of the device: its kernels are sized for all SMs",
+            CUDAWarning,
+            stacklevel=3,
+        )
 
 
 # ---- torch: cuBLASLt, persistent GEMMs of Inductor, FlashAttention 3 where torch calls it
 
-_carve_out = _ProcessWide()
-_cache_tag = _ProcessWide()
+_carve_out = _ProcessWide("torch (cuBLASLt and persistent kernels)")
+_cache_tag = _ProcessWide("Inductor")
 # What follows the tag that the program has set.
 _OF_CARVE_OUT = " carve-out "
 
 
 @contextmanager
-def carve_out(torch: Any, free: int | None) -> Iterator[None]:
-    """The number of SMs that torch's kernels leave free."""
+def carve_out(torch: Any, free: int | None, count: int) -> Iterator[None]:
+    """The number of SMs that torch's kernels leave free.
+
+    free: None for none. count: the SMs that they use.
+    """
     # Private and experimental in torch, and missing in some versions.
     write = getattr(torch._C, "_set_sm_carveout_experimental", None)
     if write is None:
+        if free:
+            _warn_of_lost_hint("torch", "_C._set_sm_carveout_experimental")
         yield
         return
-    with _carve_out.hold(torch._C._get_sm_carveout_experimental, write, free):
+    with _carve_out.hold(torch._C._get_sm_carveout_experimental, write, free, count, warns=bool(free)):
         yield
 
 
 @contextmanager
-def _tagged_cache(free: int) -> Iterator[None]:
+def _tagged_cache(free: int, count: int) -> Iterator[None]:
     """Keep the code that Inductor compiles in a block apart: its cache ignores the carve-out (torch 2.11)."""
     config: Any = sys.modules.get("torch.compiler.config")  # comes with torch
     if not hasattr(config, "cache_key_tag"):
+        if "torch._inductor" in sys.modules and free:
+            _warn_of_lost_hint("Inductor", "torch.compiler.config.cache_key_tag")
         yield
         return
     own = config.cache_key_tag.partition(_OF_CARVE_OUT)[0]
     tag = f"{own}{_OF_CARVE_OUT}{free}" if free else own
-    with _cache_tag.hold(lambda: config.cache_key_tag, lambda tag: setattr(config, "cache_key_tag", tag), tag):
+
+    def write(tag: str) -> None:
+        config.cache_key_tag = tag
+
+    # The carve-out has warned already.
+    with _cache_tag.hold(lambda: config.cache_key_tag, write, tag, count, warns=False):
         yield
 
 
@@ -109,7 +166,7 @@ class _Counts(threading.local):
 
 # ---- DeepGEMM: set_num_sms and get_num_sms (1.0 to 2.6), one number for the process
 
-_deep_gemm = _ProcessWide()
+_deep_gemm = _ProcessWide("DeepGEMM")
 
 
 def deep_gemm_count() -> int | None:
@@ -121,7 +178,7 @@ def deep_gemm_count() -> int | None:
     return count
 
 
-# ---- Triton: the count that programs take their grids from, driver.active.utils.get_device_properties (3.0 to 3.6)
+# ---- Triton: the count that programs take their grids from, driver.active.utils.get_device_properties (3.0 to 3.9)
 
 
 _reported = _Counts()
@@ -257,10 +314,15 @@ def library_counts(torch: Any, stream: Stream, count: int) -> Iterator[None]:
     These counts size the grids of persistent kernels, so that they fit the partition without a measurement.
     """
     with ExitStack() as held:
-        held.enter_context(_tagged_cache(stream.device.sm_count - count))
+        is_smaller = count != stream.device.sm_count
+        held.enter_context(_tagged_cache(stream.device.sm_count - count, count))
         if deep_gemm_count() is not None:
             deep_gemm: Any = sys.modules["deep_gemm"]
-            held.enter_context(_deep_gemm.hold(deep_gemm.get_num_sms, deep_gemm.set_num_sms, count))
+            held.enter_context(_deep_gemm.hold(deep_gemm.get_num_sms, deep_gemm.set_num_sms, count, count))
+        elif "deep_gemm" in sys.modules and is_smaller:
+            _warn_of_lost_hint("DeepGEMM", "set_num_sms")
+        if "triton.backends.nvidia.driver" in sys.modules and not has_triton() and is_smaller:
+            _warn_of_lost_hint("Triton", "backends.nvidia.driver.CudaUtils")
         if has_triton():
             held.enter_context(_triton(stream.device.device_id, count))
         if has_flash_attention_3():

@@ -140,7 +140,7 @@ def _torch_target(torch: Any, stream: Stream, count: int) -> Iterator[None]:
         handle = torch.cuda.current_blas_handle()
     library = f"libcublas.so.{torch.version.cuda.split('.')[0]}"
     free = stream.device.sm_count - count if count else None
-    with cublas_sms(handle, count, library), carve_out(torch, free):
+    with cublas_sms(handle, count, library), carve_out(torch, free, count or stream.device.sm_count):
         yield
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx.interop.launch_order import Launch, first_difference, launch_order
+from cuda_gctx.interop.launch_order import Launch, first_difference, launch_of, launch_order
 
 from ..common import refusal
 
@@ -23,6 +23,12 @@ PROGRAM = """
 import gc, os, sys, torch, torch.distributed as dist
 from cuda_gctx.interop.nccl import launch_order
 
+def start(rank, groups, step):
+    # An all-reduce of a group, or a transfer to or from the other rank.
+    if step in groups:
+        return dist.all_reduce(torch.ones(4), group=groups[step], async_op=True)
+    return {"s": dist.isend, "r": dist.irecv}[step](torch.ones(4), 1 - rank, group=groups["a"])
+
 def run(rank, folder, *orders):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     groups = {"a": dist.new_group(), "b": dist.new_group()}
@@ -30,7 +36,7 @@ def run(rank, folder, *orders):
         try:
             with launch_order(timeout=60):
                 # Ends in any order, because gloo runs both groups at once.
-                for work in [dist.all_reduce(torch.ones(4), group=groups[one], async_op=True) for one in steps]:
+                for work in [start(rank, groups, one) for one in steps.strip("-")]:
                     work.wait()
             yield "equal"
         except RuntimeError as error:
@@ -42,7 +48,7 @@ gc.freeze()
 for rank, last in enumerate(lasts):
     if os.fork() == 0:
         with open(f"{folder}/{rank}", "w") as file:
-            print(*run(rank, folder, "aba", last), sep="\\n", file=file)
+            print(*run(rank, folder, "aba", *last.split(",")), sep="\\n", file=file)
         break
 else:
     for _ in lasts:
@@ -53,11 +59,13 @@ os._exit(0)  # the end of an interpreter that has torch takes longer than all th
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed here")
 def test_ranks_that_start_collectives_in_different_orders_raise_the_same_error(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, "aab", "aba"], check=True, timeout=240)
+    steps = ["aab,sa,srb,-", "aba,ra,srb,-"]
+    subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, *steps], check=True, timeout=240)
     one, other = ((tmp_path / rank).read_text().splitlines() for rank in "01")
     assert one == other
-    equal, different = one
-    assert equal == "equal"
+    equal, different, sent, exchanged, nothing = one
+    assert equal == sent == exchanged == "equal"
+    assert nothing.startswith("RuntimeError launch_order() has recorded no collective on any rank")
     assert different.startswith("RanksDifferError the ranks start collectives in different orders: ")
     assert re.search(
         r": collective 2 is allreduce of group (\d+) on rank 0 and allreduce of group (?!\1)\d+ on rank 1$", different
@@ -71,6 +79,32 @@ def test_ranks_are_compared_in_the_groups_that_both_belong_to() -> None:
     found = first_difference([[a, b], [a, c, b], [c, a]])
     assert found == "collective 1 is allreduce of group a on rank 1 and broadcast of group c on rank 2"
     assert first_difference([[a, b], [a], [a]]) == "collective 2 is allreduce of group b on rank 0 and none on rank 1"
+
+
+def test_what_one_rank_sends_the_other_receives() -> None:
+    ranks = (4, 5, 6)  # of a group, of which rank 5 is number 1
+    args: tuple[Any, ...] = ([], "group")
+    sent = launch_of("g", ranks, "send", (*args, 1), own=4)
+    received = launch_of("g", ranks, "recv", (*args, 0), own=5)
+    back = launch_of("g", ranks, "send", (*args, 0), own=5)
+    assert sent == received
+    assert sent.ranks == (4, 5)
+    nobody: list[Launch] = []
+    everybody = [nobody] * 4
+    assert first_difference([*everybody, [sent], [received], []]) == ""
+    assert first_difference([*everybody, [sent], [back], []]) == (
+        "collective 1 is a transfer from rank 4 to 5 of group g on rank 4 and a transfer from rank 5 to 4 of group g "
+        "on rank 5"
+    )
+    # A batch starts its transfers at once.
+    gotten = launch_of("g", ranks, "recv", (*args, 1), own=4)
+    assert first_difference([*everybody, [sent, gotten], [back, received], []]) == ""
+    reduced = Launch("g", ranks, "allreduce")
+    found = first_difference([*everybody, [sent, reduced], [reduced, received], [reduced]])
+    assert found.startswith("collective 1 is a transfer from rank 4 to 5 of group g on rank 4 and allreduce of group g")
+    # Whom a rank receives from is not known, if it receives from any one.
+    anyone = launch_of("g", ranks, "recv_any_source", args, own=5)
+    assert first_difference([*everybody, [sent, reduced], [anyone, reduced], [reduced]]) == ""
 
 
 def test_it_needs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Device
+from cuda_gctx import CUDAWarning, Device
 from cuda_gctx.interop import _counts, library_sms
 from cuda_gctx.interop.library_sms import settings
 from cuda_gctx.interop.torch import use
@@ -153,7 +153,8 @@ def test_a_deep_gemm_that_takes_no_count_is_left_alone(
     torch: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module(monkeypatch, "deep_gemm")
-    with dev.partition(16) as parts, parts[0].torch(library_sms="on"):
+    lost = pytest.warns(CUDAWarning, match="DeepGEMM has no set_num_sms")
+    with dev.partition(16) as parts, lost, parts[0].torch(library_sms="on"):
         assert row("DeepGEMM").loaded is False
 
 
@@ -257,7 +258,7 @@ def test_settings_without_any_library_load_none() -> None:
     assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
-def test_a_count_of_the_process_follows_the_latest_open_block_of_any_thread(
+def test_a_count_of_the_process_is_the_smallest_of_the_threads_that_have_a_block_open(
     torch: Any, deep_gemm: Any, dev: Device
 ) -> None:
     entered, leave = threading.Event(), threading.Event()
@@ -269,10 +270,15 @@ def test_a_count_of_the_process_follows_the_latest_open_block_of_any_thread(
                 assert leave.wait(60)
 
         thread = threading.Thread(target=work)
-        with parts[0].torch(library_sms="on"):
+
+        def both_open() -> None:
             thread.start()
             assert entered.wait(60)
-            assert deep_gemm.get_num_sms() == 32
+
+        with parts[0].torch(library_sms="on"):
+            with pytest.warns(CUDAWarning):
+                both_open()
+            assert deep_gemm.get_num_sms() == 16
         assert deep_gemm.get_num_sms() == 32
         leave.set()
         thread.join()

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import ContextOptions, Device, SMResourceOptions, Stream
-from cuda_gctx.interop import library_sms
+from cuda_gctx import ContextOptions, CUDAWarning, Device, SMResourceOptions, Stream
+from cuda_gctx.interop import _counts, library_sms
 from cuda_gctx.interop.cupy import use as use_cupy
 from cuda_gctx.interop.library_sms import Decisions, Gemm, cublas_sms, decisions
 from cuda_gctx.interop.torch import torch_stream, use
@@ -313,9 +313,15 @@ def test_blocks_that_end_in_any_order_leave_the_carve_out_as_it_was(torch: Any, 
                 assert leave.wait(60)
 
         thread = threading.Thread(target=work)
-        with parts[0].torch(library_sms="on"):
+
+        def both_open() -> None:
             thread.start()
             assert entered.wait(60)
+
+        with parts[0].torch(library_sms="on"):
+            with pytest.warns(CUDAWarning, match="two threads set 16 and 32"):
+                both_open()
+            assert torch.carve_outs[-1] == 132 - 16
         assert torch.carve_outs[-1] == 132 - 32
         leave.set()
         thread.join()
@@ -337,10 +343,43 @@ def test_blocks_left_in_a_wrong_order_leave_the_target_as_it_was(torch: Any, cub
 
 
 @pytest.mark.sim_only
-def test_a_torch_without_a_carve_out_has_the_target_alone(torch: Any, cublas: Any, dev: Device) -> None:
+def test_a_torch_without_a_carve_out_has_the_target_alone_and_says_so_once(
+    torch: Any, cublas: Any, dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch._C = SimpleNamespace()
-    with dev.partition(16) as parts, use(parts[0], library_sms="on"):
-        assert list(cublas.targets.values()) == [16]
+    monkeypatch.setattr(_counts, "_lost", set())
+    with dev.partition(16) as parts:
+        lost = pytest.warns(CUDAWarning, match="torch has no _C._set_sm_carveout_experimental, so that it keeps the SM")
+        with lost, use(parts[0], library_sms="on"):
+            assert list(cublas.targets.values()) == [16]
+        with use(parts[0], library_sms="on"):
+            assert list(cublas.targets.values()) == [16]
+
+
+@pytest.mark.sim_only
+def test_of_two_threads_with_different_counts_the_smaller_one_holds_with_a_warning(
+    torch: Any, cublas: Any, dev: Device
+) -> None:
+    entered, done = threading.Event(), threading.Event()
+    with dev.partition(decode=16, prefill=None) as parts:
+
+        def decode() -> None:
+            with use(parts.decode, library_sms="on"):
+                entered.set()
+                done.wait()
+
+        thread = threading.Thread(target=decode)
+        thread.start()
+        try:
+            entered.wait()
+            said = "two threads set 16 and 116 at the same time: the smaller one holds"
+            with pytest.warns(CUDAWarning, match=said), use(parts.prefill, library_sms="on"):
+                assert torch.carve_outs[-1] == 132 - 16
+            assert torch.carve_outs[-1] == 132 - 16
+        finally:
+            done.set()
+            thread.join()
+    assert torch.carve_outs[-1] is None
 
 
 @pytest.mark.sim_only
