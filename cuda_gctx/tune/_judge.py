@@ -183,9 +183,12 @@ def judge(
 
     def lead(key: K, other: K, finely: bool = False) -> tuple[float, float]:
         """By how much the other one is slower, and half the width of the interval."""
-        levels = halves if finely else whole
-        within = levels[other].minus(levels[key]).within((CHANCE_OF_CHOICE if finely else CHANCE) / divided)
-        return whole[other].value - whole[key].value, within
+        apart = whole[other].minus(whole[key])
+        if not finely:
+            return apart.value, apart.within(CHANCE / divided)
+        # Halves of a block may be alike, so that blocks have to support what halves say.
+        by_halves = halves[other].minus(halves[key]).within(CHANCE_OF_CHOICE / divided)
+        return apart.value, max(by_halves, apart.within(CHANCE_OF_CHOICE))
 
     def loss(key: K, finely: bool = False) -> float:
         """The most by which a rival may be faster."""

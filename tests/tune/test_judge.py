@@ -152,6 +152,29 @@ def test_a_quantile_is_that_of_the_calls_of_all_rounds() -> None:
     assert found.low < 3.0 < found.high < 4.0
 
 
+def rounds_of_calls(level: float, between: float, chance: random.Random) -> list[Block]:
+    """Seven rounds of 200 calls, which differ by more than their calls."""
+
+    def block() -> Block:
+        own = level * math.exp(chance.gauss(0, between))
+        first, second = (tuple(own * math.exp(chance.gauss(0, 0.2)) for _ in range(100)) for _ in range(2))
+        return Block(Sample(100, 2.0, first), Sample(100, 2.0, second))
+
+    return [block() for _ in range(7)]
+
+
+@pytest.mark.parametrize(("between", "seen"), [(0.05, 25), (0.2, 25), (0.5, 12)])
+def test_a_large_gain_is_seen_where_rounds_differ_and_none_where_there_is_none(between: float, seen: int) -> None:
+    chosen = {1.0: 0, 3.0: 0}
+    for gain in chosen:
+        for seed in range(30):
+            chance = random.Random(seed)
+            blocks = {"sequence": rounds_of_calls(gain, between, chance), "plan": rounds_of_calls(1.0, between, chance)}
+            chosen[gain] += judge(blocks, list(blocks), share=0.99).choice == "plan"
+    assert chosen[1.0] <= 3
+    assert chosen[3.0] >= seen
+
+
 def test_rare_stalls_do_not_bias_a_quantile_below_them() -> None:
     """A ratio of quantiles per round would say 2.3x, with certainty."""
     sure = 0
