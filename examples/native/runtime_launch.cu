@@ -26,7 +26,7 @@ static std::size_t sms_of(const unsigned* ids, unsigned blocks) {
 
 int main() {
   constexpr unsigned blocks = 264;
-  const std::vector<cuda_gctx::context> contexts = cuda_gctx::partition(0, {{16, 0, 0}, {0, 0, 0}});
+  const std::vector<cuda_gctx::context> contexts = cuda_gctx::partition(0, {{16, 0, 0}, {cuda_gctx::rest, 0, 0}});
   const cuda_gctx::stream owner = contexts[0].create_stream();
   const auto stream = static_cast<cudaStream_t>(owner.handle());
   unsigned* ids = nullptr;

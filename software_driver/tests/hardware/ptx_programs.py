@@ -505,8 +505,8 @@ class Generator:
             self.put(f"cvt.f32.f16 %f{f}, %h{a}")
             return self.set(self.f, f, wide)
         one: list[tuple[str, Callable[[int], int]]] = [
-            (f"add.f16 %h{to}, %h{a}, %h{b}", lambda i: summed(HALF, h[a][i], h[b][i])),
-            (f"mul.f16 %h{to}, %h{a}, %h{b}", lambda i: multiplied(HALF, h[a][i], h[b][i])),
+            (f"add.rn.f16 %h{to}, %h{a}, %h{b}", lambda i: summed(HALF, h[a][i], h[b][i])),
+            (f"mul.rn.f16 %h{to}, %h{a}, %h{b}", lambda i: multiplied(HALF, h[a][i], h[b][i])),
             (f"fma.rn.f16 %h{to}, %h{a}, %h{b}, %h{x}", lambda i: fused(HALF, h[a][i], h[b][i], h[x][i])),
         ]
         text, value = c.choice(one)
