@@ -498,3 +498,27 @@ def test_kernel_that_waits_for_the_timer_goes_on_at_its_time(machine: Machine, s
     assert min(took) >= 2 * spin_ns
     assert max(took) < 2 * spin_ns + 2_000
     machine.free(out)
+
+
+def test_kernel_uses_memory_that_its_graph_frees(machine: Machine) -> None:
+    raw, words = machine.raw, machine.pinned()
+    stream = raw.handle("cuStreamCreate", 1)
+    raw.call("cuStreamBeginCapture_v2", ctypes.c_void_p(stream), 1)
+    memory = raw.handle("cuMemAllocAsync", ctypes.c_size_t(SIZE), ctypes.c_void_p(stream))
+    raw.call(
+        "cuMemsetD8Async", ctypes.c_uint64(memory), ctypes.c_ubyte(0), ctypes.c_size_t(SIZE), ctypes.c_void_p(stream)
+    )
+    machine.launch("add", memory, 64, block=64, stream=stream)
+    into, size = ctypes.c_void_p(ctypes.addressof(words)), ctypes.c_size_t(256)
+    raw.call("cuMemcpyDtoHAsync_v2", into, ctypes.c_uint64(memory), size, ctypes.c_void_p(stream))
+    raw.call("cuMemFreeAsync", ctypes.c_uint64(memory), ctypes.c_void_p(stream))
+    graph = ctypes.c_void_p()
+    raw.call("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+    executable = raw.handle("cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
+    raw.call("cuGraphLaunch", ctypes.c_void_p(executable), ctypes.c_void_p(stream))
+    raw.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    assert list(words[:64]) == list(range(64))
+    raw.call("cuGraphExecDestroy", ctypes.c_void_p(executable))
+    raw.call("cuGraphDestroy", graph)
+    raw.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+    machine.free_pinned(words)

@@ -68,6 +68,23 @@ def test_the_c_program_runs_on_it(installed: Path, tmp_path: Path) -> None:
     assert done.stdout == output, done.stderr
 
 
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc: pip install nvidia-cuda-nvcc")
+def test_the_program_of_nvcc_runs_on_it(installed: Path, tmp_path: Path) -> None:
+    (program,), (commands,), (output,) = (blocks("A program of nvcc", language) for language in ("cuda", "sh", "text"))
+    (tmp_path / "square.cu").write_text(program)
+    done = shell(commands, installed, tmp_path)
+    assert done.stdout == output, done.stderr
+
+
+def test_the_cuda_core_program_runs_on_it(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.core", reason="cuda.core is not installed here")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed here")
+    program, commands, output = ("\n".join(blocks("A cuda.core program", one)) for one in ("python", "sh", "text"))
+    (tmp_path / "partitions.py").write_text(program)
+    done = shell(commands, installed, tmp_path)
+    assert done.stdout == output, done.stderr
+
+
 def test_the_numba_program_runs_on_it(installed: Path, tmp_path: Path) -> None:
     pytest.importorskip("numba_cuda", reason="numba-cuda is not installed here")
     (program,), (commands,), (output,) = (blocks("A numba program", language) for language in ("python", "sh", "text"))

@@ -141,7 +141,8 @@ class KernelExecution : public Execution, public ptx::Surroundings {
 
   ptx::Span find(std::uint64_t address) override {
     const Allocation* memory = find_allocation(machine_, address, 1);
-    if (memory == nullptr || !memory->live || !is_reachable(*memory, false)) {
+    // Memory of a graph counts as freed from the call of its launch on; its kernels run later.
+    if (memory == nullptr || (!memory->live && memory->graphs == 0) || !is_reachable(*memory, false)) {
       return {};
     }
     const std::uint64_t begin = memory->handle;

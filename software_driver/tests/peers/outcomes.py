@@ -42,7 +42,8 @@ def pytest_runtest_logreport(report: Any) -> None:
     if report.failed:
         outcomes[name] = "failed"
     elif report.skipped:
-        outcomes.setdefault(name, "skipped")
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(getattr(report, "wasxfail", ""))
+        outcomes.setdefault(name, f"skipped: {reason.removeprefix('Skipped: ')}")
     elif report.when == "call":
         outcomes.setdefault(name, "passed")
 

@@ -5,9 +5,9 @@
     python tests/peers/run.py cuda-bindings --source CHECKOUT
 
 A suite is described by SUITE.json next to this program: what to install, which tests to run on which simulated
-machines, how many pass, and the cause of each failure (which may be a matter of chance). The suite gets an environment
-of its own in build/peers. The exit status is 1 if fewer tests pass than recorded, or if a test fails and no cause
-names it.
+machines, how many pass, and the cause of each failure (which may be a matter of chance) and of each skip. The suite
+gets an environment of its own in build/peers. The exit status is 1 if fewer tests pass than recorded, or if a test
+fails or is skipped and no cause names it.
 """
 
 from __future__ import annotations
@@ -53,14 +53,24 @@ def cause_of(suite: Suite, test: str) -> str | None:
     return None
 
 
+def cause_of_skip(suite: Suite, outcome: str) -> str | None:
+    """The cause whose pattern names the reason that a skipped test gives."""
+    reason = outcome.removeprefix("skipped: ")
+    for skip in suite["skips"]:
+        if any(matches(pattern, reason) for pattern in skip["reasons"]):
+            return str(skip["cause"])
+    return None
+
+
 def count(suite: Suite, outcomes: Outcomes) -> dict[str, Any]:
-    """What is recorded of a run: how many tests had which outcome, and how many failed for which cause."""
-    total = Counter(outcomes.values())
+    """Counts the tests by outcome, and the failures and skips by cause."""
+    total = Counter(outcome.partition(":")[0] for outcome in outcomes.values())
     causes = Counter(cause_of(suite, test) for test, outcome in outcomes.items() if outcome == "failed")
-    order = [cause["cause"] for cause in suite["causes"]]
+    skips = Counter(cause_of_skip(suite, outcome) for outcome in outcomes.values() if outcome.startswith("skipped"))
     return {
         **{outcome: total[outcome] for outcome in ("passed", "failed", "skipped")},
-        "causes": {cause: causes[cause] for cause in order if causes[cause]},
+        "causes": {one["cause"]: causes[one["cause"]] for one in suite["causes"] if causes[one["cause"]]},
+        "skips": {one["cause"]: skips[one["cause"]] for one in suite["skips"] if skips[one["cause"]]},
     }
 
 
@@ -74,6 +84,11 @@ def complaints(suite: Suite, driver: str, outcomes: Outcomes) -> list[str]:
     if passed + sum(cause_of(suite, test) in by_chance for test in failed) < recorded:
         found.append(f"{passed} tests pass on driver {driver}, {recorded} are recorded")
     found += [f"{test} fails on driver {driver}, and no cause names it" for test in failed if not cause_of(suite, test)]
+    found += [
+        f"{test} is {outcome} on driver {driver}, and no cause names the reason"
+        for test, outcome in sorted(outcomes.items())
+        if outcome.startswith("skipped") and not cause_of_skip(suite, outcome)
+    ]
     return found
 
 
