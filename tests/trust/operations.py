@@ -40,8 +40,8 @@ OBJECT_OF: dict[type, str] = {
     Layout: "layout",
 }
 PROTOCOLS = ("__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
-# Hands over to another library at once, or refuses always.
-ELSEWHERE = {"Partition": {"torch", "cupy", "__enter__", "__exit__"}}
+# What hands over to another library at once.
+ELSEWHERE = {"Partition": {"torch", "cupy"}}
 
 
 def spinning(place: Any) -> None:
