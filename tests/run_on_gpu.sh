@@ -9,7 +9,7 @@
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
 #                    partitions, demo, pictures, pages (the blocks of the documents, and examples), record, ptx, contract,
-#                    questions, processes, studies, pairs (ten minutes), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
+#                    questions, processes, studies, pairs (ten minutes), control (the tuner at three rates of calls), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -37,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,pages,record,ptx,contract,questions,processes,studies,pairs,comm,answers,sanitizers,soak
+all_steps=$default_steps,pages,record,ptx,contract,questions,processes,studies,pairs,control,comm,answers,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -314,12 +314,13 @@ if wanted soak; then
   done
 fi
 
-if wanted studies || wanted pairs; then
+if wanted studies || wanted pairs || wanted control; then
   if [ -n "$simulated" ] || ! has torch; then
-    note 'studies and pairs did not run: they need torch and a GPU'
+    note 'studies, pairs and control did not run: they need torch and a GPU'
   else
     wanted studies && step studies 300 "$python" "$repository/benchmarks/studies.py" --budget 22 --limit 290 --out "$output/benchmarks"
     wanted pairs && step pairs 670 "$python" "$repository/benchmarks/overlap_pairs.py" --limit $((limit - SECONDS < 670 ? limit - SECONDS - 5 : 660)) --out "$output/benchmarks/pairs.json"
+    wanted control && step control 240 "$python" "$repository/benchmarks/control_loop.py" --out "$output/benchmarks/control.json"
   fi
 fi
 

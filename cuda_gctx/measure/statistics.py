@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import ceil, comb, exp, lgamma, log, log1p, sqrt
 
-__all__ = ["chance_of_count", "median", "quantile", "student"]
+__all__ = ["chance_of_count", "median", "nearest_rank", "quantile", "student"]
 
 
 def median(values: Sequence[float]) -> float:
@@ -19,7 +19,12 @@ def median(values: Sequence[float]) -> float:
 def quantile(values: Sequence[float], share: float) -> float:
     """A percentile by nearest rank: the smallest sample that at least this share of the samples does not exceed."""
     ordered = sorted(values)
-    return float(ordered[max(0, ceil(share * len(ordered) - 1e-9) - 1)])
+    return float(ordered[nearest_rank(len(ordered), share)])
+
+
+def nearest_rank(count: int, share: float) -> int:
+    """The place of a percentile in so many sorted samples."""
+    return max(0, ceil(share * count - 1e-9) - 1)
 
 
 # ---- Student's distribution, by the incomplete beta function

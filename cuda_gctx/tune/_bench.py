@@ -103,7 +103,8 @@ class Opened:
 class Bench:
     """Runs plans for an objective.
 
-    alone_s: what a call of each part alone takes. period: the steps of a batch are a multiple of it.
+    alone_s: what a call of each part alone takes. period: the steps of a batch are a multiple of it. needs_hint:
+    whether libraries that take no SM count hint are an error.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Bench:
         self.alone_s: dict[str, float] = {}
         self.call_s: dict[str, float] = {}
         self.period = 1
-        self.hint_failure: str | None = None
+        self.needs_hint = False
         self._closing = closing
         self._chance = random.Random(seed)
         self._opened: dict[object, Opened] = {}
@@ -150,7 +151,8 @@ class Bench:
                 raise
             raise NoMemory("no device memory is left for its contexts") from error
         if plan.library_sms and (reason := why_no_hint(streams[next(iter(plan.places))])) is not None:
-            self.hint_failure = reason
+            if self.needs_hint:
+                raise RuntimeError(f'library_sms="on" is not possible here: {reason}')
             raise Excluded(f"the SM count hint cannot be set: {reason}")
         ordered = tuple(sorted(self.parts, key=lambda part: plan.parts.index(part.name)))
         joint = self.ways[plan.way] if plan.way is not None else None

@@ -10,13 +10,14 @@ what a round contributes to it follows from leaving the round out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from math import exp, expm1, inf, log, sqrt
 from typing import Generic, NamedTuple, TypeVar
 
-from cuda_gctx.measure.statistics import quantile, student
+from cuda_gctx.measure.statistics import nearest_rank, student
 
 __all__ = ["EQUAL", "LEAST_ROUNDS", "Block", "Sample", "Verdict", "judge", "least_calls"]
 
@@ -108,16 +109,24 @@ def _mean_level(rounds: Sequence[Sequence[Sample]]) -> _Level:
 
 def _quantile_level(rounds: Sequence[Sequence[Sample]], share: float) -> _Level:
     """The level of a quantile of pooled calls, by the jackknife over rounds."""
-    calls = [sorted(chain.from_iterable(one.latencies for one in samples)) for samples in rounds]
-
-    def of(kept: Sequence[Sequence[float]]) -> float:
-        return log(quantile(list(chain.from_iterable(kept)), share))
-
-    value, count = of(calls), len(calls)
+    pooled = sorted(
+        (latency, number)
+        for number, samples in enumerate(rounds)
+        for latency in chain.from_iterable(one.latencies for one in samples)
+    )
+    sizes = Counter(number for _, number in pooled)
+    count, value = len(rounds), log(_quantile_without(pooled, None, len(pooled), share))
     if count < 2:
         return _Level(value, (value,))
-    without = [of(calls[:number] + calls[number + 1 :]) for number in range(count)]
+    without = [log(_quantile_without(pooled, number, len(pooled) - sizes[number], share)) for number in range(count)]
     return _Level(value, tuple(count * value - (count - 1) * one for one in without))
+
+
+def _quantile_without(pooled: Sequence[tuple[float, int]], left_out: int | None, count: int, share: float) -> float:
+    """The quantile of sorted calls without those of a round, of which `count` are left."""
+    beyond = count - nearest_rank(count, share)
+    kept = (latency for latency, number in reversed(pooled) if number != left_out)
+    return next(islice(kept, beyond - 1, None))
 
 
 @dataclass(frozen=True)

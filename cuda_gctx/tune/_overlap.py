@@ -100,6 +100,7 @@ def overlap(
     device = device_of(device)
     with sitting(device, progress) as held:
         bench = Bench(device, parts, ways, objective, launch, held.closing, seed)
+        bench.needs_hint = library_sms == "on"
         tuning = _Tuning(bench, held, budget_s, seed)
         notes: list[str] = []
         available: Sequence[PartitionSize]
@@ -128,8 +129,6 @@ def overlap(
             bench.settle()
     if not tuning.can_answer:
         raise RuntimeError(TOO_SHORT.format(budget_s))
-    if library_sms == "on" and bench.hint_failure is not None:
-        raise RuntimeError(f'library_sms="on" is not possible here: {bench.hint_failure}')
     return tuning.report(launch, notes)
 
 
@@ -275,7 +274,8 @@ class _Tuning:
                 if not found.enough:
                     doubts.append(f"too few calls arrived in a block ({plan})")
         self.blocks = settled
-        return judge(
+        # Kept for an interruption of longer blocks.
+        self.verdict = judge(
             settled,
             finalists,
             share=self.share,
@@ -285,6 +285,7 @@ class _Tuning:
             complete=not self.untried,
             doubts=doubts,
         )
+        return self.verdict
 
     # ---- the report
 

@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from cuda_gctx import Device, Event
-from cuda_gctx.measure.loop import AHEAD, QUEUED, CallTimer, Load, RandomCalls, hold, in_rounds, is_apart, timed_batch
+from cuda_gctx.measure.loop import (
+    AHEAD,
+    QUEUED,
+    Bursts,
+    CallTimer,
+    Load,
+    RandomCalls,
+    hold,
+    in_rounds,
+    is_apart,
+    timed_batch,
+)
 from cuda_gctx.tune import spin
 
 pytestmark = pytest.mark.sim_only
@@ -142,3 +153,34 @@ def test_a_stream_that_shares_a_hardware_queue_is_not_apart(sim: Machines, monke
     with Device(0).create_stream() as one, Device(0).create_stream() as other:
         assert is_apart(one, [other])
         assert not is_apart(one, [one])
+
+
+def test_bursts_time_a_call_that_finds_the_part_idle_and_those_queued_behind_it(dev: Device) -> None:
+    looked: list[int] = []
+    with dev.create_stream() as stream, dev.create_stream() as idle:
+        bursts = Bursts(stream, idle, 1e-3, 3, random.Random(1), lambda: looked.append(0))
+        found = [bursts.make(partial(spin, stream, 8, MS // 10)) for _ in range(20)]
+        passed_s = bursts.passed_s
+        bursts.close()
+    gaps = [gap for gap, _, _ in found]
+    assert 0 <= min(gaps) < 2e-4
+    assert 8e-4 < max(gaps) <= 1e-3
+    for _, first, queued in found:
+        assert first == pytest.approx(1e-4, rel=0.15)
+        assert queued == pytest.approx([1e-4, 1e-4], rel=0.1)
+    assert passed_s == pytest.approx(sum(gap + first + sum(queued) for gap, first, queued in found), rel=0.05)
+    assert looked
+
+
+def test_a_burst_next_to_bulk_work_waits_for_its_blocks(dev: Device) -> None:
+    blocks = 2 * dev.sm_count
+    with dev.create_stream() as stream, dev.create_stream() as other, dev.create_stream() as idle:
+        with Load(other, partial(spin, other, blocks, MS), 3) as load:
+            load.fill()
+            bursts = Bursts(stream, idle, 2.5e-3, 2, random.Random(2), load.fill, look_s=5e-5)
+            firsts = [bursts.make(partial(spin, stream, blocks, MS // 50))[1] for _ in range(40)]
+            bursts.close()
+        calls, seconds = load.completed()
+    assert calls / seconds > 800  # the load did not run dry
+    # Behind the load that is queued: between none of it and all of it.
+    assert max(firsts) > 1.5e-3

@@ -144,8 +144,9 @@ class World:
             total *= sum(self.batches(chance) for _ in range(count)) / count
         latencies: tuple[float, ...] = ()
         if self.share is not None:
-            latencies = tuple(self.call(key, total / steps) for _ in range(steps))
-            total = sum(latencies)
+            # Of many calls, as many as a sample needs: drawing them takes most of the time of a campaign.
+            latencies = tuple(self.call(key, total / steps) for _ in range(min(steps, max(250, amount.calls))))
+            total = sum(latencies) * steps / len(latencies)
         else:
             total *= max(0.05, 1 + chance.gauss(0, self.noise / math.sqrt(steps))) if self.noise else 1.0
             if self.stalls:
