@@ -157,6 +157,17 @@ ret;
 ret.uni;
 wgmma.fence.sync.aligned;
 }
+.visible .entry third(.param .u32 first, .param .align 4 .b8 triple[12], .param .u64 out)
+{
+.reg .b32 %r<4>;
+.reg .b64 %d<4>;
+ld.param.u32 %r1, [first];
+ld.param.u32 %r2, [triple+8];
+ld.param.u64 %d1, [out];
+add.u32 %r1, %r1, %r2;
+st.global.u32 [%d1], %r1;
+ret;
+}
 // Each thread computes until `spin` nanoseconds have passed, twice, and its block writes the time that it took.
 .visible .entry spin(.param .u64 out, .param .u64 spin)
 {
@@ -522,3 +533,16 @@ def test_kernel_uses_memory_that_its_graph_frees(machine: Machine) -> None:
     raw.call("cuGraphDestroy", graph)
     raw.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
     machine.free_pinned(words)
+
+
+def test_arguments_of_one_buffer_lie_where_the_kernel_has_them(machine: Machine) -> None:
+    out = machine.memory()
+    kernel = machine.raw.handle("cuLibraryGetKernel", ctypes.c_void_p(machine.library), b"third")
+    values = struct.pack("<IIIIQ", 1, 2, 3, 4, out)
+    size = ctypes.c_size_t(len(values))
+    keys = (1, ctypes.addressof(buffer := ctypes.create_string_buffer(values)), 2, ctypes.addressof(size), 0)
+    extra = (ctypes.c_void_p * len(keys))(*keys)
+    machine.raw.call("cuLaunchKernel", ctypes.c_void_p(kernel), 1, 1, 1, 1, 1, 1, 0, None, None, extra)
+    assert machine.words(out, 1) == (5,)
+    assert buffer.raw[: len(values)] == values
+    machine.free(out)

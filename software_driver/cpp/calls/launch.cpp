@@ -56,13 +56,14 @@ void copy_arguments(Call& c, LaunchPlan& plan, void** arguments, void** extra) {
       std::memcpy(&length, extra[i + 1], sizeof length);
     }
   }
+  // The image knows where each is; a registration knows sizes alone.
   std::size_t offset = 0;
-  for (const std::size_t size : sizes) {
-    const std::size_t alignment = std::min<std::size_t>(size, 8);
-    offset = (offset + alignment - 1) / alignment * alignment;
-    refuse_if(buffer == nullptr || offset + size > length, CUDA_ERROR_INVALID_VALUE);
-    plan.arguments.emplace_back(buffer + offset, buffer + offset + size);
-    offset += size;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::size_t alignment = std::min<std::size_t>(sizes[i], 8);
+    offset = by_registration ? (offset + alignment - 1) / alignment * alignment : plan.code->argument_offsets[i];
+    refuse_if(buffer == nullptr || offset + sizes[i] > length, CUDA_ERROR_INVALID_VALUE);
+    plan.arguments.emplace_back(buffer + offset, buffer + offset + sizes[i]);
+    offset += sizes[i];
   }
 }
 

@@ -51,6 +51,7 @@ struct Declaration {
   std::string_view type;
   std::size_t element_bytes = 0;
   std::size_t elements = 1;  // 0 for an array that does not say how many
+  std::size_t alignment = 0;
 
   std::size_t bytes() const noexcept { return element_bytes * elements; }
 };
@@ -62,6 +63,7 @@ Declaration read_declaration(std::string_view text) {
   for (const std::string_view word : words_of(text)) {
     if (skip) {
       skip = false;
+      found.alignment = std::strtoull(std::string(word).c_str(), nullptr, 10);
     } else if (word == ".align") {
       skip = true;
     } else if (word == ".v2" || word == ".v4") {
@@ -85,9 +87,10 @@ void add_parameters(std::string_view list, KernelCode& code) {
   std::size_t offset = 0;
   while (!list.empty()) {
     const auto comma = list.find(',');
-    const std::size_t size = read_declaration(list.substr(0, comma)).bytes();
+    const Declaration declared = read_declaration(list.substr(0, comma));
+    const std::size_t size = declared.bytes();
     if (size > 0) {
-      const std::size_t alignment = std::min<std::size_t>(size, 8);
+      const std::size_t alignment = declared.alignment != 0 ? declared.alignment : declared.element_bytes;
       offset = (offset + alignment - 1) / alignment * alignment;
       code.argument_sizes.push_back(size);
       code.argument_offsets.push_back(offset);
