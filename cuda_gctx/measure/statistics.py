@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import ceil, comb, exp, lgamma, log, log1p, sqrt
+from math import ceil, exp, lgamma, log, log1p, sqrt
 
 __all__ = ["chance_of_count", "median", "nearest_rank", "quantile", "student"]
 
@@ -84,4 +84,9 @@ def chance_of_count(count: int, of: int, share: float) -> float:
     span = range(count, min(of, count + ceil(12 * deviation) + 12) + 1)
     if count < of * share:
         span = range(max(0, count - ceil(12 * deviation) - 12), count + 1)
-    return min(1.0, 2 * sum(comb(of, k) * share**k * (1 - share) ** (of - k) for k in span))
+    ways = lgamma(of + 1)
+
+    def chance(k: int) -> float:  # by logarithms, because the numbers of ways exceed a float
+        return exp(ways - lgamma(k + 1) - lgamma(of - k + 1) + k * log(share) + (of - k) * log1p(-share))
+
+    return min(1.0, 2 * sum(map(chance, span)))

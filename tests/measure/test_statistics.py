@@ -62,5 +62,8 @@ def test_the_chance_of_a_count_is_that_of_the_binomial_distribution() -> None:
     assert chance_of_count(0, 100, 0.05) == pytest.approx(2 * 0.95**100)
     assert chance_of_count(10, 1000, 0.01) == 1.0
     assert chance_of_count(40, 1000, 0.01) < 1e-9
+    # Of many events: 50,000 of 100,000 is the mean, and 51,000 is 6.3 deviations above it.
+    assert chance_of_count(50_000, 100_000, 0.5) == 1.0
+    assert chance_of_count(51_000, 100_000, 0.5) == pytest.approx(2.6e-10, rel=0.1)
     tail = sum(math.comb(20, k) * 0.1**k * 0.9 ** (20 - k) for k in range(5, 21))
     assert chance_of_count(5, 20, 0.1) == pytest.approx(2 * tail)
