@@ -247,16 +247,22 @@ def _is_nothing(seconds: float, stream: Stream, gate_s: float) -> bool:
     return False
 
 
+def _wait_s(device: Device, stream: Stream) -> float:
+    """How long a wait for the whole device takes, by its own timer. stream: an idle one."""
+    with stream.record(options=TIMED) as before:
+        before.sync()
+        device.sync()
+        with stream.record(options=TIMED) as after:
+            after.sync()
+            return seconds_between(before, after)
+
+
 def _elsewhere(device: Device, stream: Stream, call: Callable[[], object]) -> bool:
     """Whether a call leaves the device busy when its stream is done."""
     call()
     stream.sync()
-    began = clock.now()
-    device.sync()
-    waited_s = clock.now() - began
-    began = clock.now()
-    device.sync()
-    return waited_s > IDLE_WAIT_S + 3 * (clock.now() - began)
+    waited_s = _wait_s(device, stream)
+    return waited_s > IDLE_WAIT_S + 3 * _wait_s(device, stream)
 
 
 def period_of(seconds: Sequence[float]) -> int:
