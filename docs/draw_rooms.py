@@ -22,7 +22,7 @@ from arrows import PROGRAMS, arrows, is_late, room  # noqa: E402
 PICTURE = REPOSITORY / "docs" / "images" / "rooms.svg"
 LEFT_OUT = {*PROGRAMS, "extending", "_cpp/tests"}
 
-WIDTH, HEIGHT = 780, 696
+WIDTH, HEIGHT = 780, 764
 BOX_WIDTH, BOX_HEIGHT = 178, 42
 
 
@@ -44,16 +44,17 @@ BOXES = {
     "cli": Box(SECOND, 62, "the command line"),
     "comm": Box(THIRD, 62, "collectives"),
     "tune": Box(SECOND, 130, "the tuner, timelines"),
-    "cuda_gctx": Box(THIRD, 130, "the public names"),
-    "compat": Box(FOURTH, 130, "drop-ins"),
-    "interop": Box(THIRD, 198, "torch, CuPy, Numba, NCCL"),
-    "measure": Box(CORE - 95, 266, "the measuring loop"),
-    "partitions": Box(CORE + 100, 266, "layouts, pools, proof"),
-    "draw": Box(FOURTH, 334, "SVG pictures"),
-    "_core": Box(CORE, 402, "Cython classes"),
-    "_cpp/handles": Box(CORE, 488, "boxes, registries, claims"),
-    "_cpp/resources": Box(CORE, 550, "splits and overlap"),
-    "_cpp/driver": Box(CORE, 612, "the table of functions"),
+    "cuda_gctx": Box(THIRD, 198, "the public names"),
+    "compat": Box(FOURTH, 198, "drop-ins"),
+    "interpose": Box(FIRST, 130, "unmodified programs"),
+    "interop": Box(THIRD, 266, "torch, CuPy, Numba, NCCL"),
+    "measure": Box(CORE - 95, 334, "the measuring loop"),
+    "partitions": Box(CORE + 100, 402, "layouts, pools, proof"),
+    "draw": Box(FOURTH, 470, "SVG pictures"),
+    "_core": Box(CORE, 470, "Cython classes"),
+    "_cpp/handles": Box(CORE, 556, "boxes, registries, claims"),
+    "_cpp/resources": Box(CORE, 618, "splits and overlap"),
+    "_cpp/driver": Box(CORE, 680, "the table of functions"),
 }
 LINE = "bar"  # the darker grey
 
