@@ -86,7 +86,7 @@ class PartitionSpec:
     takes_the_remainder: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        wants_aligned = as_bool("aligned", self.aligned)
+        wants_aligned = self.aligned is not False and as_bool("aligned", self.aligned)
         sms, aligned = _checked_sms(self.sms)
         if wants_aligned and sms is not None:
             raise ValueError(f"aligned=True is for all remaining SMs (None), not for {self.sms!r}")

@@ -138,7 +138,9 @@ class PartitionPool:
                 return parts
         except (KeyError, TypeError):  # not requested in these words before, or with an unhashable value
             pass
-        layout = layout_of(requests, named)
+        return self._known_or_built(spelled, layout_of(requests, named), stream)
+
+    def _known_or_built(self, spelled: object, layout: Layout, stream: object) -> Partitions:
         known = self._built.get(layout)
         parts = known if known is not None and not known.is_closed else self._build(layout, stream)
         remember(self._prepared, spelled, parts)
@@ -183,13 +185,14 @@ class PartitionPool:
 
         requests, named, stream: as for prepare().
         """
+        spelled = spelling(requests, named)
         try:
-            known: Partitions | None = self._switching.switch_known(spelling(requests, named))
+            known: Partitions | None = self._switching.switch_known(spelled)
         except ClosedError:  # dropped
             known = None
         if known is not None:
             return known
-        parts = self.prepare(*requests, stream=stream, **named)
+        parts = self._known_or_built(spelled, layout_of(requests, named), stream)
         if parts not in self._switching:
             self._switching.add(parts, [(part.name, part.context, sms_of(part)) for part in with_background(parts)])
         if not self._switching.switch_to(parts):
@@ -201,7 +204,7 @@ class PartitionPool:
         self._demand_open()
         wanted = wanted_for(self._whole, layout, watched)
         with claim_all(self._device, wanted, group=self._group) as opening:
-            warn_of_overlap(opening, stacklevel=3)
+            warn_of_overlap(opening, stacklevel=4)
             self._demand_open()  # the warning can run code that closes the pool
             if watched:
                 refuse_capture(self._device.resources.sm, watched)

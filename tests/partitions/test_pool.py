@@ -329,9 +329,11 @@ def test_layouts_of_one_pool_may_overlap_and_others_are_reported(dev: Device) ->
         pool.prepare({"decode": 8})  # warnings are errors in the tests
         with pytest.warns(ResourceOverlapWarning, match="decode"):
             dev.partition(mine=8).close()
-        with PartitionPool(dev) as other, pytest.warns(ResourceOverlapWarning, match="shares? SMs") as caught:
-            other.prepare((8, None))
-        assert caught[0].filename == __file__
+        with PartitionPool(dev) as other:
+            for build, size in ((other.prepare, 8), (other.switch, 16)):
+                with pytest.warns(ResourceOverlapWarning, match="shares? SMs") as caught:
+                    build((size, None))
+                assert caught[0].filename == __file__
     [group], _ = split(dev.resources.sm, [8])
     with dev.create_context(ContextOptions([group])), PartitionPool(dev) as pool:
         with pytest.warns(ResourceOverlapWarning):
