@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions
-from cuda_gctx.cli import _on_a_card
+from cuda_gctx.cli import _on_a_card, _sum_kernel
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver
 from cuda_gctx.cli._output import console, heading, on_what, table, write_json
@@ -125,9 +125,15 @@ class _Story:
 
     def verified(self, report: Any) -> None:
         result = "each SM was used by one partition only" if not report.problems else "; ".join(report.problems)
-        self.step(f"2. Verify: a kernel on every SM reports where it runs: {result}", "")
+        self.step(f"2. Verify: a kernel on every SM reports where it runs: {result}")
         self.step(str(report.sm_map()), preformatted=True)
         self.step("")
+
+    def computed(self, results: dict[str, _sum_kernel.SumResult]) -> None:
+        right = all(result.total == result.expected for result in results.values())
+        where = ", ".join(f"{name} on {result.sms} SMs" for name, result in results.items())
+        foreign = sum(result.foreign_sms for result in results.values())
+        self.step(f"3. Compute: sums are {'right' if right else 'wrong'}: {where}, {foreign} foreign", "")
 
     def measured(self, rows: tuple[LatencyRow, ...], simulated: bool) -> None:
         header = ("short kernel on", "load on", "p50, us", "p99, us", "max, us")
@@ -151,9 +157,8 @@ class _Story:
                 "",
             )
         self.step(
-            "3. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
+            "4. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
             f"(launches of {LOAD_WAVES * LOAD_BLOCK_NS / 1e6:g} ms, always some queued)",
-            "",
             table(header, body),
             "",
             "A partition alone reserves nothing: work outside of partitions uses all SMs. Run it in the background "
@@ -225,6 +230,10 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
             document |= {"isolated": not report.problems, "report": json.loads(report.to_json())}
             story.verified(report)
             if not report.problems:
+                sms = {context.name: frozenset(context.sm_ids) for context in report.contexts}
+                results = {part.name: _sum_kernel.run(part, sms[part.name]) for part in with_background(parts)}
+                document["computed"] = {name: asdict(result) for name, result in results.items()}
+                story.computed(results)
                 rows = _measured(parts, samples)
                 document["latency"] = _document(rows)
                 if document["simulated"]:

@@ -56,7 +56,9 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
         "2. Verify:",
         "each SM was used by one partition only",
         "A = decode",
-        "3. Measure:",
+        "3. Compute:",
+        "sums are right: decode on 16 SMs, background on 116 SMs, 0 foreign",
+        "4. Measure:",
         "background (116 SMs)",
         "*** simulated",
     ):
@@ -84,6 +86,15 @@ def test_every_sm_is_seen_in_one_partition(sim: Callable[..., Any], driver: str)
         part["name"]: part["sm_count"] for part in result["partitions"]
     }
     assert sorted(sm for sms in seen.values() for sm in sms) == list(range(132))
+
+
+@pytest.mark.sim_only
+def test_kernel_computes_on_all_sms_of_its_partition(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    assert document()["computed"] == {
+        name: {"total": 268369920, "expected": 268369920, "sms": sms, "foreign_sms": 0}
+        for name, sms in (("decode", 16), ("background", 116))
+    }
 
 
 @pytest.mark.sim_only
