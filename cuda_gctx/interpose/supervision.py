@@ -268,10 +268,11 @@ class Supervision:
         for pid in self._descendants():
             with suppress(OSError):
                 key = (pid, os.stat(f"/proc/{pid}/exe").st_ino)  # an exec makes another program of a process
-                if key in self._looked_at or os.path.basename(os.readlink(f"/proc/{pid}/exe")) == MPS_SERVER:
+                if key in self._looked_at:
                     continue
                 maps = Path("/proc", str(pid), "maps").read_text(errors="replace")
-                if self._real not in maps:
+                # The name comes after the maps: an exec in between would give the maps another name.
+                if self._real not in maps or os.path.basename(os.readlink(f"/proc/{pid}/exe")) == MPS_SERVER:
                     continue
                 self._looked_at.add(key)
                 variables = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
