@@ -60,7 +60,7 @@ MOST_WRONG = 20
 # this many rounds.
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 LEAST_ROUNDS = 16
-# What settled memory may grow by from the half to the end. Contexts are counted: none may be made or destroyed.
+# What settled memory may grow by from the half to the end. Contexts are counted.
 MOST_GROWN = {
     "torch_mib": 1.0,
     "torch_reserved_mib": 40.0,  # pages of expandable segments, 20 MiB each, that a small tensor keeps
