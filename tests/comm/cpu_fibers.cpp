@@ -773,6 +773,9 @@ static void run_stream(Stream& stream, const std::vector<const HostCall*>& calls
     }
     finish();
     copy(stream, call->before, call->copies_before);
+    for (u32 turns = call->late; turns != 0; --turns) {
+      Fibers::yield();
+    }
     if (!call->is_programmatic) {
       begin_call(stream, *call, seed);
     }

@@ -77,6 +77,7 @@ class HostCall(ctypes.Structure):
         ("copies_after", u32),
         ("is_programmatic", u32),
         ("is_unordered", u32),
+        ("late", u32),
     )
 
     def begin_with(self, *copies: tuple[int, int, int]) -> None:

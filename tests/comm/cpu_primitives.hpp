@@ -101,6 +101,7 @@ struct HostCall {
   u32 copies_before, copies_after;
   u32 is_programmatic;  // it may begin before the kernel before it has ended
   u32 is_unordered;     // nothing orders it behind what is before it
+  u32 late;             // turns of other fibers before the kernel begins
 };
 
 struct Stream;

@@ -613,53 +613,80 @@ def test_two_kernels_of_a_rank_at_once_give_right_sums_or_a_fault(
     assert Fault.OVERLAP in found
 
 
-@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
-def test_calls_at_once_of_any_launch_numbers_and_blocks_leave_no_wrong_numbers(
-    mode: MixedCommMode, folder: Path
-) -> None:
-    """The first rank, or both, run two calls at once: random numbers of launches, sizes, blocks and input data."""
-    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
-    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
-    found = set()
-    for seed in range(100):
-        choose, rng = random.Random(seed), np.random.default_rng(seed)
-        ranks = Ranks(info, op, library, geometry_of(info), limit=300)
-        ahead, between = choose.randrange(1, 40), choose.randrange(3)
-        at_once = choose.choice([(0,), (0, 1)])
-        calls: list[list[Any]] = [[] for _ in range(2)]
-        outputs = []
-        for rank in range(2):
-            ranks.skip_launches(rank, ahead)
-        for number in range(2):
-            elements, grid = 8 * choose.choice([17, 64, 256]), choose.randint(1, 8)
-            inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(2)]
-            ranks._kept.append(inputs)
-            for rank in range(2):
-                out = aligned(2 * elements).view(np.uint16)
+def run_any_calls(ranks: Ranks, mode: MixedCommMode, seed: int) -> tuple[list[str], set[int]]:
+    """Run two calls of each rank: what was wrong, and the kinds of the faults.
+
+    Draws at random: launch numbers, epochs, sizes, blocks of each rank, the order on each rank, the ranks on which
+    nothing orders the two calls, staging by the kernel, and how late each kernel begins.
+    """
+    choose, rng, world = random.Random(seed), np.random.default_rng(seed), ranks.info.world_size
+    ranks.set_epochs(choose.choice([0, 0xFFFFFFFD, 0x7FFFFFFD, choose.randrange(1 << 32)]))
+    ahead, between = choose.choice([choose.randrange(40), choose.randrange(0xFFFF)]), choose.randrange(3)
+    at_once = [rank for rank in range(world) if choose.random() < 0.6]
+    copied = choose.choice([None, None, 0, 1]) if mode is TWO else None
+    made: list[list[HostCall]] = [[] for _ in range(world)]
+    sizes = [8 * choose.choice([1, 17, 64, 256, choose.randint(1, 256)]) for _ in range(2)]
+    outputs = []
+    for rank in range(world):
+        ranks.skip_launches(rank, ahead)
+    for number, elements in enumerate(sizes):
+        inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
+        ranks._kept.append(inputs)
+        for rank in range(world):
+            out = aligned(2 * elements).view(np.uint16)
+            grid = choose.choice([1, 2, choose.randint(1, 32)])
+            if number == copied:
+                how: dict[str, Any] = {"choose": choose, "part_bytes": 1 << 20, "by_kernel": True}
+                [call] = ranks.staged_call(rank, inputs[rank], out, grid=grid, **how)
+            else:
                 [call] = ranks.call(rank, mode, inputs[rank], out, grid=grid)
-                ranks.skip_launches(rank, between)
-                call.is_unordered = number == 1 and rank in at_once
-                calls[rank].append(call)
-                outputs.append((expected_bits(info.at(rank), op, inputs, Element.BFLOAT16), out, rank))
-        assert ranks.run(calls, seed, to_the_end=True) != "a deadlock", seed
-        found |= {ranks.fault(rank)[0] for rank in range(2)}
-        for wanted, out, rank in outputs:
-            is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
-            assert is_right.all(), (seed, rank)
-    assert Fault.OVERLAP in found
+            ranks.skip_launches(rank, between)
+            call.late = choose.choice([0, 0, 0, choose.randrange(300), choose.randrange(30_000)])
+            made[rank].append(call)
+            outputs.append((expected_bits(ranks.info.at(rank), ranks.op, inputs, Element.BFLOAT16), out, rank))
+    for rank in range(world):
+        # Nothing tells calls of one size apart.
+        if sizes[0] != sizes[1] and choose.random() < 0.1:
+            made[rank].reverse()
+        made[rank][1].is_unordered = rank in at_once
+    wrong = ["a deadlock"] if ranks.run(made, seed, to_the_end=True) == "a deadlock" else []
+    for wanted, out, rank in outputs:
+        is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
+        wrong += [] if is_right.all() else [f"output of rank {rank}"]
+    return wrong, {ranks.fault(rank)[0] for rank in range(world)}
+
+
+@pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(60, 1060), marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_any_two_calls_leave_right_sums_or_no_numbers_beside_a_fault(
+    mode: MixedCommMode, tp: int, seeds: range, folder: Path
+) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == tp)
+    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
+    found: set[int] = set()
+    for seed in seeds:
+        limit = random.Random(seed).choice([300, 3000])
+        wrong, kinds = run_any_calls(Ranks(info, op, library, geometry_of(info), limit=limit), mode, seed)
+        assert wrong == [], seed
+        found |= kinds
+    assert found >= {Fault.NONE, Fault.OVERLAP, Fault.TIMEOUT}
 
 
 def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tuple[list[str], set[int]]:
     """Run two staged calls that nothing orders on one rank or on all: what was wrong, and the kinds of the faults.
 
-    Sizes, parts, grids, launch numbers, and whether one of them is one kernel are drawn at random. to_the_end: whether
-    outputs say what is wrong, and not accesses that nothing orders.
+    Draws sizes, parts, grids, epochs, launch numbers, how late kernels begin, and whether one call is one kernel, at
+    random. to_the_end: whether outputs say what is wrong, and not accesses that nothing orders.
     """
     choose, rng, world = random.Random(seed), np.random.default_rng(seed), ranks.info.world_size
     at_once = choose.choice([(0,), range(world)])
     calls: list[list[Any]] = [[] for _ in range(world)]
     outputs = []
-    ahead = choose.randrange(1, 40)
+    ahead = choose.choice([choose.randrange(40), choose.randrange(0xFFFF)])
+    ranks.set_epochs(choose.choice([0, 0xFFFFFFFD, choose.randrange(1 << 32)]))
     for rank in range(world):
         ranks.skip_launches(rank, ahead)
     elements = 8 * choose.choice([17, 64, 256])
@@ -668,7 +695,7 @@ def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tu
     for number in range(2):
         elements = choose.choice([elements, 8 * choose.randint(1, 256)])
         how: dict[str, Any] = {"part_bytes": choose.choice([1 << 20, 768]), "by_kernel": by_kernel[number]}
-        how["grid"] = choose.randint(1, 4)
+        how["grid"] = choose.choice([1, choose.randint(1, 4), choose.randint(1, 32)])
         inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
         ranks._kept.append(inputs)
         for rank in range(world):
@@ -676,6 +703,7 @@ def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tu
             made = ranks.staged_call(rank, inputs[rank], out, choose=choose, **how)
             for call in made:
                 call.is_unordered = number == 1 and rank in at_once
+                call.late = choose.choice([0, 0, 0, choose.randrange(3000)])
             calls[rank] += made
             wanted = expected_bits(ranks.info.at(rank), ranks.op, inputs, Element.BFLOAT16)
             outputs.append((wanted, out, rank))

@@ -136,6 +136,7 @@ def test_torch_compile_keeps_calls_in_one_graph(ranks: Ranks, tmp_path: Path) ->
     assert ranks.run("compiled", 2, tmp_path) == [[2]] * 2
 
 
+@needs_torch
 def test_torch_compile_keeps_calls_whose_outputs_a_rank_does_not_use(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.run("compiled_unused", 2, tmp_path) == [[4]] * 2
 
