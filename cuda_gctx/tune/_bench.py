@@ -268,9 +268,11 @@ class Bench:
         """
         each_s = (self.call_s.get(p.name, 0.0) * weight_of(self.objective, p.name) for p in opened.parts)
         step_s = max(batch.seconds) / number
+        calls_s = sum(each_s)
         if opened.gated and not batch.late:
-            return False
-        return batch.host_s / number >= LAUNCH_BOUND * step_s and sum(each_s) >= step_s / 2
+            # The gate hid the calls: a program has none.
+            return calls_s >= LAUNCH_BOUND * step_s
+        return batch.host_s / number >= LAUNCH_BOUND * step_s and calls_s >= step_s / 2
 
     def _batch(self, opened: Opened, number: int, mixes: bool) -> Batch:
         """Run so many steps, whose parts start together and are waited for; or mixes, whose parts do not wait."""

@@ -18,6 +18,8 @@ __all__ = ["explain"]
 
 # A slowdown that is reported.
 LEAST_SLOWDOWN = 1.1
+# A launch-bound program keeps the device waiting for more than this share of its time.
+LEAST_WAITING = 0.1
 # A few times the latency of a launch: shorter work cannot overlap much.
 SHORT_NS = 20_000
 # The work is repeated for so long while a search for room is made: long compared with a launch.
@@ -102,7 +104,8 @@ def _of_launches(report: ExplainReport) -> Iterator[str]:
             f"too short: {a} takes {a_alone} and {b} {in_words(second.alone_ns)}, little more than a launch, so one "
             "ends before the other begins; put more work into a call, or capture both into one graph"
         )
-    if report.overlap_queued >= LEAST_OVERLAP:
+    waits_ns = first.called_ns - first.alone_ns
+    if report.overlap_queued >= LEAST_OVERLAP and waits_ns > LEAST_WAITING * first.alone_ns:
         yield (
             f"launch-bound: {a} takes {in_words(first.called_ns)} as the program calls it, of which the device works "
             f"{a_alone} and otherwise waits for launches, and {a} ends before {b} is queued; if both are queued before "
