@@ -33,24 +33,24 @@ EXAMPLE_LIMIT_S = 100
 PAGE_LIMIT_S = 90
 RAN = "ran"
 LEFT_OUT = "left out"
-# The examples, and the module without which they cannot run.
+# The examples of examples/frameworks, or of other folders, and the module without which they cannot run.
 EXAMPLES = {
     "torch_partition": "torch",
-    "torch_decode_graphs": "torch",
+    "torch_graphs_by_layout": "torch",
     "torch_green_context": "torch",
     "torch_library_sms": "torch",
     "flashinfer_split": "torch",
     "nccl_partition": "torch",
-    "local_world_tensor_parallel": "torch",
+    "../comm_compute/one_gpu": "torch",
     "cupy_partition": "cupy",
     "numba_partition": "numba_cuda",
     "cuda_core_partition": "cuda.core",
     "cuda_core_latency": "cuda.core",
     "triton_persistent": "triton",
-    "torchrun_tensor_parallel": "torch",
+    "../comm_compute/several_gpus": "torch",
 }
 # Examples that run as a process for each of two GPUs.
-OF_TWO_GPUS = ("torchrun_tensor_parallel",)
+OF_TWO_GPUS = ("../comm_compute/several_gpus",)
 TORCHRUN = (
     "-m",
     "torch.distributed.run",

@@ -33,7 +33,7 @@ def main() -> None:
     dev = Device(0)
     print(dev.name)
     (group,), _ = dev.resources.sm.split(SMResourceOptions(2 * dev.resources.sm.min_partition_size))
-    ctx = dev.create_context(ContextOptions(resources=[group], name="decode"))
+    ctx = dev.create_context(ContextOptions(resources=[group], name="control"))
     with ctx.current():
         foreign = ForeignStream()
 

@@ -6,8 +6,8 @@ import timeit
 
 from cuda_gctx import Device, Layout, PartitionPool, system, tune
 
-QUIET = Layout(decode=8, prefill=None)
-BUSY = Layout(decode=32, prefill=None)
+QUIET = Layout(control=8, rest=None)
+BUSY = Layout(control=32, rest=None)
 
 
 def main() -> None:
@@ -18,11 +18,11 @@ def main() -> None:
             print(f"{layout}: {pool.prepare(layout)!r}")
 
         for waiting_requests in (0, 90, 3, 70):
-            # Ordered on the device: the new decode waits for prefill work that still has its SMs. The host goes on.
+            # Ordered on the device: control waits for the bulk work that still has its SMs. The host goes on.
             parts = pool.switch(BUSY if waiting_requests > 50 else QUIET)
-            tune.spin(parts.prefill.stream, blocks=parts.prefill.sm_count, spin_ns=1_000_000)
-            tune.spin(parts.decode.stream, blocks=parts.decode.sm_count, spin_ns=10_000)
-            print(f"{waiting_requests:2} requests wait: decode on {parts.decode.sm_count} SMs")
+            tune.spin(parts.rest.stream, blocks=parts.rest.sm_count, spin_ns=1_000_000)
+            tune.spin(parts.control.stream, blocks=parts.control.sm_count, spin_ns=10_000)
+            print(f"{waiting_requests:2} requests wait: control on {parts.control.sm_count} SMs")
         dev.sync()
 
         both = min(timeit.repeat(lambda: (pool.switch(QUIET), pool.switch(BUSY)), number=1000, repeat=5)) / 1000

@@ -7,7 +7,7 @@ from cuda_gctx import Context, ContextOptions, Device, SMResourceOptions, Stream
 
 def make_stream(dev: Device) -> tuple[Context, Stream]:
     (group,), _ = dev.resources.sm.split(SMResourceOptions(2 * dev.resources.sm.min_partition_size))
-    ctx = dev.create_context(ContextOptions(resources=[group], name="decode"))
+    ctx = dev.create_context(ContextOptions(resources=[group], name="control"))
     return ctx, ctx.create_stream()
 
 

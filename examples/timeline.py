@@ -13,16 +13,16 @@ MS = 1_000_000
 
 def work(parts: Partitions, timeline: Timeline) -> None:
     """Stands for a program: long chunks in one partition, short steps in another, other work in the background."""
-    prefill, decode = parts.prefill.stream, parts.decode.stream
-    sample = parts.decode.stream_pool(1)[0]
+    rest, control = parts.rest.stream, parts.control.stream
+    sample = parts.control.stream_pool(1)[0]
     for chunk in range(4):
-        with timeline.span(prefill, f"chunk {chunk}"):
-            tune.spin(prefill, 2 * parts.prefill.sm_count, 2 * MS)
+        with timeline.span(rest, f"chunk {chunk}"):
+            tune.spin(rest, 2 * parts.rest.sm_count, 2 * MS)
         for step in range(4 * chunk, 4 * chunk + 4):
-            with timeline.span(decode, f"step {step}"):
-                tune.spin(decode, parts.decode.sm_count, MS // 2)
+            with timeline.span(control, f"step {step}"):
+                tune.spin(control, parts.control.sm_count, MS // 2)
             if step % 2:
-                sample.wait(decode)
+                sample.wait(control)
                 with timeline.span(sample, "sample"):
                     tune.spin(sample, 4, MS // 4)
     if "background" in parts:
@@ -36,7 +36,7 @@ def main() -> None:
         "--pictures", type=Path, metavar="FOLDER", help="write the SVG pictures there, and nothing else"
     )
     folder: Path | None = parser.parse_args().pictures
-    with Device(0).partition(decode=16, prefill=0.8) as parts:
+    with Device(0).partition(control=16, rest=0.8) as parts:
         report = parts.verify()
         timeline = Timeline(parts)
         work(parts, timeline)

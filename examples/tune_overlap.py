@@ -11,12 +11,12 @@ from cuda_gctx import Device, PartitionPool, Stream, tune
 MS = 1_000_000
 
 
-def prefill(stream: Stream) -> None:
+def bulk(stream: Stream) -> None:
     """Long blocks, more of them than fit on the device at once."""
     tune.spin(stream, blocks=2 * (2 * stream.device.sm_count - 32), spin_ns=MS)
 
 
-def decode(stream: Stream) -> None:
+def control(stream: Stream) -> None:
     """Short kernels one after the other, each of them small."""
     for _ in range(15):
         tune.spin(stream, blocks=32, spin_ns=MS // 10)
@@ -25,7 +25,7 @@ def decode(stream: Stream) -> None:
 
 def main() -> None:
     dev = Device(0)
-    report = tune.overlap(prefill, decode, device=dev, budget_s=20)
+    report = tune.overlap(bulk, control, device=dev, budget_s=20)
     print(report)
     if report.choice is None:
         raise SystemExit("undecided: measure longer, on a machine without other work")
@@ -35,7 +35,7 @@ def main() -> None:
     with PartitionPool(dev) as pool, plan.open(pool) as streams:
         for name, stream in streams.items():
             print(f"\n{name}: {stream.resources.sm.sm_count} SMs", end="")
-            prefill(stream) if name == "prefill" else decode(stream)
+            bulk(stream) if name == "bulk" else control(stream)
         print()
         for stream in streams.values():
             stream.sync()

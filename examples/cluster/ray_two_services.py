@@ -19,8 +19,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cuda_gctx import Device
 
-LAYOUT = "decode=16,prefill=rest"
-SMS, SERVICES = 132, {"decode": 16, "prefill": 116}
+LAYOUT = "control=16,rest"
+SMS, SERVICES = 132, {"control": 16, "rest": 116}
 
 
 @ray.remote(num_cpus=0)

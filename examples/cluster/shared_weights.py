@@ -1,10 +1,10 @@
-"""One model in two processes: prefill and decode share the weights and the KV cache by CUDA IPC, each in a partition.
+"""One model in two processes, which share the weights and a cache by CUDA IPC, each in a partition.
 
-    cuda-gctx run --layout decode=16,prefill=rest -- python examples/cluster/shared_weights.py
+    cuda-gctx run --layout control=16,rest -- python examples/cluster/shared_weights.py
 
-The processes exchange handles through a pipe. Prefill fills the cache and records an event; decode waits for it on the
-device. Without MPS, processes take turns on a card: partitions of two processes do not run at the same time. Fills of
-memory stand for the kernels of the model.
+The processes exchange handles through a pipe. The first one fills the cache and records an event; the second one waits
+for it on the device. Without MPS, processes take turns on a card: partitions of two processes do not run at the same
+time. Fills of memory stand for the kernels of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cuda.bindings import driver
 
 from cuda_gctx import Device
 
-WEIGHTS, TOKENS = 1 << 20, 4096  # of four bytes each
+WEIGHTS, ENTRIES = 1 << 20, 4096  # of four bytes each
 SEED, CACHED = 7, 42
 HANDLE_BYTES = 64
 
@@ -55,19 +55,19 @@ def first(pointer: Any, number: int, stream: int) -> list[int]:
     return list(host)
 
 
-def decode(pipe: Connection) -> None:
+def reader(pipe: Connection) -> None:
     """The second process: opens what the first one allocated, and reads it when it is filled."""
     dev = Device()
-    with dev.partition() as parts, parts.decode.context.current():
-        stream = parts.decode.stream.handle
+    with dev.partition() as parts, parts.control.context.current():
+        stream = parts.control.stream.handle
         weights, cache, filled = pipe.recv()
         weights, cache = opened(weights), opened(cache)
         filled = checked(driver.cuIpcOpenEventHandle(of_raw(driver.CUipcEventHandle, filled)))
         checked(driver.cuStreamWaitEvent(stream, filled, 0))  # on the device
-        tokens = first(cache, TOKENS, stream)
+        entries = first(cache, ENTRIES, stream)
         print(
-            f"decode on {parts.decode.sm_count} SMs of {dev.name}: weights {first(weights, 1, stream)[0]}, "
-            f"{tokens.count(CACHED)} of {TOKENS} tokens are in the cache"
+            f"control on {parts.control.sm_count} SMs of {dev.name}: weights {first(weights, 1, stream)[0]}, "
+            f"{entries.count(CACHED)} of {ENTRIES} entries are in the cache"
         )
         for pointer in (weights, cache):
             checked(driver.cuIpcCloseMemHandle(pointer))
@@ -78,22 +78,22 @@ def decode(pipe: Connection) -> None:
 def main() -> None:
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
-    other = processes.Process(target=decode, args=(there,), daemon=True)
+    other = processes.Process(target=reader, args=(there,), daemon=True)
     other.start()
     there.close()
     dev = Device()
-    with dev.partition() as parts, parts.prefill.context.current():
-        stream = parts.prefill.stream.handle
-        weights, cache = (checked(driver.cuMemAlloc(4 * number)) for number in (WEIGHTS, TOKENS))
+    with dev.partition() as parts, parts.rest.context.current():
+        stream = parts.rest.stream.handle
+        weights, cache = (checked(driver.cuMemAlloc(4 * number)) for number in (WEIGHTS, ENTRIES))
         flags = driver.CUevent_flags
         filled = checked(driver.cuEventCreate(flags.CU_EVENT_DISABLE_TIMING | flags.CU_EVENT_INTERPROCESS))
         checked(driver.cuMemsetD32Async(weights, SEED, WEIGHTS, stream))
-        checked(driver.cuMemsetD32Async(cache, CACHED, TOKENS, stream))  # a prefill
+        checked(driver.cuMemsetD32Async(cache, CACHED, ENTRIES, stream))
         checked(driver.cuEventRecord(filled, stream))
         memory = [raw(checked(driver.cuIpcGetMemHandle(pointer))) for pointer in (weights, cache)]
         here.send([*memory, raw(checked(driver.cuIpcGetEventHandle(filled)))])
-        print(f"prefill on {parts.prefill.sm_count} SMs of {dev.name} filled the cache", flush=True)
-        here.recv()  # decode has closed what it opened
+        print(f"rest on {parts.rest.sm_count} SMs of {dev.name} filled the cache", flush=True)
+        here.recv()  # the reader has closed what it opened
         other.join()
         for pointer in (weights, cache):
             checked(driver.cuMemFree(pointer))

@@ -28,14 +28,14 @@ def main() -> None:
     seen = numpy.from_dlpack(buffer).view(numpy.uint32)
 
     dev = Device(0)
-    with dev.partition(decode=16) as parts:
+    with dev.partition(control=16) as parts:
         parts.verify()
-        stream = core_stream(parts.decode)
+        stream = core_stream(parts.control)
         launch(stream, LaunchConfig(grid=BLOCKS, block=32), kernel, buffer)
         stream.sync()
         ran = set(seen.tolist())
-        print(f"decode has {parts.decode.sm_count} SMs, the kernel ran on {len(ran)} of them")
-        assert ran <= set(parts.decode.sm_ids)
+        print(f"control has {parts.control.sm_count} SMs, the kernel ran on {len(ran)} of them")
+        assert ran <= set(parts.control.sm_ids)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ extern "C" __global__ void where(unsigned* sm) {
 def main() -> None:
     dev = Device(0)
     where = cupy.RawKernel(KERNEL, "where")
-    with dev.partition(decode=16) as parts:
+    with dev.partition(control=16) as parts:
         parts.verify()
-        with parts.decode.cupy():
+        with parts.control.cupy():
             seen = cupy.zeros(4096, cupy.uint32)
             where((seen.size,), (32,), (seen,))
         ran = set(cupy.asnumpy(seen).tolist())
-        print(f"decode has {parts.decode.sm_count} SMs, the kernel ran on {len(ran)} of them")
-        assert ran <= set(parts.decode.sm_ids)
+        print(f"control has {parts.control.sm_count} SMs, the kernel ran on {len(ran)} of them")
+        assert ran <= set(parts.control.sm_ids)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ def double(values):
 
 def main() -> None:
     dev = Device(0)
-    with dev.partition(decode=16) as parts:
-        stream = numba_stream(parts.decode)
+    with dev.partition(control=16) as parts:
+        stream = numba_stream(parts.control)
         values = cuda.to_device(numpy.arange(4096, dtype=numpy.float32), stream=stream)
         double[16, 256, stream](values)
         result = values.copy_to_host(stream=stream)
         stream.synchronize()
-        print(f"on {parts.decode.sm_count} SMs: {result[:4]}")
+        print(f"on {parts.control.sm_count} SMs: {result[:4]}")
         assert (result == 2 * numpy.arange(4096)).all()
 
 

@@ -10,20 +10,20 @@ from cuda_gctx.compat.torch_green import GreenContext
 def main() -> None:
     x = torch.randn(2048, 2048, device="cuda:0")
 
-    decode = GreenContext.create(num_sms=10, exclusive=True)
-    prefill = GreenContext.create(num_sms=96, exclusive=True)
-    print(f"decode has {decode.sm_count} SMs, prefill {prefill.sm_count}, and they share none")
+    control = GreenContext.create(num_sms=10, exclusive=True)
+    rest = GreenContext.create(num_sms=96, exclusive=True)
+    print(f"control has {control.sm_count} SMs, rest {rest.sm_count}, and they share none")
 
-    decode.set_context()
+    control.set_context()
     y = torch.sigmoid(x)
-    decode.pop_context()
+    control.pop_context()
 
-    with prefill:
+    with rest:
         z = x @ x
     print(f"the same as without: {torch.equal(y + z, torch.sigmoid(x) + x @ x)}")
 
     # Several at once: their streams, and the order is yours.
-    streams = [decode.Stream(), prefill.Stream()]
+    streams = [control.Stream(), rest.Stream()]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -32,8 +32,8 @@ def main() -> None:
         torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
 
-    decode.close()
-    prefill.close()
+    control.close()
+    rest.close()
 
 
 if __name__ == "__main__":

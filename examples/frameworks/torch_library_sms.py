@@ -15,7 +15,7 @@ def main() -> None:
     dev = Device(0)
     a = torch.randn(2048, 4096, device="cuda:0", dtype=torch.bfloat16)
     b = torch.randn(4096, 4096, device="cuda:0", dtype=torch.bfloat16)
-    with dev.partition(decode=8) as parts, parts.background.torch(library_sms="auto"):
+    with dev.partition(control=8) as parts, parts.background.torch(library_sms="auto"):
         for _ in range(3):
             y = a @ b
     torch.cuda.synchronize()

@@ -22,14 +22,14 @@ def add_one(values, sms, size, BLOCK: tl.constexpr):
 def main() -> None:
     dev = Device(0)
     x = torch.zeros(1 << 20, device="cuda:0")
-    with dev.partition(decode=16) as parts:
+    with dev.partition(control=16) as parts:
         parts.verify()
-        part = parts.decode
+        part = parts.control
         sms = torch.empty(part.sm_count, device="cuda:0", dtype=torch.int32)
         with part.torch():
             add_one[(part.sm_count,)](x, sms, x.numel(), BLOCK=1024)
         ran = set(sms.tolist())
-        print(f"decode has {part.sm_count} SMs, {part.sm_count} programs ran on {len(ran)} of them")
+        print(f"control has {part.sm_count} SMs, {part.sm_count} programs ran on {len(ran)} of them")
         assert ran <= set(part.sm_ids)
     assert x.eq(1).all()
 

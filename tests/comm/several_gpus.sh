@@ -77,8 +77,8 @@ example() { # NAME COMMAND...
   grep -q 'True' "$output/$name.log" && ! grep -q 'False' "$output/$name.log" || failed=1
 }
 examples=$here/../../examples/frameworks
-example torchrun "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" "$examples/torchrun_tensor_parallel.py"
-example local-world "$python" "$examples/local_world_tensor_parallel.py"
+example torchrun "$python" -m torch.distributed.run --standalone --nproc-per-node "$gpus" "$examples/../comm_compute/several_gpus.py"
+example local-world "$python" "$examples/../comm_compute/one_gpu.py"
 benchmark sweep 70 --part sweep ||
   benchmark sweep-again 40 --part sweep --skip mapped programmatic --out "$output/sweep-again"
 benchmark overlap 60 --part overlap

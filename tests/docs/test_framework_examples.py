@@ -38,17 +38,17 @@ def test_the_latency_of_cuda_core_is_measured_on_a_simulated_machine() -> None:
     ("example", "module", "said"),
     [
         ("torch_partition", "torch", "the same as without partitions: True"),
-        ("cupy_partition", "cupy", "decode has 16 SMs"),
+        ("cupy_partition", "cupy", "control has 16 SMs"),
         ("numba_partition", "numba_cuda", "on 16 SMs"),
-        ("cuda_core_partition", "cuda.core", "decode has 16 SMs"),
+        ("cuda_core_partition", "cuda.core", "control has 16 SMs"),
         ("cuda_core_latency", "cuda.core", "partition of 8 SMs: median "),
         ("flashinfer_split", "torch", "[8, 16, 24, "),
         ("torch_green_context", "torch", "and they share none"),
-        ("torch_decode_graphs", "torch", "decode in graphs and prefill are right: True"),
+        ("torch_graphs_by_layout", "torch", "the graphs and the bulk work are right: True"),
         ("torch_library_sms", "torch", "1 product measured"),
-        ("triton_persistent", "triton", "decode has 16 SMs"),
+        ("triton_persistent", "triton", "control has 16 SMs"),
         ("nccl_partition", "torch", "the sum over 1 ranks is 1"),
-        ("local_world_tensor_parallel", "torch", "the sum over 4 ranks is right: True"),
+        ("../comm_compute/one_gpu", "torch", "the sum over 4 ranks is right: True"),
     ],
 )
 def test_an_example_with_a_framework_runs(example: str, module: str, said: str) -> None:
@@ -64,7 +64,7 @@ def test_ranks_with_a_gpu_each_run() -> None:
     if Device.count() < 2:
         pytest.skip("needs two GPUs")
     ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    run("torchrun_tensor_parallel", "rank 1 of 2: every element is 64.0: True", *ranks)
+    run("../comm_compute/several_gpus", "rank 1 of 2: every element is 64.0: True", *ranks)
 
 
 @pytest.mark.gpu_only

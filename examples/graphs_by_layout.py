@@ -1,7 +1,7 @@
-"""Decode in CUDA graphs next to a prefill: a graph for each batch size and partition, and a timeline of both.
+"""Control steps in CUDA graphs next to bulk work: a graph for each batch size and partition, and a timeline of both.
 
 The layout follows the load. A graph runs on the SMs on which it was captured, so each layout has its own graphs. The
-kernels here only spin; frameworks/torch_decode_graphs.py does the same with torch.
+kernels here only spin; frameworks/torch_graphs_by_layout.py does the same with torch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from cuda_gctx import Device, GraphSet, Layout, Partition, PartitionPool, Timeli
 
 MS = 1_000_000
 BATCHES = (1, 8)
-QUIET = Layout(decode=16, prefill=None)
-BUSY = Layout(decode=32, prefill=None)
+QUIET = Layout(control=16, rest=None)
+BUSY = Layout(control=32, rest=None)
 
 
-def decode(part: Partition, batch: int) -> None:
+def control_step(part: Partition, batch: int) -> None:
     """One step: some kernels, whose launches a graph saves."""
     for _ in range(4):
         tune.spin(part.stream, blocks=part.sm_count, spin_ns=MS // 100 * batch)
@@ -28,25 +28,25 @@ def main() -> None:
         for layout in (QUIET, BUSY):
             pool.switch(layout)
             for batch in BATCHES:
-                graphs.capture("decode", batch, lambda part, batch=batch: decode(part, batch))
+                graphs.capture("control", batch, lambda part, batch=batch: control_step(part, batch))
         print(f"{dev.name}: {len(graphs)} graphs")
 
         for layout, batch in ((QUIET, 1), (BUSY, 8), (QUIET, 1)):
             parts = pool.switch(layout)
             timeline = Timeline(parts)
-            with timeline.span(parts.prefill.stream, "prefill"):
-                tune.spin(parts.prefill.stream, blocks=parts.prefill.sm_count, spin_ns=20 * MS)
+            with timeline.span(parts.rest.stream, "bulk"):
+                tune.spin(parts.rest.stream, blocks=parts.rest.sm_count, spin_ns=20 * MS)
             for step in range(4):
-                with timeline.span(parts.decode.stream, f"step {step}"):
-                    graphs.replay("decode", batch)  # that of the current layout
-            prefill, *steps = sorted(timeline.read().spans, key=lambda span: span.track == "decode")
-            during = sum(prefill.start_ns <= step.start_ns and step.end_ns <= prefill.end_ns for step in steps)
+                with timeline.span(parts.control.stream, f"step {step}"):
+                    graphs.replay("control", batch)  # that of the current layout
+            bulk, *steps = sorted(timeline.read().spans, key=lambda span: span.track == "control")
+            during = sum(bulk.start_ns <= step.start_ns and step.end_ns <= bulk.end_ns for step in steps)
             print(
-                f"batch {batch} on {parts.decode.sm_count} SMs: {during} of {len(steps)} steps ran during the prefill"
+                f"batch {batch} on {parts.control.sm_count} SMs: {during} of {len(steps)} steps ran next to bulk work"
             )
 
         try:
-            graphs.replay(pool.current.prefill, 1)
+            graphs.replay(pool.current.rest, 1)
         except ValueError as error:
             print(error)
 

@@ -1,6 +1,6 @@
 """A tensor-parallel layer on several GPUs: the all-reduce of one half of a batch next to the GEMM of the other half.
 
-    NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 2 examples/frameworks/torchrun_tensor_parallel.py
+    NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 2 examples/comm_compute/several_gpus.py
 
 Every rank holds a slice of the weights; the products are partial sums, which an all-reduce adds up. The all-reduce runs
 on 8 SMs, the GEMMs on the others.

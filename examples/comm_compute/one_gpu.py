@@ -1,6 +1,6 @@
 """A tensor-parallel layer without a cluster: its ranks are threads, each with 8 SMs of one GPU for its all-reduce.
 
-    python examples/frameworks/local_world_tensor_parallel.py
+    python examples/comm_compute/one_gpu.py
 
 The GEMMs of all ranks run on the other SMs. The all-reduce of one half of a batch runs next to the GEMM of the other
 half, with the kernels that also run between GPUs.

@@ -1,0 +1,65 @@
+"""The control loop of examples/control_loop: with a partition, without one, and as two programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..conftest import REPOSITORY
+
+LOOP = str(REPOSITORY / "examples" / "control_loop" / "loop.py")
+
+
+def said(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=110, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def missed(printed: str) -> tuple[int, int]:
+    found = re.search(r"missed (\d+) of (\d+) deadlines", printed)
+    assert found is not None, printed
+    return int(found[1]), int(found[2])
+
+
+def p99_us(printed: str) -> float:
+    found = re.search(r"p99 (\d+) us", printed)
+    assert found is not None, printed
+    return float(found[1])
+
+
+@pytest.mark.sim_only
+def test_a_partition_keeps_deadlines_that_a_priority_misses() -> None:
+    words = (sys.executable, LOOP, "--rate", "0", "--steps", "100")
+    assert missed(said(*words, CUDA_GCTX_DRIVER="sim:h200@13.0")) == (0, 100)
+    assert missed(said(*words, "--without", CUDA_GCTX_DRIVER="sim:h200@13.0")) == (100, 100)
+
+
+@pytest.mark.sim_only
+def test_two_programs_keep_deadlines_without_a_word_of_partitions() -> None:
+    share = (sys.executable, "-m", "cuda_gctx.cli", "share", "--no-mps", "--until", "control")
+    control = ("control=16", "--", sys.executable, LOOP, "--rate", "0", "--steps", "100", "--only", "control")
+    bulk = ("rest", "--", sys.executable, LOOP, "--only", "bulk", "--seconds", "60")
+    printed = said(*share, *control, ":", *bulk, CUDA_GCTX_DRIVER="sim:h200@13.0")
+    assert missed(printed) == (0, 100)
+
+
+@pytest.mark.sim_only
+def test_a_picture_has_a_bar_for_each_step(tmp_path: Path) -> None:
+    picture = tmp_path / "latencies.svg"
+    said(sys.executable, LOOP, "--steps", "50", "--svg", str(picture), CUDA_GCTX_DRIVER="sim:h200@13.0")
+    assert picture.read_text().count("<rect") == 50
+
+
+@pytest.mark.gpu_only
+def test_a_partition_halves_the_p99_of_a_policy_next_to_training() -> None:
+    pytest.importorskip("torch", reason="torch is not installed here")
+    words = (sys.executable, LOOP, "--work", "torch_work", "--steps", "2000")
+    assert p99_us(said(*words)) <= p99_us(said(*words, "--without")) / 2
