@@ -201,7 +201,7 @@ with Device(0).partition(Layout.from_json(sys.stdin.read())) as parts:
 
 
 def test_a_layout_has_the_same_sms_in_every_process() -> None:
-    layout = Layout(decode=16, prefill=96)
+    layout = Layout(control=16, rest=96)
     with session("h200", driver="13.0"), Device(0).partition(layout) as parts:
         parts.verify()
         here = {part.name: list(part.sm_ids or ()) for part in parts}

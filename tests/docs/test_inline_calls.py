@@ -52,8 +52,8 @@ def names() -> Iterator[dict[str, Any]]:
     with ExitStack() as closing:
         closing.enter_context(session("h200"))
         dev = Device()
-        parts = closing.enter_context(dev.partition(urgent=8, decode=16, bulk=8, prefill=16))
-        part = parts.decode
+        parts = closing.enter_context(dev.partition(urgent=8, control=16, bulk=8, rest=16))
+        part = parts.control
         pool = closing.enter_context(PartitionPool(dev))
         found = {name: getattr(cuda_gctx, name) for name in cuda_gctx.__all__}
         for room in (cuda_software_driver, *(importlib.import_module(f"cuda_gctx.{module}") for module in FUNCTIONS)):
@@ -139,7 +139,7 @@ def test_a_call_in_a_sentence_can_be_made(page: str, names: dict[str, Any]) -> N
     "code",
     [
         "parts.verify_all()",
-        "with parts.decode.pytorch():",
+        "with parts.control.pytorch():",
         "system.release_contexts(pin=True)",
         "cuda_gctx.interop.torch.torch_streams(part)",
         "report.svgs(path)",
