@@ -10,17 +10,15 @@ from importlib import import_module
 from typing import Any
 
 from cuda_gctx import Device, Partition
-from cuda_gctx.comm._launch import WARP
-from cuda_gctx.comm._protocol import ALIGNMENT, Element, one_exchange_threads
+from cuda_gctx.comm._limits import block_sizes as checked_block_sizes
+from cuda_gctx.comm._protocol import ALIGNMENT, Element
 from cuda_gctx.comm._topology import ParallelInfo
 from cuda_gctx.extending import as_bool, as_int, as_seconds
 
-__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "checked", "host_limit_s", "is_supported"]
+__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "as_steps", "checked", "host_limit_s", "is_supported"]
 
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
-# The number of threads that no block of a device exceeds.
-LARGEST_BLOCK = 1024
 # More than any message is divided into.
 MOST_STEPS = 1 << 16
 # More than any device has.
@@ -45,6 +43,12 @@ def _elements() -> dict[Any, Element]:
     """By the types of torch, which may be older than the youngest of them."""
     found = {getattr(_torch(), one.name.lower(), None): one for one in Element}
     return {dtype: one for dtype, one in found.items() if dtype is not None}
+
+
+def as_steps(min_num_steps: Any) -> int:
+    """The number of tiles of a block, checked."""
+    steps: int = as_int("min_num_steps", min_num_steps, 1, MOST_STEPS)
+    return steps
 
 
 def is_supported(capability: int) -> bool:
@@ -164,8 +168,8 @@ def checked(
         partition=partition,
         grid_size=grid_size or 0,
         most_blocks=most_blocks,
-        block_sizes=_block_sizes(*block_sizes, info.world_size),
-        fewest_steps=as_int("min_num_steps", min_num_steps, 1, MOST_STEPS),
+        block_sizes=checked_block_sizes(*block_sizes, info.world_size),
+        fewest_steps=as_steps(min_num_steps),
         enable_ibgda=switches["ib_enable_ibgda"],
         should_init_nvshmem=switches["should_init_nvshmem"],
         transport=transport,
@@ -186,14 +190,3 @@ def _grid_size(device: Device, partition: Partition | None, grid_size: int | Non
         raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
     sms = device.sm_count if partition is None else partition.sm_count
     return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms), sms
-
-
-def _block_sizes(smallest: int, largest: int | None, world: int) -> tuple[int, int]:
-    most = one_exchange_threads(world)
-    if largest is not None:
-        most = min(most, as_int("max_block_size", largest, 32, LARGEST_BLOCK))
-    found = as_int("min_block_size", smallest, 32, most), most
-    for name, size in zip(("min_block_size", "max_block_size"), found, strict=True):
-        if size % WARP:
-            raise ValueError(f"{name} must be a multiple of {WARP}, not {size}")
-    return found

@@ -5,7 +5,7 @@ Between the first and the last thing that the ranks say to each other, what fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ class OnGpu:
         info, self._device = arguments.info, Device(arguments.device.index)
         partition = arguments.partition
         self.context: Context = self._device.context if partition is None else partition.context
-        self.order = Order(self.context, arguments.device)
+        self.order = Order.of(self.context, arguments.device)
         self.workspaces: Workspaces | None = None
         self.mapped: MappedTensors | None = None
         self.transport: Transport | None = None
@@ -314,6 +314,15 @@ class OnGpu:
         self.fault.clear()
         self._backend.barrier()
 
+    def limit(self, fewest_threads: int, most_threads: Mapping[MixedCommOp, int], fewest_steps: int) -> None:
+        """Sets the limits of later calls: threads per SM of ONE_EXCHANGE, and tiles of a block of TWO_EXCHANGE."""
+        with self.order:
+            for op, kernels in self._kernels.items():
+                most = most_threads.get(op, self._arguments.block_sizes[1])
+                kernels.calls.limit((fewest_threads, most), fewest_steps)
+            for node_kernels in self._node_kernels.values():
+                node_kernels.calls.limit(fewest_steps)
+
     def map(self, backend: CommBackend, spans: Sequence[tuple[int, int]]) -> None:
         assert self.mapped is not None
         self.mapped.add(backend, spans)
@@ -366,6 +375,7 @@ class OnGpu:
 
     def close(self) -> None:
         """Frees everything. No kernel of any rank may be using it."""
+        self.order.leave()
         while self._kernels:
             self._kernels.popitem()[1].close()
         while self._node_kernels:
@@ -447,4 +457,4 @@ def build(check: Callable[[], Arguments], comm_backend: Any) -> Built:
             modes[MixedCommMode.HIERARCHICAL] = by_nodes
     mapped, reaches_all = (None, False) if gpu is None else (gpu.mapped, gpu.staged_bytes == 0)
     messages = Messages(info, arguments.dtype, arguments.device, mapped, reaches_all=reaches_all)
-    return Built(arguments, groups, gpu, Modes(info, modes), messages)
+    return Built(arguments, groups, gpu, Modes(info, modes, use_autotune=arguments.use_autotune), messages)

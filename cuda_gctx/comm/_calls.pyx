@@ -106,6 +106,11 @@ cdef class Turns:
         """The stream of a handle, ordered behind the previous one."""
         raise NotImplementedError
 
+    def forget(self):
+        """Lets go of the stream of the last call. The next call does not wait for it."""
+        with self.lock:
+            self.previous = self._handle = None
+
     cpdef Stream stream(self):
         """The stream of a call, ordered behind the call before if that was on another one."""
         handle = self._raw(self._index) or self._legacy
@@ -236,7 +241,7 @@ cdef class Calls:
         cdef DLTensor found
         cdef int64_t stride = 1
         cdef Py_ssize_t at
-        if type(tensor) is not self._class:
+        if type(tensor) is not self._class or tensor.requires_grad:
             return False
         if self._describe is NULL:
             shape = tensor.shape

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from functools import partial
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from weakref import WeakMethod
 
 from cuda_gctx import CUDAError, Device, Partition
-from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, checked, host_limit_s, is_supported
+from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, as_steps, checked, host_limit_s, is_supported
 from cuda_gctx.comm._backends import (
     CommBackend,
     barrier_within,
@@ -25,9 +27,10 @@ from cuda_gctx.comm._building import Built, OnGpu, build
 from cuda_gctx.comm._calls import Calls
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._groups import Groups, agreed_backend
+from cuda_gctx.comm._limits import MaxBlockSizes, block_sizes
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import host_identity
-from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
+from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS, one_exchange_threads
 from cuda_gctx.comm._tensors import span
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, on_hosts
 from cuda_gctx.comm._tuning import TuningTable, description_of, tune
@@ -36,6 +39,7 @@ from cuda_gctx.extending import Progress, as_int
 __all__ = ["MixedCommHandler", "run_mixed_comm"]
 
 # What run_autotune() measures.
+ONE = MixedCommMode.ONE_EXCHANGE
 TUNED_BYTES = tuple(1 << shift for shift in range(10, 29))
 
 
@@ -66,7 +70,8 @@ class MixedCommHandler:
     ib_enable_ibgda: whether NVSHMEM, if the handler initialises it, lets GPUs drive InfiniBand adapters directly.
     should_init_nvshmem: whether the handler initialises NVSHMEM if nodes exchange through it. If not, the program must
     do so first.
-    use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one.
+    use_autotune: whether calls without a mode follow the table of run_autotune(), if there is one. If not, AUTOTUNE is
+    no valid mode.
     partition: the partition for the kernels.
     timeout_s: how long a kernel waits for another rank before it reports a fault. On the host, ranks connected by
     torch.distributed wait for each other for the same time, but at least 60 s.
@@ -192,9 +197,10 @@ class MixedCommHandler:
             MixedCommMode.ONE_EXCHANGE: arguments.block_sizes[1],
             MixedCommMode.TWO_EXCHANGE: TWO_EXCHANGE_THREADS,
         }
-        self.max_block_size_dict: dict[tuple[MixedCommOp, MixedCommMode], int] = {
-            (op, mode): threads[mode] for op in self.valid_op_list for mode in threads if self._gpu is not None
-        }
+        most = {(op, mode): threads[mode] for op in self.valid_op_list for mode in threads if self._gpu is not None}
+        limit_threads = WeakMethod(self._limit_threads)
+        self._max_block_sizes = MaxBlockSizes(most, lambda op, size: cast("Any", limit_threads())(op, size))
+        self._min_block_size, self._min_num_steps = arguments.block_sizes[0], arguments.fewest_steps
         self._tuning_table: TuningTable | None = None
         # torch.compile keeps calls as nodes of its graphs.
         nodes: Any = import_module("cuda_gctx.comm._torch_op")
@@ -231,13 +237,44 @@ class MixedCommHandler:
 
     @property
     def min_block_size(self) -> int:
-        """The smallest number of threads per SM, as in the constructor."""
-        return self._arguments.block_sizes[0]
+        """The smallest number of threads per SM, as in the constructor. Later calls use a new value."""
+        return self._min_block_size
+
+    @min_block_size.setter
+    def min_block_size(self, min_block_size: int) -> None:
+        most = min((size for (_, mode), size in self._max_block_sizes.items() if mode is ONE), default=None)
+        self._min_block_size = block_sizes(min_block_size, most, self.para_info.world_size)[0]
+        self._limit()
+
+    @property
+    def max_block_size_dict(self) -> MaxBlockSizes:
+        """The largest number of threads per SM, by operation and mode. Later calls use a new value of ONE_EXCHANGE."""
+        return self._max_block_sizes
 
     @property
     def min_num_steps(self) -> int:
-        """The number of tiles of a block, as in the constructor."""
-        return self._arguments.fewest_steps
+        """The number of tiles of a block, as in the constructor. Later calls use a new value."""
+        return self._min_num_steps
+
+    @min_num_steps.setter
+    def min_num_steps(self, min_num_steps: int) -> None:
+        self._min_num_steps = as_steps(min_num_steps)
+        self._limit()
+
+    def _limit_threads(self, op: MixedCommOp, size: int) -> int:
+        """Checks the largest number of threads per SM of an operation, and uses it from now on."""
+        size = as_int("max_block_size", size, self._min_block_size, one_exchange_threads(self.para_info.world_size))
+        sizes = block_sizes(self._min_block_size, size, self.para_info.world_size)
+        self._limit({op: sizes[1]})
+        return sizes[1]
+
+    def _limit(self, most: Mapping[MixedCommOp, int] = MappingProxyType({})) -> None:
+        """Makes later calls use the limits that the handler has now. most: new ones, by operation."""
+        if self._gpu is not None:
+            sizes = {op: size for (op, mode), size in self._max_block_sizes.items() if mode is ONE}
+            self._gpu.limit(self._min_block_size, {**sizes, **most}, self._min_num_steps)
+        self._modes.forget()
+        self._look_again()
 
     @property
     def tuning_table(self) -> TuningTable | None:
@@ -321,7 +358,7 @@ class MixedCommHandler:
         if mode is not None:
             chosen = self._modes.valid_one(mode, message.sizes.op)
         if chosen is MixedCommMode.AUTOTUNE:
-            table = self._tuning_table if self._arguments.use_autotune or mode is not None else None
+            table = self._tuning_table if self._arguments.use_autotune else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
         launched = self._modes[chosen].run(message, min(sms or self._grid_size, self._grid_size))
         if launched is not None and root is None:

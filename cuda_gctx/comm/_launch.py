@@ -10,6 +10,7 @@ from typing import Any
 from cuda_gctx import Context, Device
 from cuda_gctx.comm._compile import FLAT, KERNELS, Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
+from cuda_gctx.comm._limits import WARP
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     LINE,
@@ -43,7 +44,6 @@ __all__ = [
 
 # The addresses of an input and of an output in the process of each rank.
 Seen = tuple[tuple[int, ...], tuple[int, ...]]
-WARP = 32
 # Of the kernel for small messages; many small blocks were faster than few large ones on an H200.
 BLOCKS_OF_AN_SM = 4
 # How many each thread stores for each rank when the ranks meet: a millisecond.
@@ -79,7 +79,7 @@ class SumCalls:
         self.grid = grid
         self._number = number
         self._world = world
-        self._fewest_steps = fewest_steps
+        self.fewest_steps = fewest_steps
         self._largest_tile = stages_and_tile(len(sources))[1]
         self.arguments = TWO_EXCHANGE.host(WORLD=world, SOURCES=len(sources), TARGETS=len(targets))()
         self.arguments.source[:] = sources
@@ -111,7 +111,7 @@ class SumCalls:
         x_in, x_out = seen or ((addresses[0],) * self._world, (addresses[1],) * self._world)
         arguments.input_at[:], arguments.output_at[:] = x_in, x_out
         arguments.input_offset[:], arguments.output_offset = offsets
-        tile = tile_bytes(size, self.grid, self._fewest_steps, self._largest_tile)
+        tile = tile_bytes(size, self.grid, self.fewest_steps, self._largest_tile)
         arguments.share_bytes, arguments.tile_bytes, arguments.is_staged = size, tile, staged
         for made, copies in ((arguments.sends, sends), (arguments.fetches, fetches)):
             padded = [*copies, *[Copy(0, 0, 0)] * (self._world - len(copies))]
@@ -135,7 +135,7 @@ class Calls:
     ) -> None:
         self._info = info
         self._op = op
-        self._block_sizes = block_sizes
+        self.block_sizes = block_sizes
         self.numbers = numbers
         self._number = partial(numbers.next, op)
         self._blocks = len(info.plan(op).blocks)
@@ -156,6 +156,10 @@ class Calls:
     @grid.setter
     def grid(self, grid: int) -> None:
         self.sums.grid = grid
+
+    def limit(self, block_sizes: tuple[int, int], fewest_steps: int) -> None:
+        """Sets the limits of later calls: threads per SM of ONE_EXCHANGE, and tiles of a block of TWO_EXCHANGE."""
+        self.block_sizes, self.sums.fewest_steps = block_sizes, fewest_steps
 
     def connect(self, peers: tuple[int, ...], fault: int, limit_ns: int, *, stops: bool = False) -> None:
         """Sets the arguments that all calls share: the workspaces, the record of faults, the time limit.
@@ -181,7 +185,7 @@ class Calls:
             yield self._one_exchange_grid(packing.packets_of(size))
 
     def _one_exchange_grid(self, packets: int) -> tuple[int, int]:
-        fewest, most = self._block_sizes
+        fewest, most = self.block_sizes
         # On as many SMs as there are, with as few threads on each as are allowed, in several small blocks: the smaller
         # they are, the fewer SMs are left without work.
         on_each = min(max(_rounded(-(-packets // self.grid), WARP), fewest), most)

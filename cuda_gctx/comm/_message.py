@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
 
@@ -10,10 +12,25 @@ from cuda_gctx.comm._launch import Seen
 from cuda_gctx.comm._tensors import MappedTensors, span
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo, checked_root
 
-__all__ = ["Message", "Messages", "Sizes"]
+__all__ = ["Message", "Messages", "Sizes", "demand_no_gradient"]
 
 # Of pairs of an operation and a shape: what is kept of them is small, but shapes may change from call to call.
 MOST_KEPT = 4096
+
+
+@cache
+def _torch() -> Any:
+    return import_module("torch")
+
+
+def demand_no_gradient(x_in: Any, x_out: Any) -> None:
+    """ValueError for tensors through which autograd would expect a gradient, which calls do not have."""
+    for name, tensor in (("x_in", x_in), ("x_out", x_out)):
+        if tensor is not None and tensor.requires_grad and _torch().is_grad_enabled():
+            raise ValueError(
+                f"{name} requires grad, and collectives have no gradient: pass {name}.detach(), or call inside "
+                "'with torch.no_grad():'"
+            )
 
 
 class Sizes(NamedTuple):
@@ -70,6 +87,7 @@ class Messages:
     def of(self, op: MixedCommOp, x_in: Any, x_out: Any, *, is_checked: bool, root: int | None = None) -> Message:
         """The message of a call. is_checked: that the caller has checked device, type, layout and shapes."""
         device, dtype = self._device, self._dtype
+        demand_no_gradient(x_in, x_out)
         # Asked twice, where a function would take as long as what it asks.
         if not (is_checked or (x_in.device == device and x_in.dtype is dtype and x_in.is_contiguous())):
             self.demand_tensor("x_in", x_in)

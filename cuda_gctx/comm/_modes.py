@@ -70,20 +70,28 @@ class Mode(Protocol):
     def run(self, message: Message, sms: int) -> Launched | None:
         """Computes a call, or launches what does: what, if another call can do the same with other tensors."""
 
+    def forget(self) -> None:
+        """Prepares the launches of later calls again: limits on blocks and threads have changed."""
+
 
 class Modes:
     """The modes of a handler by name, and the choice between them."""
 
-    def __init__(self, info: ParallelInfo, modes: Mapping[MixedCommMode, Mode]) -> None:
+    def __init__(self, info: ParallelInfo, modes: Mapping[MixedCommMode, Mode], *, use_autotune: bool = True) -> None:
         self._info = info
         self._modes = modes
+        chosen = [MixedCommMode.AUTOTUNE] if use_autotune else []
         listed = [name for name, mode in modes.items() if mode.operations >= LISTED]
-        self.valid = [*listed, MixedCommMode.AUTOTUNE] if modes else []
+        self.valid = [*listed, *chosen] if modes else []
         # What was chosen by this table.
         self._chosen: tuple[TuningTable | None, dict[tuple[Sizes, bool], tuple[MixedCommMode, int]]] = None, {}
 
     def __getitem__(self, mode: MixedCommMode) -> Mode:
         return self._modes[mode]
+
+    def forget(self) -> None:
+        for one in self._modes.values():
+            one.forget()
 
     def valid_one(self, mode: MixedCommMode, op: MixedCommOp) -> MixedCommMode:
         """A mode that a call of an operation names."""
@@ -173,6 +181,10 @@ class _WithKernels:
 
     def takes(self, sizes: Sizes) -> bool:
         return sizes.block_bytes % ALIGNMENT == 0
+
+    def forget(self) -> None:
+        with self._order:
+            self.prepared.clear()
 
     def run(self, message: Message, sms: int) -> Launched | None:
         if not message.sizes.in_bytes:
@@ -533,6 +545,9 @@ class _OfLibrary:
 
     def takes(self, sizes: Sizes) -> bool:
         return True
+
+    def forget(self) -> None:
+        pass
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT

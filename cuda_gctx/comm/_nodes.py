@@ -128,6 +128,10 @@ class NodeCalls:
     def grid(self, grid: int) -> None:
         self._collect.grid = self._spread.grid = grid
 
+    def limit(self, fewest_steps: int) -> None:
+        """Sets the number of tiles of a block in later calls."""
+        self._collect.fewest_steps = self._spread.fewest_steps = fewest_steps
+
     def connect(
         self, peers: Sequence[int], regions: Sequence[int], fault: int, limit_ns: int, *, stops: bool = False
     ) -> None:

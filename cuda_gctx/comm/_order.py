@@ -1,10 +1,12 @@
-"""The order of a handler's calls: one at a time, each behind the one before, on whichever stream of one context."""
+"""The order of the calls of a context's handlers: one at a time, each behind the one before, on any of its streams."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any
+from threading import Lock
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 from cuda_gctx import LEGACY_DEFAULT_STREAM, Context, Device, Stream
 from cuda_gctx.comm._calls import Turns
@@ -22,7 +24,31 @@ def _torch() -> Any:
 
 
 class Order(Turns):
-    """Gives each call its stream: torch's current one, ordered behind the stream of the call before."""
+    """Gives each call its stream: torch's current one, ordered behind the stream of the call before.
+
+    All handlers of a context share one order. Kernels of two handlers can each need all SMs of a partition: ranks that
+    began them in different orders would wait for each other.
+    """
+
+    _of_contexts: ClassVar[WeakValueDictionary[Context, Order]] = WeakValueDictionary()
+    _making = Lock()
+
+    @classmethod
+    def of(cls, context: Context, torch_device: Any) -> Order:
+        """The order of a context."""
+        with cls._making:
+            order = cls._of_contexts.get(context)
+            if order is None:
+                order = cls._of_contexts[context] = cls(context, torch_device)
+            order._handlers += 1
+            return order
+
+    def leave(self) -> None:
+        """Ends the use by a handler. The last one lets go of the stream of the last call."""
+        with self._making:
+            self._handlers -= 1
+            if self._handlers == 0:
+                self.forget()
 
     def __init__(self, context: Context, torch_device: Any) -> None:
         def current(index: Any) -> int:
@@ -33,19 +59,16 @@ class Order(Turns):
         super().__init__(raw, torch_device.index, LEGACY)
         self._context = context
         self._device = Device(torch_device.index)
-        self._streams: dict[int, Stream] = {}  # by handle
+        self._handlers = 0
 
     def next(self, handle: int) -> Stream:
-        stream = self._streams.get(handle)
-        if stream is None:
-            stream = self._wrapped(handle)
-            if stream.context != self._context:
-                raise RuntimeError(
-                    f"the handler belongs to {self._context!r}, and torch's current stream to {stream.context!r}: call "
-                    "it inside 'with partition.torch():' of that partition. Two partitions that share a communicator "
-                    "would deadlock"
-                )
-            self._streams[handle] = stream
+        stream = self._wrapped(handle)
+        if stream.context != self._context:
+            raise RuntimeError(
+                f"the handler belongs to {self._context!r}, and torch's current stream to {stream.context!r}: call "
+                "it inside 'with partition.torch():' of that partition. Two partitions that share a communicator "
+                "would deadlock"
+            )
         if self.previous is not None:
             _order(self.previous, stream)
         return stream

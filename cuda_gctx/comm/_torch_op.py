@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakMethod
 
+from cuda_gctx.comm._message import demand_no_gradient
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 
 __all__ = ["call", "is_compiling", "new_state", "number_of"]
@@ -75,6 +76,18 @@ def _nothing(x_in: Any, x_out: Any, state: Any, number: int, of_op: int, by_mode
     pass
 
 
+def _refusing_gradients(name: str) -> Any:
+    """The operation for tensors of autograd: refuses those that require grad."""
+
+    def run(x_in: Any, *others: Any) -> Any:
+        x_out = others[0] if name == "mixed_comm_out" else None
+        demand_no_gradient(x_in, x_out)
+        with torch._C._AutoDispatchBelowAutograd():
+            return getattr(torch.ops.cuda_gctx, name)(x_in, *others)
+
+    return run
+
+
 # Not called mode, as torch's operations that call these are given one by that name.
 _library = torch.library.Library("cuda_gctx", "FRAGMENT")
 HOW = "int handler, int of_op, int by_mode, int root"
@@ -83,5 +96,7 @@ _library.define(f"mixed_comm_out(Tensor x_in, Tensor(a!) x_out, Tensor(b!) state
 for _kind in ("CPU", "CUDA"):
     _library.impl("mixed_comm", _mixed_comm, _kind)
     _library.impl("mixed_comm_out", _mixed_comm_out, _kind)
+for _name in ("mixed_comm", "mixed_comm_out"):
+    _library.impl(_name, _refusing_gradients(_name), "Autograd")
 torch.library.register_fake("cuda_gctx::mixed_comm", _shape_of_mixed_comm, lib=_library)
 torch.library.register_fake("cuda_gctx::mixed_comm_out", _nothing, lib=_library)

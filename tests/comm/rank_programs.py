@@ -490,6 +490,23 @@ def compiled(rank: int, size: int, folder: Path) -> list[int]:
     assert same_bits(from_last(inputs[rank]), inputs[-1])
     whole = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
     assert same_bits(whole(inputs[rank]), expected(handler.para_info, gather, inputs))
+    with_gradient = inputs[rank].clone().requires_grad_()
+    words = "x_in requires grad"
+    assert words in message_of(ValueError, lambda: run_mixed_comm(gather, handler, with_gradient))
+    assert words in message_of(Exception, lambda: whole(with_gradient))
+    weight = torch.ones(4, requires_grad=True, dtype=torch.bfloat16)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def loss(x: Any) -> Any:
+        product = x * weight.sum()
+        run_mixed_comm(gather, handler, product.detach())
+        return (product * run_mixed_comm(scatter, handler, run_mixed_comm(gather, handler, x)).sum()).sum()
+
+    loss(inputs[rank]).backward()
+    scattered = expected(handler.para_info, scatter, [whole(inputs[rank])] * size).sum()
+    assert torch.allclose(weight.grad, (inputs[rank] * scattered).sum(), rtol=0.1)
+    with torch.no_grad():
+        assert same_bits(whole(with_gradient), expected(handler.para_info, gather, inputs))
     wrong = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
     words = "x_in must have dtype torch.bfloat16, not torch.float32"
     assert words in message_of(ValueError, lambda: wrong(inputs[rank].float()))
@@ -678,7 +695,6 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
         "parts of others": (ones(9, 8)[3:7], many[8:40].view(4, 8)),
         "one row": (ones(5, 32)[2:3], ones(1, 32)),
         "a stride of one row": (ones(32, 1).t(), ones(1, 32)),
-        "with a gradient": (ones(4, 8, requires_grad=True), out),
     }
     for name, (x_in, x_out) in right.items():
         assert x_in.is_contiguous(), name
@@ -699,6 +715,7 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
         "alignment": many[1:33].view(4, 8),
         "class": torch.nn.Parameter(x),
         "sparse": x.to_sparse(),
+        "gradient": ones(4, 8, requires_grad=True),
     }
     for name, tensor in wrong.items():
         assert run(tensor, out) is None, name

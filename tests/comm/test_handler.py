@@ -37,6 +37,7 @@ from cuda_gctx.comm import (
     _launch,
     _measured,
     _memory,
+    _message,
     _modes,
     _nodes,
     _order,
@@ -50,6 +51,7 @@ from cuda_gctx.comm._groups import Groups
 from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._record import Launches, Record
+from cuda_gctx.comm._structs import TWO_EXCHANGE
 from cuda_gctx.comm._tuning import Case, Choice
 from cuda_software_driver import library_folder, session
 
@@ -94,12 +96,14 @@ class Noted(Launches):
         self._driver, self._streams = driver, streams
         self._steps: list[tuple[str, int]] = []
         self._blocks: list[int] = []
+        self._shapes: list[tuple[int, int, bytes]] = []
         self.noted: list[Any] = []  # kernels and copies
 
     def kernel(self, function: int, *how: Any) -> None:
         super().kernel(function, *how)
         self._steps.append((self._driver.names[function], 0))
         self._blocks.append(how[0])
+        self._shapes.append((*how[:2], how[3]))
         self.noted.append((function, *how))
 
     def copy(self, stream: int, *how: Any) -> None:
@@ -111,6 +115,7 @@ class Noted(Launches):
         super().launch(stream, given, count)
         self._driver.launched(self._steps, [stream, *self._streams])
         self._driver.blocks += self._blocks
+        self._driver.shapes.extend(self._shapes)
 
 
 class Driver:
@@ -144,6 +149,14 @@ class Driver:
     @blocks.setter
     def blocks(self, blocks: list[int]) -> None:
         self._thread.blocks = blocks
+
+    @property
+    def shapes(self) -> list[Any]:
+        """The blocks, threads and arguments of each kernel."""
+        if not hasattr(self._thread, "shapes"):
+            self._thread.shapes = []
+        found: list[Any] = self._thread.shapes
+        return found
 
     @property
     def streams(self) -> list[tuple[str, int]]:
@@ -197,6 +210,7 @@ class Tensor:
     """The part of a tensor on a GPU that the handler uses."""
 
     allocate: Any  # of the driver of the test
+    requires_grad = False
 
     def __init__(self, device: Any, dtype: Any, *shape: int) -> None:
         self.device, self.dtype, self.shape = device, dtype, shape
@@ -223,7 +237,7 @@ class Tensor:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_arguments, _order):
+    for module in (_arguments, _message, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
     nodes = SimpleNamespace(is_compiling=lambda: False, is_traced=lambda: False, call=None, number_of=lambda handler: 0)
     nodes.new_state = lambda: None
@@ -538,6 +552,47 @@ def test_each_call_uses_the_grid_size_that_the_handler_has_then(driver: Driver) 
         for wrong in (0, 9, 1.5):
             with pytest.raises((TypeError, ValueError), match="grid_size must be an int from 1 to 8"):
                 handler.grid_size = wrong  # type: ignore[assignment]
+
+    on_ranks(driver, 2, work)
+
+
+def test_each_call_uses_the_threads_and_tiles_that_the_handler_has_then(driver: Driver) -> None:
+    """Random limits, which differ between ranks, give the launches of a handler that was made with them."""
+
+    def launch(handler: MixedCommHandler, tensors: Any, mode: MixedCommMode) -> Any:
+        run_mixed_comm(MixedCommOp.ALLREDUCE, handler, *tensors, mode)
+        blocks, threads, arguments = driver.shapes[-1]
+        tile_at = TWO_EXCHANGE.host(WORLD=2, SOURCES=2, TARGETS=2).tile_bytes.offset
+        tile = arguments[tile_at : tile_at + 4] if mode is MixedCommMode.TWO_EXCHANGE else b""
+        return blocks, threads, tile
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        choose = random.Random(11)  # the constructor is collective
+        op, modes = MixedCommOp.ALLREDUCE, (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE)
+        tensors = [[Tensor(handler.device, torch.bfloat16, rows, 4096) for _ in range(2)] for rows in (1, 7, 32, 64)]
+        for _ in range(10):
+            smallest, largest = sorted(32 * choose.randint(1, 32) for _ in range(2))
+            steps = choose.choice([1, 4, 64])
+            how = {"min_block_size": smallest, "max_block_size": largest, "min_num_steps": steps}
+            with rank.handler(torch.bfloat16, **how) as other:
+                handler.min_block_size = 32
+                handler.max_block_size_dict[op, modes[0]] = largest
+                handler.min_block_size, handler.min_num_steps = smallest, steps
+                assert (handler.min_block_size, handler.min_num_steps) == (smallest, steps)
+                for given, mode in itertools.product(tensors, modes):
+                    assert launch(handler, given, mode) == launch(other, given, mode)
+        key = op, modes[0]
+        for wrong in (0, 33, 1056, 1.5):
+            with pytest.raises((TypeError, ValueError), match="max_block_size"):
+                handler.max_block_size_dict[key] = wrong  # type: ignore[assignment]
+            with pytest.raises((TypeError, ValueError), match="min_block_size"):
+                handler.min_block_size = wrong  # type: ignore[assignment]
+        with pytest.raises(ValueError, match="TWO_EXCHANGE"):
+            handler.max_block_size_dict[op, modes[1]] = 64
+        with pytest.raises(KeyError):
+            handler.max_block_size_dict[MixedCommOp.ALLGATHER, modes[0]] = 64
+        with pytest.raises((TypeError, ValueError), match="min_num_steps"):
+            handler.min_num_steps = 0
 
     on_ranks(driver, 2, work)
 
@@ -881,9 +936,9 @@ def test_ranks_of_a_host_map_each_other_and_nodes_are_hosts(driver: Driver, monk
         world.run(refused)
 
 
-def all_reduce(handler: MixedCommHandler) -> None:
-    x = Tensor(handler.device, torch.bfloat16, 16, 64)
-    run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.ONE_EXCHANGE)
+def all_reduce(handler: MixedCommHandler, mode: MixedCommMode = MixedCommMode.ONE_EXCHANGE) -> None:
+    x = Tensor(handler.device, handler.dtype, 16, 64)
+    run_mixed_comm(handler.valid_op_list[0], handler, x, None, mode)
 
 
 def test_a_call_on_another_stream_of_the_partition_waits_for_the_call_before(driver: Any, machine: Any) -> None:
@@ -901,6 +956,91 @@ def test_a_call_on_another_stream_of_the_partition_waits_for_the_call_before(dri
         # Each rank has gone to the other stream and back; a call on the same stream waits for nothing.
         assert machine.calls("cuStreamWaitEvent") - before == 2 * rank.size
         assert driver.done == ["one_exchange"] * 4
+
+    on_ranks(driver, 2, work)
+
+
+def test_streams_of_calls_end_when_their_owner_closes_them(driver: Any, machine: Any) -> None:
+    """A handler keeps the stream of its last call alone, and none after its shutdown."""
+
+    def streams() -> int:
+        return sum(one.kind == "stream" for one in machine.ledger().live)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> MixedCommHandler:
+        assert rank.partition is not None
+        for _ in range(20):
+            stream = rank.partition.context.create_stream()
+            driver.use(stream)
+            all_reduce(handler)
+            stream.sync()
+            stream.close()
+        return handler
+
+    with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+        world.run(lambda rank: rank.backend.barrier())
+        before = streams()
+
+        def run(rank: LocalRank) -> Any:
+            driver.use(rank.partition.stream)
+            handler = rank.handler(torch.bfloat16)
+            work(rank, handler)
+            rank.backend.barrier()
+            during = streams() - before
+            rank.backend.barrier()
+            handler.shutdown()
+            return during, handler
+
+        # Of each rank: the partition's own stream, the stream of the last call, and a closed one for the next request.
+        kept = world.run(run)
+        assert [during for during, _ in kept] == [6, 6]
+
+
+def test_handlers_of_a_partition_have_one_order(driver: Any, machine: Any) -> None:
+    """Calls of two handlers on two streams of a partition wait for each other."""
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert rank.partition is not None
+        with rank.handler(torch.bfloat16) as other:
+            streams = rank.partition.stream_pool(2)
+            choose = random.Random(7)
+            last, changes = None, 0
+            rank.backend.barrier()
+            before = machine.calls("cuStreamWaitEvent")
+            rank.backend.barrier()
+            for _ in range(20):
+                stream = choose.choice(streams)
+                driver.use(stream)
+                all_reduce(choose.choice([handler, other]))
+                changes += last is not stream
+                last = stream
+            rank.backend.barrier()
+            # The first call comes behind those with which the handlers were built.
+            assert machine.calls("cuStreamWaitEvent") - before == rank.size * (changes - 1)
+            rank.backend.barrier()
+
+    on_ranks(driver, 2, work)
+
+
+def test_an_input_that_requires_grad_is_refused_outside_no_grad(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grad = threading.local()
+    monkeypatch.setattr(torch, "is_grad_enabled", lambda: getattr(grad, "is_on", True), raising=False)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        op, mode = MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE
+        for skip_check, wrong in itertools.product((False, True), range(2)):
+            tensors = [Tensor(handler.device, torch.bfloat16, 16, 64) for _ in range(2)]
+            run_mixed_comm(op, handler, *tensors, mode, skip_check)
+            tensors[wrong].requires_grad = True
+            driver.done.clear()
+            grad.is_on = True
+            with pytest.raises(ValueError, match=r"x_(in|out) requires grad.*torch.no_grad"):
+                run_mixed_comm(op, handler, *tensors, mode, skip_check)
+            assert driver.done == []
+            grad.is_on = False
+            run_mixed_comm(op, handler, *tensors, mode, skip_check)
+            assert driver.done == ["one_exchange"]
 
     on_ranks(driver, 2, work)
 
@@ -1136,6 +1276,9 @@ def test_programs_for_flashinfer_go_step_by_step(driver: Driver) -> None:
             handler.shutdown()
 
         handler = make(1, use_autotune=False)
+        assert MixedCommMode.AUTOTUNE not in handler.get_valid_mode_list()
+        with pytest.raises(ValueError, match="AUTOTUNE is not valid"):
+            all_reduce(handler, MixedCommMode.AUTOTUNE)
         before, graphs = addresses(handler), []
         modes = MixedCommMode.FUSED_OPT_WAITS_UC, MixedCommMode.FUSED_OPT_WAITS_MC  # type: ignore[attr-defined]
         for op, mode in itertools.product((MixedCommOp.ALLGATHER, MixedCommOp.REDUCESCATTER), modes):
