@@ -8,6 +8,7 @@ A comment on the line before a block of Python says how it is run:
     <!-- pytest -->                        as a file of tests
     (none)                                 on the software driver, by the tests
 
+README.md has no such comments: OF_README lists its blocks.
 Blocks of a page run in order and share their names. What a reader has already, such as a model, a page defines in
 comments that begin with "given:", which run in their places where the blocks need a GPU.
 
@@ -31,6 +32,11 @@ ON_THE_CPU = "on the CPU: torch"
 GIVEN = re.compile(r"^<!-- given:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
 LIKE = "like: "
 COMMENT = re.compile(r"<!--\s*(.*?)\s*-->")
+# README.md has no comments, because it is also read raw. How its blocks are run, by their first line:
+OF_README = {
+    "from cuda_gctx.interop.torch import fork": "on a GPU: torch",
+    "import pytest": "pytest",
+}
 
 
 def is_of_output(comment: str) -> bool:
@@ -89,6 +95,8 @@ def blocks_of(text: str) -> list[Block]:
             if line.rstrip() == "```":
                 current, gap = None, False
             else:
+                if not current.lines and not current.comment:
+                    current.comment = OF_README.get(line, "")
                 current.lines.append(line)
         elif line.startswith("```"):
             comment = COMMENT.fullmatch(before.strip())

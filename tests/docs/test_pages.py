@@ -96,7 +96,7 @@ def test_an_output_shows_the_values_that_the_reader_came_for(page: str) -> None:
 
 def test_the_readme_is_short() -> None:
     prose = re.sub(r"```.*?```|^\|.*?$|\]\([^)]*\)", "", text_of("../README"), flags=re.DOTALL | re.MULTILINE)
-    assert len(prose.split()) <= 600
+    assert len(prose.split()) <= 500
 
 
 def test_nothing_is_installed_by_its_name_on_an_index() -> None:
