@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Stream
@@ -72,6 +73,9 @@ STAGED_BYTES = 64 * 1024 * 1024
 MEETING_S = 5.0
 MEETINGS = 3
 NOT_BUILT = "the handler could not be built"
+# How much longer than a kernel waits for another rank recover() waits for the work of the device.
+RECOVER_S = 2.0
+FAULT_END = Geometry.CONTROL_EXCHANGES
 
 
 class OnGpu:
@@ -344,20 +348,35 @@ class OnGpu:
         return list(self.workspaces.addresses)
 
     def recover(self) -> None:
-        """Makes the memory of all ranks as it was at first, when none of their kernels runs any more. Collective."""
+        """Makes the memory of all ranks as it was at first, when none of their kernels runs any more. Collective.
+
+        Each rank has a fault until the memory of all ranks is clear, so that a replay that begins meanwhile ends at
+        once, and changes nothing.
+        """
         assert self.workspaces is not None
+        assert self.fault is not None
+        workspaces, fault, rank = self.workspaces, self.fault, self._arguments.info.world_rank
         problem = "the handler cannot recover"
-        on_all_ranks(self._backend, self.context.sync, problem)
+
+        def wait() -> None:
+            # A graph may have been replayed on streams of other contexts.
+            _wait_for_work(self._device, self._arguments.timeout_s + RECOVER_S)
+
+        def set_fault() -> None:
+            fault.set(Fault.TIMEOUT, rank)
+            workspaces.fill(Fault.TIMEOUT, Geometry.CONTROL_FAULT, Geometry.CONTROL_FAULT + 1)
 
         def clear() -> None:
-            assert self.workspaces is not None
-            assert self.fault is not None
-            self.workspaces.clear()
+            workspaces.fill(0, FAULT_END)
             if self.transport is not None:
                 self.transport.clear()
-            self.fault.clear()
 
-        on_all_ranks(self._backend, clear, problem)
+        def clear_fault() -> None:
+            fault.clear()
+            workspaces.fill(0, Geometry.CONTROL_FAULT, FAULT_END)
+
+        for step in (wait, set_fault, wait, clear, clear_fault):
+            on_all_ranks(self._backend, step, problem)
 
     @property
     def cannot_release(self) -> str:
@@ -395,6 +414,29 @@ class OnGpu:
         if self.fault is not None:
             self.fault.close()
             self.fault = None
+
+
+def _wait_for_work(device: Device, seconds: float) -> None:
+    """Waits for what was launched on a device, in all of its contexts. RuntimeError after a time."""
+    problems: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            device.sync()
+        except CUDAError as error:
+            problems.append(error)
+
+    # A wait on the host has no time limit of its own. The thread ends with the work.
+    waiting = Thread(target=wait, name="cuda_gctx recovers", daemon=True)
+    waiting.start()
+    waiting.join(seconds)
+    if waiting.is_alive():
+        raise RuntimeError(
+            f"the work of {device!r} did not end within {seconds:g} s, and a replay in it may use the handler: end "
+            "that work, and call recover() again on all ranks"
+        )
+    if problems:
+        raise problems[0]
 
 
 def _are_threads_on_one_device(backend: CommBackend, index: int) -> bool:

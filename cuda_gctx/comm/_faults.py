@@ -46,6 +46,11 @@ class FaultRecord:
         self._words = (ctypes.c_uint64 * 3).from_address(self.host_address)
         self.clear()
 
+    def set(self, kind: Fault, peer: int) -> None:
+        """Reports a fault, if there is none."""
+        if not self:
+            self._words[1], self._words[0] = 0, kind << 32 | peer
+
     def clear(self) -> None:
         self._words[:] = [0, 0, 0]
 

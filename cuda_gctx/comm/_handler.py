@@ -516,10 +516,11 @@ class MixedCommHandler:
     def recover(self) -> None:
         """Makes the handler usable again after a fault. Collective: every rank calls it, whether it has a fault or not.
 
-        Waits for the kernels of all ranks, each of which waits at most `timeout_s`, and discards what they have sent to
-        each other. Mapped tensors, tuning tables and captured graphs stay valid; outputs of unfinished calls do not.
-        RuntimeError on all ranks if a rank is missing, or its device has failed. The handler is then unchanged, and can
-        be shut down.
+        Waits for the work of the devices of all ranks, at most `timeout_s` + 2 s, and discards what the ranks have sent
+        to each other. Mapped tensors, tuning tables and captured graphs stay valid; outputs of unfinished calls do not.
+        Do not begin calls or replays until it returns: they end at once, with NaN in their outputs.
+        RuntimeError on all ranks if a rank is missing, its device has failed, or its work does not end in time. Nothing
+        is discarded then: recover() can be called again, or shutdown().
         """
         if self._state is not _State.FAILED:
             self._demand_there()

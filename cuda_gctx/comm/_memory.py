@@ -202,11 +202,12 @@ class Workspaces:
                 os.close(theirs)
         return addresses
 
-    def clear(self) -> None:
-        """Makes the memory of this rank zero. No kernel of any rank may be using it."""
-        with self._device.context.current():
-            call("cuMemsetD8", self._reserved[self._rank], 0, self._size)
-            call("cuCtxSynchronize")
+    def fill(self, value: int, first: int = 0, end: int | None = None) -> None:
+        """Sets the bytes of this rank's memory from one offset to another. Waits for nothing else on the device."""
+        with self._device.context.create_stream() as stream, self._device.context.current():
+            size = (self._size if end is None else end) - first
+            call("cuMemsetD8Async", self._reserved[self._rank] + first, value, size, stream.handle)
+            stream.sync()
 
     def release(self) -> None:
         """Releases the physical memory; addresses stay reserved. No kernel of any rank may be using it."""

@@ -1555,6 +1555,51 @@ def test_after_a_fault_all_ranks_recover_and_free_everything(driver: Driver) -> 
     on_ranks(driver, 2, work)  # the machine of the test finds what is left
 
 
+def test_recover_waits_for_all_streams_of_the_device_and_clears_nothing_before(driver: Driver) -> None:
+    """A replay on a stream of the primary context may still use the memory of the handler."""
+    may_end = threading.Event()
+    host_function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: may_end.wait())
+    content = b"\1" * 4096
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        assert handler._gpu is not None
+        assert handler._gpu.workspaces is not None
+        own = handler._gpu.workspaces.addresses[rank.rank]
+
+        def memory() -> bytes:
+            found = ctypes.create_string_buffer(len(content))
+            with Device(0).context.current():
+                stream = Device(0).context.create_stream()
+                _driver_calls.call("cuMemcpyDtoHAsync", found, own, len(content), stream.handle)
+                stream.sync()
+            return found.raw
+
+        with Device(0).context.current():
+            _driver_calls.call("cuMemcpyHtoD", own, content, len(content))
+        driver.record[threading.current_thread().name][0] = Fault.TIMEOUT << 32 | 1
+        rank.backend.barrier()
+        if rank.rank == 0:
+            stream = Device(0).context.create_stream()
+            function = _driver_calls.driver().CUhostFn(ctypes.cast(host_function, ctypes.c_void_p).value)
+            _driver_calls.call("cuLaunchHostFunc", stream.handle, function, 0)
+        rank.backend.barrier()
+        with pytest.raises(RuntimeError, match=r"did not end within 2\.1 s"):
+            handler.recover()
+        assert handler.has_fault
+        assert memory() == content
+        rank.backend.barrier()
+        may_end.set()
+        handler.recover()
+        assert not handler.has_fault
+        assert memory() == bytes(len(content))
+        all_reduce(handler)
+
+    try:
+        on_ranks(driver, 2, work, timeout_s=0.1)
+    finally:
+        may_end.set()
+
+
 def test_a_world_has_the_sms_that_no_rank_has() -> None:
     device = Device(0)
     with local_world(2, device, sms=8) as world:

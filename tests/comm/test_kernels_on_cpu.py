@@ -379,6 +379,35 @@ def test_no_output_is_spoiled_without_a_record_for_the_host(folder: Path) -> Non
         assert ranks.fault(0)[0] == Fault.TIMEOUT, (seed, mode)
 
 
+@pytest.mark.parametrize("mode", [ONE, TWO, "staged"], ids=str)
+def test_a_call_that_begins_behind_a_fault_changes_no_memory_of_ranks(mode: Any, folder: Path) -> None:
+    """A replay that begins while ranks recover: a later call does not find it."""
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
+    library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
+    for seed in range(10):
+        choose = random.Random(seed)
+        ranks = Ranks(info, op, library, geometry_of(info), limit=300)
+        epoch = choose.choice([0, 0xFFFFFFFD, choose.randrange(1 << 32)])
+        ranks.set_epochs(epoch)
+        for rank in range(2):
+            ranks.workspaces[rank][:4].view(np.uint32)[0] = Fault.TIMEOUT
+            ranks.faults[rank][:8].view(np.uint64)[0] = Fault.TIMEOUT << 32 | rank
+        before = [one[: ranks.geometry.staged_input].copy() for one in ranks.workspaces]
+        calls = []
+        for rank in range(2):
+            elements = 8 * choose.choice([17, 64, 256])
+            x_in, x_out = aligned(2 * elements), aligned(2 * elements).view(np.uint16)
+            ranks._kept += [x_in, x_out]
+            if mode == "staged":
+                how: dict[str, Any] = {"choose": choose, "part_bytes": 1 << 20}
+                calls.append(ranks.staged_call(rank, x_in, x_out, grid=choose.randint(1, 32), **how))
+            else:
+                calls.append(ranks.call(rank, mode, x_in, x_out, grid=choose.randint(1, 32)))
+        assert ranks.run(calls, seed, to_the_end=True) == "", seed
+        for one, other in zip(before, ranks.workspaces, strict=True):
+            assert (one == other[: ranks.geometry.staged_input]).all(), seed
+
+
 def run_node_calls(ranks: Ranks, seed: int, count: int, *, element: Element) -> list[str]:
     """Hierarchical calls of random sizes, grids and numbers of rounds, back to back; what was wrong."""
     info, op, world = ranks.info, ranks.op, ranks.info.world_size

@@ -45,20 +45,23 @@ DEVICE void report_overlap(const Call& call, u32 running) {
 
 // Takes the word for the call, in each of its blocks. Returns the epoch of the call to all threads of the block, or 0 if the
 // call may not run. A compare-and-swap changes the word only while no call runs, so a second call leaves no trace in it.
+// A call that begins behind a fault leaves none either: the host may be clearing the workspaces.
 DEVICE u32 begin_call(const Call& call, u64 word) {
   u32 epoch = 0;
   if (thread_index() == 0) {
     const bool failed = has_fault(call);
     u64 before = load_relaxed(word);
     u32 running = running_of(before);
-    while (running == 0 && !call.is_held) {
+    while (running == 0 && !call.is_held && !failed) {
       const u64 seen = swap_own_word_if(word, before, taken_by(before, call.number));
       if (seen == before) running = call.number;
       else running = running_of(before = seen);
     }
-    if (running != call.number)
+    if (failed)
+      epoch = 0;
+    else if (running != call.number)
       report_overlap(call, running);
-    else if (!failed)
+    else
       epoch = next_epoch(static_cast<u32>(before >> 32));
   }
   return of_first(epoch);
@@ -121,8 +124,10 @@ struct Deadline {
 // and written is behind this plan: the word is released behind it.
 DEVICE bool hold(const Call& call, u64 word) {
   Deadline deadline;
+  const bool failed = has_fault(call);
   for (;;) {
     const u64 before = load_acquire(word);
+    if (failed) return false;
     if (running_of(before) == 0 && swap_own_word_if(word, before, taken_by(before, call.number)) == before) return true;
     if (deadline.passed(call)) {
       report_overlap(call, running_of(before));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -217,6 +218,61 @@ def guards() -> dict[str, Any]:
         with comm.local_world(2, Device(0), sms=16) as world:
             results[mode.name] = world.run(work, mode)[0]
     assert all(kind == "overlap" for kinds in results.values() for kind in kinds.values()), results
+    return results
+
+
+@case()
+def recovers_beside_replays() -> dict[str, Any]:
+    """Ranks recover while a replay on a plain stream waits for its peer, and GEMMs run in another partition."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    def work(rank: Any, mode: Any) -> int:
+        with rank.partition.torch(), rank.handler(torch.bfloat16, timeout_s=1.0) as handler:
+            x = torch.full((64, 1024), rank.rank + 1.0, dtype=torch.bfloat16, device=handler.device)
+            out = torch.zeros_like(x)
+            graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x, out, mode))
+            plain = torch.cuda.Stream()
+            for turn in range(4):
+                rank.backend.barrier()
+                if rank.rank == turn % 2:
+                    with torch.cuda.stream(plain):
+                        graph.replay()
+                handler.recover()
+                compare(rank, handler, op, mode, (16, 1024), turn)
+                out.zero_()
+                torch.cuda.current_stream().synchronize()
+                rank.backend.barrier()
+                graph.replay()
+                torch.cuda.current_stream().synchronize()
+                handler.check()
+                assert bool((out == 3.0).all()), out
+        return 4
+
+    stop, ready = threading.Event(), threading.Event()
+
+    def run_gemms(background: Any) -> None:
+        with background.torch():
+            a = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda:0")
+            product = torch.mm(a, a)
+            torch.cuda.current_stream().synchronize()
+            ready.set()
+            while not stop.is_set():
+                for _ in range(8):
+                    torch.mm(a, a, out=product)
+                torch.cuda.current_stream().synchronize()
+
+    op, results = comm.MixedCommOp.ALLREDUCE, {}
+    with comm.local_world(2, Device(0), sms=16) as world:
+        gemms = threading.Thread(target=run_gemms, args=world.backgrounds[:1], daemon=True)
+        gemms.start()
+        ready.wait()
+        try:
+            for mode in (comm.MixedCommMode.ONE_EXCHANGE, comm.MixedCommMode.TWO_EXCHANGE):
+                results[mode.name] = world.run(work, mode)[0]
+        finally:
+            stop.set()
+            gemms.join()
     return results
 
 
