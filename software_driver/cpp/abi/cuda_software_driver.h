@@ -108,6 +108,37 @@ typedef int (*softwareDriverRecord)(void* id);
 typedef int (*softwareDriverSchedule)(softwareDriverRecord record, void* id);
 SOFTWARE_DRIVER_API void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord record);
 
+/* One thing that a device did, for profilers. Times are virtual nanoseconds. A context is reported when it is made, the
+ * rest at its end. */
+typedef enum softwareDriverActivityKind {
+  softwareDriverContextActivity = 1,
+  softwareDriverKernelActivity = 2,
+  softwareDriverCopyActivity = 3,
+  softwareDriverFillActivity = 4
+} softwareDriverActivityKind;
+
+typedef struct softwareDriverActivity {
+  softwareDriverActivityKind kind;
+  int device;
+  uint64_t context;
+  uint64_t parent;   /* the primary context of a green one; 0: none */
+  unsigned sm_count; /* of a context */
+  int is_green;
+  uint64_t stream;
+  uint64_t launch; /* the same for all nodes of a launched graph */
+  uint64_t graph;  /* 0: not in a graph */
+  uint64_t queued;
+  uint64_t started;
+  uint64_t ended;
+  uint64_t bytes;   /* that a fill or a copy within the device moves */
+  const char* name; /* of a kernel; valid during the call */
+} softwareDriverActivity;
+
+/* Calls `observer` for each activity of this process from now on; null ends it. The machine is locked meanwhile, so the
+ * observer must not call the driver. */
+typedef void (*softwareDriverObserver)(const softwareDriverActivity* activity);
+SOFTWARE_DRIVER_API void softwareDriverObserve(softwareDriverObserver observer);
+
 SOFTWARE_DRIVER_API uint64_t softwareDriverTime(void); /* virtual nanoseconds since the machine started */
 SOFTWARE_DRIVER_API void softwareDriverAdvance(uint64_t ns);
 /* The number of a CUresult's name ("CUDA_ERROR_OUT_OF_MEMORY"), or -1. */

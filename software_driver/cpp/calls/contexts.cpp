@@ -6,6 +6,7 @@
 #include "calls/allocations.hpp"
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
+#include "machine/observer.hpp"
 
 namespace software_driver {
 namespace {
@@ -75,6 +76,18 @@ std::unique_ptr<Context> make_context(Call& c, ContextKind kind, const Holding& 
   return made;
 }
 
+void show_context(const Context& context) {
+  softwareDriverActivity activity{};
+  activity.kind = softwareDriverContextActivity;
+  activity.device = context.device;
+  activity.context = context.id;
+  activity.parent = context.is_green() ? context.root_id : 0;
+  activity.sm_count = context.sm_count;
+  activity.is_green = context.is_green() ? 1 : 0;
+  activity.name = "";
+  observe(activity);
+}
+
 void destroy_owned(Machine& machine, std::uint64_t owner, bool remembered) {
   each_owned(machine.modules, owner, [&](Module& module) {
     if (remembered) {
@@ -140,6 +153,7 @@ SOFTWARE_DRIVER_CALL(cuCtxCreate_v4, Call& c, CUcontext* out, CUctxCreateParams*
   const bool empty = params == nullptr || (params->numExecAffinityParams == 0 && params->cigParams == nullptr);
   refuse_if(!empty, CUDA_ERROR_NOT_SUPPORTED);
   Context& context = c.machine.contexts.add(make_context(c, ContextKind::created, whole_device(c, device), flags));
+  show_context(context);
   c.thread.stack.push_back({context.handle, context.id, device.ordinal, flags});
   give(out, context);
 }

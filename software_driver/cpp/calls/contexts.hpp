@@ -7,6 +7,8 @@ namespace software_driver {
 
 Holding whole_device(const Call& call, const Device& device);
 // With its default stream.
+// Tells a profiler of a context that was made.
+void show_context(const Context& context);
 std::unique_ptr<Context> make_context(Call& call, ContextKind kind, const Holding& part, unsigned flags);
 // What goes with a context: code, memory, arrays, textures and surfaces. Modules of one that cuCtxCreate made are
 // remembered, by their handles (recorded).

@@ -9,6 +9,7 @@
 #include "calls/allocations.hpp"
 #include "chip/chip.hpp"
 #include "machine/json.hpp"
+#include "machine/observer.hpp"
 #include "machine/present.hpp"
 #include "machine/reports.hpp"
 #include "machine/threads.hpp"
@@ -239,6 +240,8 @@ void* softwareDriverView(uint64_t address, size_t size) {
 void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord record) {
   with_machine(Tracer{}, [&](Machine& machine) { return machine.tracer = {schedule, record, this_thread()}; });
 }
+
+void softwareDriverObserve(softwareDriverObserver function) { observer.store(function, std::memory_order_release); }
 
 uint64_t softwareDriverTime(void) {
   return with_machine(uint64_t{0}, [](Machine& machine) { return machine.clock.look(machine.thread().time); });

@@ -1,11 +1,32 @@
 // The calls that work before everything else: cuInit, cuGetProcAddress, versions, error names.
+#include <dlfcn.h>
+
+#include <atomic>
 #include <bitset>
 #include <cstdio>
+#include <cstdlib>
 
 #include "calls/entry.hpp"
 
 namespace software_driver {
 namespace {
+
+// Loads the library of a profiler, once in a process, as the real driver does. It asks for the time, so that the
+// machine must not be locked.
+void load_profiler(std::unique_lock<std::mutex>& lock) {
+  static std::atomic<bool> is_loaded{false};
+  const char* const path = std::getenv("CUDA_INJECTION64_PATH");
+  if (path == nullptr || is_loaded.exchange(true)) {
+    return;
+  }
+  lock.unlock();
+  if (void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+    if (void* const begin = dlsym(library, "InitializeInjection")) {
+      reinterpret_cast<int (*)()>(begin)();
+    }
+  }
+  lock.lock();
+}
 
 void get_address(Call& c, const char* symbol, void** out, int version, cuuint64_t flags,
                  CUdriverProcAddressQueryResult* status) {
@@ -64,6 +85,7 @@ SOFTWARE_DRIVER_SAME(cuProfilerStop, cuProfilerStart)
 SOFTWARE_DRIVER_CALL(cuInit, Call& c, unsigned) {
   refuse_if(c.machine.devices.empty(), CUDA_ERROR_NO_DEVICE);
   c.machine.initialized = true;
+  load_profiler(c.lock);
 }
 
 SOFTWARE_DRIVER_CALL(cuDriverGetVersion, Call& c, int* version) { give(version, c.version()); }

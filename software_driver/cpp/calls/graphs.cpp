@@ -132,14 +132,14 @@ Seen seen(Call& c, const GraphNode& node) {
 }
 
 std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context& launched_in,
-                                  const std::vector<WorkPtr>& begin);
+                                  const std::vector<WorkPtr>& begin, const WorkSource& source);
 
 // A conditional node under way: its condition is asked when the nodes before it are done, and again after each turn of
 // a loop.
 class Choice {
  public:
-  Choice(Machine& machine, const ExecNode& node, const Context& launched_in)
-      : machine_(machine), node_(node), context_(launched_in.handle), context_id_(launched_in.id) {}
+  Choice(Machine& machine, const ExecNode& node, const Context& launched_in, const WorkSource& source)
+      : machine_(machine), node_(node), context_(launched_in.handle), context_id_(launched_in.id), source_(source) {}
 
   // Goes on where it can. True when the node is done.
   bool is_done(Work& work) {
@@ -164,7 +164,7 @@ class Choice {
       sets_ = condition != nullptr ? condition->sets : 0;
       std::unique_lock<std::mutex> held;  // by the caller
       Call call{machine_, held, Fn::cuGraphLaunch, machine_.thread(), nullptr};
-      inside_ = submit_nodes(call, *body, *context, {});
+      inside_ = submit_nodes(call, *body, *context, {}, source_);
     }
   }
 
@@ -180,17 +180,19 @@ class Choice {
   const ExecNode node_;  // the graph may be updated meanwhile
   std::uint64_t context_;
   std::uint64_t context_id_;
+  WorkSource source_;
   std::uint64_t sets_ = 0;
   std::vector<WorkPtr> inside_;
 };
 
 std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context& launched_in,
-                                  const std::vector<WorkPtr>& begin) {
+                                  const std::vector<WorkPtr>& begin, const WorkSource& source) {
   std::vector<WorkPtr> works;
   for (const ExecNode& one : nodes) {
     const WorkPtr work = work_of(c, one, launched_in);
     // Recorded: waits ask for the stream, and not for where its kernels run.
     work->owner = {launched_in.id, launched_in.root_id, false};
+    work->source = {work->source.context, source.stream, source.graph, source.launch};
     work->seen = hides_from_primary(c, launched_in) ? seen(c, one.node) : Seen::by_all;
     work->after = begin;
     for (const std::size_t before : one.after) {
@@ -198,10 +200,10 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context
     }
     pass_event(c, one.node, work);
     if (const ExecNodes* body = child_of(one)) {
-      const std::vector<WorkPtr> inside = submit_nodes(c, *body, launched_in, work->after);
+      const std::vector<WorkPtr> inside = submit_nodes(c, *body, launched_in, work->after, source);
       work->after.insert(work->after.end(), inside.begin(), inside.end());
     } else if (one.node.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
-      const auto choice = std::make_shared<Choice>(c.machine, one, launched_in);
+      const auto choice = std::make_shared<Choice>(c.machine, one, launched_in, source);
       work->until = [choice, self = std::weak_ptr(work)] {
         const WorkPtr kept = self.lock();
         return !kept || choice->is_done(*kept);
@@ -244,7 +246,8 @@ void replay(Call& c, GraphExec& exec, Stream& stream) {
   const WorkPtr begin = submit(c, stream, first, Seen::by_none);
   auto end = std::make_shared<Work>();
   end->seen = hides_from_primary(c, *stream.context) ? Seen::by_none : Seen::by_all;
-  end->after = submit_nodes(c, exec.nodes, *stream.context, {begin, exec.last});
+  const WorkSource source{0, stream.id, exec.graph_id, begin->sequence};
+  end->after = submit_nodes(c, exec.nodes, *stream.context, {begin, exec.last}, source);
   end->after.push_back(begin);
   put(c, stream, end);
   exec.last = end;

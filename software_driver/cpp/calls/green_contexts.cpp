@@ -76,6 +76,7 @@ SOFTWARE_DRIVER_CALL(cuGreenCtxCreate, Call& c, CUgreenCtx* out, CUdevResourceDe
   }
   Context& context = machine.contexts.add(make_context(c, ContextKind::green, part, device.primary_flags));
   context.root_id = primary.id;
+  show_context(context);
   ++device.green_contexts;
   ++machine.green_contexts;
   ++machine.ledger.contexts_made;

@@ -145,6 +145,7 @@ std::unique_ptr<Grid> make_grid(Call& c, const Context& context, const LaunchPla
                                            grid->count.waiting());
   grid->priority = plan.priority;
   grid->arguments = plan.arguments;
+  grid->kernel = {plan.code, &plan.code->name};
   grid->cost.throughput = throughput_of(threads);
   grid->cluster = plan.cluster;
   if (plan.cluster > 1) {

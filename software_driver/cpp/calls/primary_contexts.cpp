@@ -59,6 +59,7 @@ Context& activate_primary(Call& c, Device& device) {
   device.primary = device.primary_handle == 0 ? &contexts.add(std::move(context))
                                               : &contexts.add_at(device.primary_handle, std::move(context));
   device.primary_handle = device.primary->handle;
+  show_context(*device.primary);
   return *device.primary;
 }
 

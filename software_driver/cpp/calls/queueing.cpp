@@ -46,6 +46,7 @@ WorkPtr work_of(Call& c, const GraphNode& node, const Context* context, int devi
   work->device = device;
   if (context != nullptr) {
     work->owner = {context->id, context->root_id, false};
+    work->source.context = context->id;
   }
   static_cast<Task&>(*work) = node;
   if (node.type == CU_GRAPH_NODE_TYPE_KERNEL) {
@@ -68,6 +69,7 @@ void put(Call& c, Stream& stream, const WorkPtr& work) {
   const Context& context = *stream.context;
   work->device = stream.device;
   work->owner = {context.id, context.root_id, is_blocking(stream)};
+  work->source.stream = stream.id;
   work->queues = stream.queues;
   work->connection = stream.connection;
   c.machine.clock.submit(work);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "machine/host_threads.hpp"
+#include "machine/observer.hpp"
 
 namespace software_driver {
 namespace {
@@ -174,6 +175,7 @@ void Clock::submit(const WorkPtr& work) {
 }
 
 void Clock::begin(const WorkPtr& work) {
+  work->started = time_;
   DeviceLoad& device = devices_[static_cast<std::size_t>(work->device)];
   if (work->grid) {
     begin_grid(work);
@@ -234,6 +236,7 @@ bool Clock::start_copies(DeviceLoad& device) {
     taken = true;
     ++device.copying;
     it = device.copies.erase(it);
+    work->started = time_;
     timers_.push({time_ + work->duration, work});
     any = true;
   }
@@ -283,6 +286,9 @@ void Clock::place_blocks(DeviceLoad& device) {
   for (auto it = device.grids.begin(); it != device.grids.end();) {
     const WorkPtr work = *it;
     Grid& grid = *work->grid;
+    if (grid.count.placed() == 0) {
+      work->started = time_;  // unless no block finds room now
+    }
     const bool is_plain = grid.cluster == 1 && grid.tiles == 0 && grid.seen == 0 && !grid.built_in &&
                           grid.function == nullptr && grid.count.placed() == 0;
     if (is_plain && device.sms.place_whole(work, grid.sms, grid.count.waiting(), grid.needs, grid.cost, time_)) {
@@ -339,6 +345,32 @@ void Clock::end_blocks(const WorkPtr& work, std::uint64_t blocks) {
   }
 }
 
+namespace {
+
+void tell_observer(const Work& work) {
+  const bool moves = work.engine != Engine::none || work.bytes > 0;
+  if (observer.load(std::memory_order_relaxed) == nullptr || !(work.grid || moves)) {
+    return;
+  }
+  softwareDriverActivity activity{};
+  activity.kind = work.grid                     ? softwareDriverKernelActivity
+                  : work.engine != Engine::none ? softwareDriverCopyActivity
+                                                : softwareDriverFillActivity;
+  activity.device = work.device;
+  activity.context = work.source.context != 0 ? work.source.context : work.owner.context;
+  activity.stream = work.source.stream;
+  activity.launch = work.source.launch != 0 ? work.source.launch : work.sequence;
+  activity.graph = work.source.graph;
+  activity.queued = work.submitted;
+  activity.started = work.started;
+  activity.ended = work.ended;
+  activity.bytes = static_cast<std::uint64_t>(work.bytes);
+  activity.name = work.grid && work.grid->kernel ? work.grid->kernel->c_str() : "";
+  observe(activity);
+}
+
+}  // namespace
+
 void Clock::complete(const WorkPtr& work) {
   if (work->done) {
     broken_law("work is done twice");
@@ -357,6 +389,7 @@ void Clock::complete(const WorkPtr& work) {
   }
   work->done = true;
   work->ended = time_;
+  tell_observer(*work);
   times_.wake(work, time_);
   for (WorkPtr& follower : std::exchange(work->followers, {})) {
     if (--follower->blockers == 0) {

@@ -104,6 +104,7 @@ struct Grid {
   bool is_declared = false;  // its cost is, and not counted by the execution
   std::uint64_t seen = 0;    // blocks, from the first on, that a function has to be called for one by one
   std::vector<std::vector<unsigned char>> arguments;
+  std::shared_ptr<const std::string> kernel;   // its name
   std::shared_ptr<const std::string> guessed;  // the name of a kernel whose cost is assumed
   bool failed = false;                         // its function has
 };
@@ -127,6 +128,14 @@ struct Owner {
   std::uint64_t context = 0;  // the id of the context that it was given to
   std::uint64_t root = 0;     // the id of that context's primary one (or its own)
   bool is_blocking = false;   // what follows on the legacy default stream of the context waits for it
+};
+
+// Where work comes from, for profilers.
+struct WorkSource {
+  std::uint64_t context = 0;  // that it runs in
+  std::uint64_t stream = 0;
+  std::uint64_t graph = 0;   // that it is a node of
+  std::uint64_t launch = 0;  // of that graph
 };
 
 // What of a primary context sees work of its green contexts: its waits and its events, or its waits alone.
@@ -154,9 +163,11 @@ struct Work : Task {
   std::vector<WorkPtr> followers;  // without a connection, that have this work in `after`
   std::size_t blockers = 0;        // in `after`, not done
   std::uint64_t submitted = 0;
+  std::uint64_t started = 0;  // its first block, or its copy
   std::uint64_t sequence = 0;
   int device = 0;
   Owner owner;
+  WorkSource source;
   std::shared_ptr<QueueSet> queues;  // keeps the connection alive
   Connection* connection = nullptr;  // null: bound by its dependencies alone
   std::unique_ptr<Grid> grid;
