@@ -18,7 +18,7 @@ from cuda_gctx.cli._exit import Failure, Interrupted, NoDevice
 from cuda_gctx.cli._output import writing
 
 # The modules of the commands, each of which defines the command of its name.
-COMMANDS = ("info", "sizes", "plan", "mps", "run", "share", "verify", "demo", "tune", "doctor", "sim")
+COMMANDS = ("run", "share", "trace", "tune", "plan", "verify", "info", "doctor", "demo", "sizes", "mps", "sim")
 
 
 def _failure(error: Exception) -> Failure | None:

@@ -18,7 +18,7 @@ import cuda_gctx
 from cuda_gctx.partitions import BACKGROUND, LAYOUT_VARIABLE, Layout, PartitionSpec
 from cuda_gctx.partitions.words import PART_VARIABLE
 
-__all__ = ["InterposeError", "environment_of", "installed_driver", "is_tried"]
+__all__ = ["InterposeError", "compiled", "environment_of", "installed_driver", "is_tried"]
 
 # From this version of glibc on, an auditor costs a program nothing and is called for every way to load a library.
 AUDITED_SINCE = (2, 35)
@@ -32,7 +32,7 @@ class InterposeError(RuntimeError):
     """A program cannot be put into a partition here."""
 
 
-def _compiled(name: str) -> Path:
+def compiled(name: str) -> Path:
     """A compiled file of this room. An editable install keeps these files apart from the sources."""
     for folder in cuda_gctx.__path__:
         file = Path(folder, "interpose", name)
@@ -112,10 +112,10 @@ def part_of(layout: Layout, name: str) -> str:
 
 def _links(real: str) -> dict[str, Path]:
     return {
-        "libcuda.so.1": _compiled(LIBRARY),
-        "libcuda.so": _compiled(LIBRARY),
+        "libcuda.so.1": compiled(LIBRARY),
+        "libcuda.so": compiled(LIBRARY),
         "libcuda-real.so.1": Path(real),
-        AUDITOR: _compiled(AUDITOR),
+        AUDITOR: compiled(AUDITOR),
     }
 
 

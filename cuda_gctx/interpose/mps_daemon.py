@@ -24,6 +24,8 @@ NO_DAEMON = "Cannot find MPS control daemon process"
 LOGS = "CUDA_MPS_LOG_DIRECTORY"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 START_S = 10.0
+# Selects devices, or loads a profiler, in programs and not in the daemon.
+NOT_INHERITED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH")
 _PR_SET_PDEATHSIG = 1
 # A path of a socket of the daemon must fit into 108 bytes.
 _LONGEST_BASE = 60
@@ -133,7 +135,7 @@ def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
     folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_base()))
     variables = {PIPES: str(folder), LOGS: str(folder)}
     # The daemon sees all devices; CUDA_VISIBLE_DEVICES selects those of each program.
-    environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | variables
+    environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | variables
     with (folder / "lock").open("w") as lock, (folder / "output").open("wb") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
         daemon = subprocess.Popen(

@@ -1,9 +1,13 @@
 #include "part.hpp"
 
+#include <unistd.h>
+
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <mutex>
 #include <shared_mutex>
 #include <string>
@@ -191,6 +195,23 @@ CUresult guarded(CUdevice device, const Action& action) {
   return result;
 }
 
+// Tells cuda-gctx trace the name of the part's context.
+void mark_for_trace(CUcontext context) {
+  const char* const folder = std::getenv("CUDA_GCTX_TRACE");
+  unsigned long long number = 0;
+  if (folder == nullptr || real.cuCtxGetId(context, &number) != CUDA_SUCCESS) {
+    return;
+  }
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  const std::string path = std::string(folder) + "/" + std::to_string(getpid()) + ".marks";
+  if (std::FILE* const marks = std::fopen(path.c_str(), "ae")) {
+    std::fprintf(marks, "{\"event\": \"open\", \"time\": %lld%09ld, \"contexts\": {\"%llu\": \"%s\"}}\n",
+                 static_cast<long long>(now.tv_sec), now.tv_nsec, number, wish()->name.c_str());
+    std::fclose(marks);
+  }
+}
+
 CUresult create_part(Part& part) {
   return guarded(part.device, [&] {
     const Driver& driver = core_driver();
@@ -216,6 +237,7 @@ CUresult create_part(Part& part) {
       real.cuDevicePrimaryCtxRelease_v2(part.device);
       throw;
     }
+    mark_for_trace(part.context.load());
     report("\"event\": \"part\", \"device\": %d, \"part\": \"%s\", \"sms\": %u", part.device, wish()->name.c_str(),
            part.sm_count.load());
   });

@@ -37,6 +37,7 @@ from cuda_gctx.partitions.partitions import (
     sms_of,
     with_background,
 )
+from cuda_gctx.partitions.trace_marks import IS_TRACED, mark
 
 # Layouts that a pool keeps. A program with more than these computes its layouts, and would fill the device memory.
 MOST_LAYOUTS = 64
@@ -191,12 +192,16 @@ class PartitionPool:
         except ClosedError:  # dropped
             known = None
         if known is not None:
-            return known
+            return known if not IS_TRACED else self._marked(known)
         parts = self._known_or_built(spelled, layout_of(requests, named), stream)
         if parts not in self._switching:
             self._switching.add(parts, [(part.name, part.context, sms_of(part)) for part in with_background(parts)])
         if not self._switching.switch_to(parts):
             self._demand_open()
+        return parts if not IS_TRACED else self._marked(parts)
+
+    def _marked(self, parts: Partitions) -> Partitions:
+        mark("switch", with_background(parts))
         return parts
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:

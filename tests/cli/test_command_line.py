@@ -226,7 +226,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["dance"], "No such command 'dance': choose from info,"),
+        (["bicycle"], "No such command 'bicycle': choose from run,"),
         (["pln"], "No such command 'pln': did you mean 'plan'?"),
         (["plan"], "Missing argument"),
         (

@@ -48,7 +48,7 @@ WITHOUT_EXAMPLE = {
     "demand_choice": "for the blocks of this package",
 }
 # Programs, modules for the other modules of the package, and the library of the core, which is not a module.
-WITHOUT_REFERENCE = {"cli", "draw", "extending", "interpose", "measure", "sim", "libcuda_gctx"}
+WITHOUT_REFERENCE = {"cli", "draw", "extending", "interpose", "measure", "sim", "tracing", "libcuda_gctx"}
 # Packages with a module for each library, which users import.
 OF_MODULES = {"compat", "interop"}
 

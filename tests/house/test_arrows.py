@@ -44,8 +44,9 @@ STANDS_ON: dict[str, set[str]] = {
     "compat": {"cuda_gctx", "interop"},
     "interpose": {"_cpp/resources", "cuda_gctx", "interop"},
     "tune": {"cuda_gctx", "draw", "interop"},
+    "tracing": {"draw", "interpose"},
     "comm": {"cuda_gctx", "extending", "interop"},
-    "cli": {"comm", "compat", "interpose", "tune"},
+    "cli": {"comm", "compat", "interpose", "tracing", "tune"},
     **{program: {"comm", "compat", "native", "tune"} for program in PROGRAMS},
 }
 

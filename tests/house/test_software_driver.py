@@ -30,6 +30,7 @@ MAY_NAME = {
     "cli/_root.py": "the list of commands",
     "cli/demo.py": "the fallback of the demo, and its label",
     "cli/doctor.py": "--profile",
+    "cli/trace.py": "the CUPTI that belongs to the chosen driver",
     "cli/sim.py": "the only import of the package, and the command",
     "measure/machine.py": "the label of results",
 }

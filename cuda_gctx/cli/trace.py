@@ -1,0 +1,93 @@
+"""``cuda-gctx trace``: run a command, and report what ran in which partition."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import BinaryIO
+
+import click
+
+from cuda_gctx.cli._exit import CannotRun, Failure
+from cuda_gctx.cli._output import write_json
+from cuda_gctx.cli._programs import chosen_driver
+from cuda_gctx.cli.sim import software_driver
+from cuda_gctx.interpose import InterposeError
+from cuda_gctx.tracing import INJECTION_VARIABLE, NoCUPTI, Recording, find_cupti
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _cupti() -> str:
+    """The path of CUPTI; of the software driver's own one, if that is chosen."""
+    try:
+        if chosen_driver().machine is not None:
+            return os.path.join(software_driver().library_folder(), "libcupti.so.13")
+    except InterposeError:
+        pass  # the program may bring a driver of its own
+    try:
+        return find_cupti()
+    except NoCUPTI as error:
+        raise Failure(str(error)) from None
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on to the program. A terminal sends its signals to the program itself."""
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    former = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-o", "--out", type=click.File("wb"), metavar="FILE", help="Write a trace for ui.perfetto.dev there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option(
+    "--graphs",
+    type=click.Choice(["nodes", "whole"]),
+    default="nodes",
+    help="Record each kernel of a graph, or each launch of a graph (default: nodes).",
+)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.pass_context
+def trace(ctx: click.Context, out: BinaryIO | None, as_json: bool, graphs: str, program: tuple[str, ...]) -> None:
+    """Report what a command runs in which partition.
+
+    The command is not changed; its children are traced too, also those of cuda-gctx run and cuda-gctx share. The report
+    goes to the standard error, and with --json to the standard output. The exit status is that of the command.
+
+    \b
+    cuda-gctx trace -o trace.pftrace -- python loop.py
+    cuda-gctx trace -- cuda-gctx share control=16 -- python control.py : rest -- python train.py
+    """
+    if other := os.environ.get(INJECTION_VARIABLE):
+        raise Failure(f"another profiler is loaded into the programs ({INJECTION_VARIABLE}={other}): use one at a time")
+    with Recording(_cupti(), graphs) as recording:
+        sys.stdout.flush()
+        try:
+            process = subprocess.Popen(program, env=recording.environment(os.environ))
+        except OSError as error:
+            raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
+        with _forwarding(process):
+            code = process.wait()
+        found = recording.read()
+    if out is not None:
+        found.perfetto(out)
+    if as_json:
+        write_json("trace", found.summary().to_dict())
+    else:
+        click.echo(f"\n{found.summary() if found.processes else 'no process used CUDA'}", err=True)
+    ctx.exit(code if code >= 0 else 128 - code)

@@ -1,0 +1,368 @@
+// Records what a program does on its GPUs, for cuda-gctx trace. CUDA loads this library into each process that starts
+// (CUDA_INJECTION64_PATH). It appends fixed-size records to a file of the process in the folder CUDA_GCTX_TRACE, which
+// the command reads at the end: a killed process loses what CUPTI has not flushed, 200 ms at most.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cupti.hpp"
+#include "reports.hpp"
+
+namespace {
+
+using namespace gctx::cupti;
+
+constexpr std::size_t buffer_bytes = 256 * 1024;
+constexpr std::chrono::milliseconds flush_interval{200};
+constexpr std::uint32_t format_version = 1;
+
+enum class Tag : std::uint8_t {
+  program = 1,  // queued: the process id; the text: its name
+  clock = 2,    // start: CUPTI's time; end: CLOCK_REALTIME at the same moment, in ns; queued: the uncertainty
+  context = 3,  // bytes: SMs; graph: 1 if green; correlation: the parent
+  text = 4,     // correlation: the number of the text, which follows
+  kernel = 5,
+  copy = 6,
+  fill = 7,
+  graph = 8,
+  wait = 9,
+  launch = 10,   // of a graph, by the host
+  dropped = 11,  // bytes: how many records
+  ended = 12
+};
+
+// One record of a file; tracing/_records.py reads it.
+struct Record {
+  Tag tag{};
+  std::uint8_t size_of_text = 0;  // in units of a record
+  std::uint16_t device = 0;
+  std::uint32_t context = 0;
+  std::uint32_t stream = 0;
+  std::uint32_t correlation = 0;
+  std::uint64_t start = 0;
+  std::uint64_t end = 0;
+  std::uint64_t queued = 0;
+  std::uint64_t bytes = 0;
+  std::uint32_t name = 0;
+  std::uint32_t graph = 0;
+};
+static_assert(sizeof(Record) == 56);
+
+template <class Function>
+class Imported {
+ public:
+  bool find(void* library, const char* name) {
+    function_ = reinterpret_cast<Function*>(dlsym(library, name));
+    return function_ != nullptr;
+  }
+  template <class... Arguments>
+  int operator()(Arguments... arguments) const {
+    return function_(arguments...);
+  }
+
+ private:
+  Function* function_ = nullptr;
+};
+
+struct Functions {
+  Imported<int(std::uint64_t*)> get_timestamp;
+  Imported<int(Request, Complete)> register_callbacks;
+  Imported<int(int)> enable;
+  Imported<int(std::uint8_t)> enable_latencies;
+  Imported<int(int, std::size_t*, void*)> set_attribute;
+  Imported<int(std::uint32_t)> flush;
+  Imported<int(std::uint8_t*, std::size_t, std::uint8_t**)> next_record;
+  Imported<int(void*, std::uint32_t, std::size_t*)> get_dropped;
+  Imported<int(std::uint32_t, std::uint8_t)> enable_driver_call;
+
+  bool find(void* library) {
+    enable_driver_call.find(library, "cuptiActivityEnableDriverApi");  // older ones have none
+    return get_timestamp.find(library, "cuptiGetTimestamp") &&
+           register_callbacks.find(library, "cuptiActivityRegisterCallbacks") &&
+           enable.find(library, "cuptiActivityEnable") &&
+           enable_latencies.find(library, "cuptiActivityEnableLatencyTimestamps") &&
+           set_attribute.find(library, "cuptiActivitySetAttribute") && flush.find(library, "cuptiActivityFlushAll") &&
+           next_record.find(library, "cuptiActivityGetNextRecord") &&
+           get_dropped.find(library, "cuptiActivityGetNumDroppedRecords");
+  }
+  bool has_driver_calls(void* library) { return dlsym(library, "cuptiActivityEnableDriverApi") != nullptr; }
+};
+
+class Recorder {
+ public:
+  bool begin();
+  void finish();
+
+ private:
+  static void give_buffer(std::uint8_t** buffer, std::size_t* size, std::size_t* most);
+  static void take_buffer(void* context, std::uint32_t stream, std::uint8_t* buffer, std::size_t size,
+                          std::size_t valid);
+  void take(std::uint8_t* buffer, std::size_t valid);
+  void add(std::vector<Record>& records, const std::uint8_t* record);
+  void add_text(std::vector<Record>& records, Record record, const char* text);
+  std::uint32_t number_of(std::vector<Record>& records, const char* name);
+  void add_clock(std::vector<Record>& records);
+  void append(const std::vector<Record>& records);
+  void flush_regularly();
+
+  Functions cupti_;
+  std::string path_;
+  pid_t pid_ = 0;
+  std::mutex mutex_;
+  std::unordered_map<std::string, std::uint32_t> names_;
+  std::size_t reversed_ = 0;
+  std::size_t lost_ = 0;  // that could not be written
+  std::atomic<bool> is_over_{false};
+};
+
+Recorder& recorder() {
+  static Recorder* const kept = new Recorder;  // CUPTI's threads may outlive static destruction
+  return *kept;
+}
+
+void* loaded_cupti() {
+  // The program's own copy, if it has loaded one: a second copy of one name would never be loaded.
+  for (const char* name : {"libcupti.so.13", "libcupti.so.12"}) {
+    if (void* const library = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) {
+      return library;
+    }
+  }
+  const char* const path = std::getenv("CUDA_GCTX_CUPTI");
+  return path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+}
+
+bool Recorder::begin() {
+  const char* const folder = std::getenv("CUDA_GCTX_TRACE");
+  if (folder == nullptr) {
+    return false;
+  }
+  void* const library = loaded_cupti();
+  if (library == nullptr || !cupti_.find(library)) {
+    gctx::interpose::tell("is not traced: CUPTI could not be loaded");
+    return false;
+  }
+  pid_ = getpid();
+  path_ = std::string(folder) + "/" + std::to_string(pid_) + "." + program_invocation_short_name + ".records";
+  const char* const graphs = std::getenv("CUDA_GCTX_TRACE_GRAPHS");
+  const bool whole = graphs != nullptr && std::strcmp(graphs, "whole") == 0;
+  // Bounds what CUPTI keeps on the device: 32 buffers of 1 MiB.
+  std::size_t bytes = std::size_t{1} << 20, buffers = 32, size = sizeof(std::size_t);
+  cupti_.set_attribute(device_buffer_size, &size, &bytes);
+  cupti_.set_attribute(device_buffer_pool_limit, &size, &buffers);
+  // Before CUDA starts, or it has no effect.
+  cupti_.enable_latencies(std::uint8_t{1});
+  if (cupti_.register_callbacks(give_buffer, take_buffer) != success) {
+    gctx::interpose::tell("is not traced: another profiler uses CUPTI");
+    return false;
+  }
+  for (const int kind : {static_cast<int>(context), static_cast<int>(kernel), static_cast<int>(copy),
+                         static_cast<int>(fill), static_cast<int>(synchronization)}) {
+    cupti_.enable(kind);
+  }
+  if (whole) {
+    cupti_.enable(graph);
+  }
+  if (cupti_.has_driver_calls(library)) {
+    for (const std::uint32_t call : graph_launches) {
+      cupti_.enable_driver_call(call, std::uint8_t{1});
+    }
+  }
+  std::vector<Record> records;
+  Record first{.tag = Tag::program, .queued = static_cast<std::uint64_t>(pid_), .name = format_version};
+  add_text(records, first, program_invocation_short_name);
+  add_clock(records);
+  append(records);
+  std::thread(&Recorder::flush_regularly, this).detach();
+  return true;
+}
+
+void Recorder::finish() {
+  // A forked child has no threads of CUPTI, whose flush would wait for them.
+  if (path_.empty() || getpid() != pid_ || is_over_.exchange(true)) {
+    return;
+  }
+  cupti_.flush(flush_forced);
+  std::size_t dropped = 0;
+  cupti_.get_dropped(nullptr, 0, &dropped);
+  std::vector<Record> records;
+  const std::lock_guard lock(mutex_);
+  add_clock(records);
+  records.push_back({.tag = Tag::dropped, .bytes = dropped + reversed_ + lost_});
+  records.push_back({.tag = Tag::ended});
+  append(records);
+}
+
+void Recorder::flush_regularly() {
+  while (!is_over_) {
+    std::this_thread::sleep_for(flush_interval);
+    if (is_over_) {
+      return;
+    }
+    cupti_.flush(0);
+    std::size_t dropped = 0;
+    cupti_.get_dropped(nullptr, 0, &dropped);
+    std::vector<Record> records;
+    const std::lock_guard lock(mutex_);
+    add_clock(records);
+    if (dropped + reversed_ + lost_ > 0) {
+      records.push_back(
+          {.tag = Tag::dropped, .bytes = dropped + std::exchange(reversed_, 0) + std::exchange(lost_, 0)});
+    }
+    append(records);
+  }
+}
+
+void Recorder::give_buffer(std::uint8_t** buffer, std::size_t* size, std::size_t* most) {
+  *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(8, buffer_bytes));
+  *size = *buffer != nullptr ? buffer_bytes : 0;
+  *most = 0;
+}
+
+void Recorder::take_buffer(void*, std::uint32_t, std::uint8_t* buffer, std::size_t, std::size_t valid) {
+  recorder().take(buffer, valid);
+  std::free(buffer);
+}
+
+void Recorder::take(std::uint8_t* buffer, std::size_t valid) {
+  const std::lock_guard lock(mutex_);
+  std::vector<Record> records;
+  for (std::uint8_t* record = nullptr; cupti_.next_record(buffer, valid, &record) == success;) {
+    add(records, record);
+  }
+  append(records);
+}
+
+void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
+  const auto timed = [&](Tag tag, const Layout& at) {
+    Record made{.tag = tag};
+    made.start = read<std::uint64_t>(record, at.start);
+    made.end = read<std::uint64_t>(record, at.end);
+    // CUPTI gives records without times, or with the end before the start, where it could not measure.
+    if (made.start == 0 || made.end < made.start) {
+      ++reversed_;
+      return;
+    }
+    const auto number = [&](std::size_t offset) { return offset == none ? 0 : read<std::uint32_t>(record, offset); };
+    made.device = static_cast<std::uint16_t>(number(at.device));
+    made.context = number(at.context);
+    made.stream = number(at.stream);
+    made.correlation = number(at.correlation);
+    made.graph = number(at.graph);
+    made.queued = at.queued == none ? 0 : read<std::uint64_t>(record, at.queued);
+    made.bytes = at.bytes == none ? 0 : read<std::uint64_t>(record, at.bytes);
+    if (at.name != none) {
+      made.name = number_of(records, read<const char*>(record, at.name));
+    }
+    records.push_back(made);
+  };
+  switch (read<int>(record, 0)) {
+    case kernel:
+      return timed(Tag::kernel, of_kernel);
+    case copy:
+      return timed(Tag::copy, of_copy);
+    case fill:
+      return timed(Tag::fill, of_fill);
+    case graph:
+      return timed(Tag::graph, of_graph);
+    case synchronization:
+      return timed(Tag::wait, of_synchronization);
+    case driver:
+      return timed(Tag::launch, of_driver_call);
+    case context: {
+      Record made{.tag = Tag::context};
+      made.device = static_cast<std::uint16_t>(ContextFields::device(record));
+      made.context = ContextFields::id(record);
+      made.correlation = ContextFields::parent(record);
+      made.bytes = ContextFields::sm_count(record);
+      made.graph = ContextFields::is_green(record) ? 1 : 0;
+      records.push_back(made);
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+void Recorder::add_text(std::vector<Record>& records, Record record, const char* text) {
+  const std::size_t length = std::min<std::size_t>(std::strlen(text), 255 * sizeof(Record) - 1);
+  const std::size_t units = (length + sizeof(Record)) / sizeof(Record);
+  record.size_of_text = static_cast<std::uint8_t>(units);
+  records.push_back(record);
+  std::vector<char> padded(units * sizeof(Record), '\0');
+  std::memcpy(padded.data(), text, length);
+  const std::size_t place = records.size();
+  records.resize(place + units);
+  std::memcpy(static_cast<void*>(&records[place]), padded.data(), padded.size());
+}
+
+std::uint32_t Recorder::number_of(std::vector<Record>& records, const char* name) {
+  const char* const known = name != nullptr ? name : "?";
+  const auto [place, is_new] = names_.try_emplace(known, static_cast<std::uint32_t>(names_.size() + 1));
+  if (is_new) {
+    add_text(records, {.tag = Tag::text, .correlation = place->second}, known);
+  }
+  return place->second;
+}
+
+void Recorder::add_clock(std::vector<Record>& records) {
+  timespec before{}, after{};
+  std::uint64_t time = 0;
+  clock_gettime(CLOCK_REALTIME, &before);
+  cupti_.get_timestamp(&time);
+  clock_gettime(CLOCK_REALTIME, &after);
+  const auto ns = [](const timespec& at) {
+    return static_cast<std::uint64_t>(at.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(at.tv_nsec);
+  };
+  records.push_back({.tag = Tag::clock,
+                     .start = time,
+                     .end = ns(before) + (ns(after) - ns(before)) / 2,
+                     .queued = (ns(after) - ns(before)) / 2});
+}
+
+// Opens the file each time: programs close descriptors that they do not know.
+void Recorder::append(const std::vector<Record>& records) {
+  if (records.empty()) {
+    return;
+  }
+  const int kept = errno;
+  const int out = open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+  const char* next = reinterpret_cast<const char*>(records.data());
+  std::size_t left = records.size() * sizeof(Record);
+  while (out >= 0 && left > 0) {
+    const ssize_t written = write(out, next, left);
+    if (written < 0 && errno != EINTR) {
+      break;
+    }
+    next += written > 0 ? written : 0;
+    left -= written > 0 ? static_cast<std::size_t>(written) : 0;
+  }
+  lost_ += left / sizeof(Record);
+  if (out >= 0) {
+    close(out);
+  }
+  errno = kept;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
+  if (recorder().begin()) {
+    std::atexit([] { recorder().finish(); });
+  }
+  return 1;
+}

@@ -1,0 +1,104 @@
+"""What ran where on a GPU: the trace of a command, its summary, and its file for ui.perfetto.dev."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from glob import glob
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from cuda_gctx.interpose import compiled
+from cuda_gctx.partitions.trace_marks import TRACE_VARIABLE
+from cuda_gctx.tracing._lanes import Lane, lanes_of
+from cuda_gctx.tracing._marks import Mark, read_marks
+from cuda_gctx.tracing._perfetto import write
+from cuda_gctx.tracing._records import Process, read_process
+from cuda_gctx.tracing._summary import Summary, summary
+
+__all__ = ["NoCUPTI", "Recording", "Summary", "Trace", "find_cupti"]
+
+RECORDER = "libcuda_gctx_recorder.so"
+INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
+CUPTI_VARIABLE, GRAPHS_VARIABLE = "CUDA_GCTX_CUPTI", "CUDA_GCTX_TRACE_GRAPHS"
+NAMES = ("libcupti.so.13", "libcupti.so.12")
+
+
+class NoCUPTI(RuntimeError):
+    """NVIDIA's library of profilers is not installed."""
+
+
+def find_cupti() -> str:
+    """The path of CUPTI: that of the Python packages of CUDA, or of a CUDA toolkit. Raises NoCUPTI."""
+    package = importlib.util.find_spec("nvidia")
+    folders = [*(package.submodule_search_locations or ())] if package is not None else []
+    folders += [path for path in sys.path if os.path.basename(path) == "nvidia"]
+    places = [os.path.join(folder, "*", "lib") for folder in folders]
+    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    places += [os.path.join(home, "extras", "CUPTI", "lib64") for home in homes if home]
+    places += [os.path.join(home, "lib64") for home in homes if home]
+    for name in NAMES:
+        for place in places:
+            if found := sorted(glob(os.path.join(place, name))):
+                return found[-1]
+    raise NoCUPTI("CUPTI is not installed: pip install nvidia-cuda-cupti, or set CUDA_HOME to a CUDA toolkit")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the processes of a command did on GPUs."""
+
+    processes: tuple[Process, ...]
+    lanes: tuple[Lane, ...]
+    marks: tuple[Mark, ...]
+
+    def summary(self) -> Summary:
+        """Summarize the trace by partitions, kernels and overlaps."""
+        return summary(self.processes, self.lanes, self.marks)
+
+    def perfetto(self, out: BinaryIO) -> None:
+        """Write a file for ui.perfetto.dev."""
+        write(out, self.lanes, self.marks)
+
+
+class Recording:
+    """A private folder in which processes record what they do. Use it as a context.
+
+    cupti: the path of CUPTI. graphs: "nodes" records each kernel of a graph, "whole" each launch of a graph.
+    """
+
+    def __init__(self, cupti: str, graphs: str = "nodes") -> None:
+        self._cupti, self._graphs = cupti, graphs
+
+    def __enter__(self) -> Recording:
+        self._folder = tempfile.TemporaryDirectory(prefix="cuda-gctx-trace-")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a program that is to be recorded, and of its children."""
+        return {
+            **inherited,
+            INJECTION_VARIABLE: str(compiled(RECORDER)),
+            TRACE_VARIABLE: self._folder.name,
+            CUPTI_VARIABLE: self._cupti,
+            GRAPHS_VARIABLE: self._graphs,
+        }
+
+    def read(self) -> Trace:
+        """Read what was recorded so far."""
+        folder = Path(self._folder.name)
+        found = [read_process(path) for path in sorted(folder.glob("*.records"))]
+        # A launcher opens the driver, and runs nothing.
+        processes = tuple(one for one in found if one.items or not one.has_ended)
+        names, marks = read_marks(sorted(folder.glob("*.marks")))
+        return Trace(processes, tuple(lanes_of(processes, names)), tuple(marks))
