@@ -5,7 +5,7 @@ Between the first and the last thing that the ranks say to each other, what fail
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
@@ -19,11 +19,13 @@ from cuda_gctx.comm._backends import (
     gather_results,
     on_all_ranks,
 )
+from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._compile import FLAT, PLANS
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
 from cuda_gctx.comm._groups import Groups, demand_place
-from cuda_gctx.comm._launch import Calls, Kernels
+from cuda_gctx.comm._launch import Kernels
+from cuda_gctx.comm._limits import Limits
 from cuda_gctx.comm._memory import Workspaces
 from cuda_gctx.comm._message import Messages
 from cuda_gctx.comm._modes import (
@@ -40,12 +42,12 @@ from cuda_gctx.comm._modes import (
 )
 from cuda_gctx.comm._nodes import (
     NcclTransport,
-    NodeCalls,
     NodeKernels,
     NvshmemTransport,
     PeerTransport,
     Transport,
 )
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._nvshmem import demand_initialised, initialise
 from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._packing import agreed_packing
@@ -58,7 +60,6 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
-from cuda_gctx.comm._record import Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_by_nodes, exchange_on_cpu
 from cuda_gctx.comm._staging import PART_BYTES, Staging
 from cuda_gctx.comm._tensors import MappedTensors
@@ -96,6 +97,8 @@ class OnGpu:
         self._node_kernels: dict[MixedCommOp, NodeKernels] = {}
         self._copying: tuple[Stream, ...] = ()
         self._numbers = Numbers()
+        fewest, most = arguments.block_sizes
+        self.limits = Limits(fewest, dict.fromkeys(MixedCommOp, most), arguments.fewest_steps)
         self._has_nvshmem = False
         given = arguments.max_message_bytes
         self._node_bytes = STAGED_BYTES if given is None else given
@@ -219,19 +222,14 @@ class OnGpu:
             # Before and after the kernels. With ranks of one process on one device, more streams could share a hardware
             # queue with the kernel of a rank that waits.
             self._copying = self.context.create_stream(), self.context.create_stream()
-        how: dict[str, Any] = {
-            "grid": arguments.grid_size,
-            "fewest_steps": arguments.fewest_steps,
-            "numbers": self._numbers,
-        }
-        faults = self.fault.address, round(arguments.timeout_s * 1_000_000_000)
+        limit_ns = round(arguments.timeout_s * 1_000_000_000)
+        call = {"peer": addresses, "fault": self.fault.address, "limit": limit_ns, "stops": arguments.stops}
+        of_node = {**call, "peer": [addresses[rank] for rank in info.local_ranks()]}
         for op in info.every_op:
             if op is MixedCommOp.BROADCAST:
                 continue  # copy engines or a library move it
-            calls = Calls(info, op, block_sizes=arguments.block_sizes, **how)
-            calls.connect(addresses, *faults, stops=arguments.stops)
             self._kernels[op] = Kernels(
-                *(info, op, self._geometry, self.context, self._device, calls),
+                *(info, op, self._geometry, self.context, self._device, call, self.limits),
                 element=element,
                 is_programmatic=arguments.programmatic_launch,
                 packing=packing,
@@ -239,13 +237,8 @@ class OnGpu:
                 files=FLAT if self._is_on_one_host else PLANS,
             )
             if self.transport is not None and op in info.valid_ops:
-                node_calls = NodeCalls(info, op, self._region, **how)
-                peers = [addresses[rank] for rank in info.local_ranks()]
-                node_calls.connect(peers, self.transport.regions, *faults, stops=arguments.stops)
-                self._node_kernels[op] = NodeKernels(
-                    *(info, op, self._geometry, self._region, self.transport, self.context, self._device, node_calls),
-                    element=element,
-                )
+                how = info, op, self._geometry, self._region, self.transport, self.context, self._device
+                self._node_kernels[op] = NodeKernels(*how, of_node, self.limits, element=element)
 
     def _is_alone(self) -> bool:
         """Whether no other rank of this process is on this device."""
@@ -253,13 +246,14 @@ class OnGpu:
         places = [(one.process, one.device_id) for one in self.workspaces.ranks]
         return places.count(places[self._arguments.info.world_rank]) == 1
 
-    def _run_together(self, note: Callable[[int, int, Record], None]) -> None:
-        """Launches what `note` notes, on all ranks, and waits for it."""
+    def _run_together(self, add: Callable[[Plan, int, int, int], None]) -> None:
+        """Launches a plan of the steps that `add` adds, on all ranks, and waits for it."""
         op = self._arguments.info.valid_ops[0]
         agreed = signature(op, MixedCommMode.TWO_EXCHANGE, "meeting", 0, is_staged=False)
-        how = agreed, round(self._meeting_s * 1_000_000_000)
+        plan = Plan(self._numbers, Numbers.of_op(op))
+        add(plan, agreed, round(self._meeting_s * 1_000_000_000), self._arguments.grid_size)
         stream = self.order.stream_of_context()
-        Prepared(lambda record, _: note(*how, record), 0, self._numbers).launch(stream, ())
+        plan.launch(stream, ())
         stream.sync()
 
     @property
@@ -317,15 +311,6 @@ class OnGpu:
             call("cuCtxSynchronize")
         self.fault.clear()
         self._backend.barrier()
-
-    def limit(self, fewest_threads: int, most_threads: Mapping[MixedCommOp, int], fewest_steps: int) -> None:
-        """Sets the limits of later calls: threads per SM of ONE_EXCHANGE, and tiles of a block of TWO_EXCHANGE."""
-        with self.order:
-            for op, kernels in self._kernels.items():
-                most = most_threads.get(op, self._arguments.block_sizes[1])
-                kernels.calls.limit((fewest_threads, most), fewest_steps)
-            for node_kernels in self._node_kernels.values():
-                node_kernels.calls.limit(fewest_steps)
 
     def map(self, backend: CommBackend, spans: Sequence[tuple[int, int]]) -> None:
         assert self.mapped is not None

@@ -3,11 +3,17 @@ from collections.abc import Sequence as _Several
 from typing import Any
 
 from cuda_gctx import Stream
+from cuda_gctx.comm._staging import Copy
+from cuda_gctx.comm._structs import Packed
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
-from cuda_gctx.extending import Counter, LaunchSequence
+from cuda_gctx.extending import Counter
 
 ALIGNMENT: int
 MOST_KEPT: int
+MAIN: int
+BEFORE: int
+AFTER: int
+Launches: Any
 
 class Turns:
     """The stream of the call now, which is that of the call before in most of them.
@@ -26,20 +32,38 @@ class Turns:
     def next(self, handle: int) -> Stream: ...
     def stream(self) -> Stream: ...
 
-class Steps:
-    """What a call launches: sequences, and between them functions of libraries, which enqueue work themselves.
+class Plan:
+    """The steps of a call, prepared once for its sizes, and launched for each call with the addresses of its tensors.
 
-    numbers: counts calls. All kernels of a call have its number.
+    Steps are kernels, copies, and functions of libraries, which enqueue work on the current stream themselves, and
+    depend on no address. numbers: counts calls, so that all kernels of a call have one number. number: the number
+    without its count. copying: the streams BEFORE and AFTER. is_held: the first kernel has taken the control words for
+    the kernels that follow.
     """
 
-    def __init__(self, numbers: Counter) -> None: ...
-    def add(self, step: LaunchSequence | Callable[[], object]) -> None: ...
+    is_held: bool
+    @property
+    def number(self) -> int: ...
+    def __init__(self, numbers: Counter, number: int, copying: _Several[Stream] = ()) -> None: ...
+    def kernel(
+        self,
+        function: int,
+        packed: Packed,
+        number_at: int,
+        blocks: int,
+        threads: int,
+        shared_bytes: int = 0,
+        is_programmatic: bool = False,
+    ) -> None: ...
+    def copy(self, copy: Copy, stream: int = ...) -> None: ...
+    def wait(self, stream: int, other: int) -> None: ...
+    def call(self, function: Callable[[], object]) -> None: ...
     def launch(self, stream: Stream, given: _Several[int]) -> None: ...
 
 class Known: ...
 
-class Calls:
-    """The calls of a handler that were made before: by operation, mode and shape.
+class Plans:
+    """The plans of a handler: by operation, mode, root and shape.
 
     dtype, device: those of its tensors. turns: of its streams; None where nothing is kept. fault: the address of a word
     of the host that is not 0 after a fault.
@@ -52,9 +76,11 @@ class Calls:
         op: MixedCommOp,
         mode: MixedCommMode | None,
         message: Any,
-        steps: Steps,
-        given: _Several[int],
         *,
         has_output: bool,
+        launched: tuple[Plan, tuple[int, ...]] | None = None,
+        again: Callable[[Any, Any], object] | None = None,
     ) -> None: ...
-    def run(self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, is_checked: bool) -> Any: ...
+    def run(
+        self, op: MixedCommOp, x_in: Any, x_out: Any, mode: MixedCommMode | None, root: int | None, is_checked: bool
+    ) -> Any: ...

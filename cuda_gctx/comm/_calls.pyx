@@ -1,13 +1,14 @@
-"""What a call does that was made before, compiled: it looks up what is known of it, and launches."""
+"""Plans of calls, compiled: looks up the plan of a call that was made before, and launches it."""
 
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MIN, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy
 
 from cuda_gctx._core.extension cimport Counter, LaunchSequence, Stream
 
+from cuda_gctx.comm._gradients import demand_no_gradient
 from cuda_gctx.comm._protocol import ALIGNMENT
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 
@@ -47,11 +48,15 @@ cdef extern from *:
         uint32_t major
         Describe describe
 
-# Of calls: what is kept of one is small, but shapes and addresses may change from call to call.
+# The number of plans that are kept: each is small, but shapes and addresses may change from call to call.
 MOST_KEPT = 4096
-# Of dimensions: tensors with more are looked at each time.
+# torch's tensors have no more.
 cdef enum:
-    MOST_DIMENSIONS = 8
+    MOST_DIMENSIONS = 64
+# Replaced by tests that look at launches.
+Launches = LaunchSequence
+# Streams of a plan by number: the stream of the call, and the streams of the copies before and after its kernels.
+MAIN, BEFORE, AFTER = range(3)
 cdef uint64_t alignment = ALIGNMENT
 cdef object an_op = MixedCommOp, a_mode = MixedCommMode
 
@@ -69,13 +74,20 @@ cdef bint have_same_shape(const View& one, const View& other) noexcept:
     return one.dimensions == other.dimensions and memcmp(one.shape, other.shape, size) == 0
 
 
-cdef bytes key_of(op, mode, const View& x_in, uint64_t in_address, uint64_t out_address):
-    """Of a call: its operation, its mode, the shape of its input, and addresses, which may be 0."""
-    cdef int64_t words[4 + MOST_DIMENSIONS]
-    words[0], words[1] = op, -1 if mode is None else mode
-    words[2], words[3] = <int64_t>in_address, <int64_t>out_address
-    memcpy(&words[4], x_in.shape, x_in.dimensions * sizeof(int64_t))
-    return PyBytes_FromStringAndSize(<char*>words, (4 + x_in.dimensions) * sizeof(int64_t))
+cdef bytes key_of(op, mode, root, const View& x_in, uint64_t in_address, uint64_t out_address, int64_t distance):
+    """Key of a call: operation, mode, root, the shape of its input, addresses that matter, and how tensors overlap."""
+    cdef int64_t words[6 + MOST_DIMENSIONS]
+    words[0], words[1], words[2] = op, -1 if mode is None else mode, -1 if root is None else root
+    words[3], words[4], words[5] = <int64_t>in_address, <int64_t>out_address, distance
+    memcpy(&words[6], x_in.shape, x_in.dimensions * sizeof(int64_t))
+    return PyBytes_FromStringAndSize(<char*>words, (6 + x_in.dimensions) * sizeof(int64_t))
+
+
+cdef uint64_t bytes_of(const View& view, uint64_t element_bytes) noexcept:
+    cdef int64_t at
+    for at in range(view.dimensions):
+        element_bytes *= <uint64_t>view.shape[at]
+    return element_bytes
 
 
 cdef class Turns:
@@ -119,23 +131,56 @@ cdef class Turns:
         return self.previous
 
 
-cdef class Steps:
-    """What a call launches: sequences, and between them functions of libraries, which enqueue work themselves.
+cdef tuple place_of(address):
+    return (None, address) if isinstance(address, int) else (address.given, address.offset)
 
-    numbers: counts calls. All kernels of a call have its number.
+
+cdef class Plan:
+    """The steps of a call, prepared once for its sizes, and launched for each call with the addresses of its tensors.
+
+    Steps are kernels, copies, and functions of libraries, which enqueue work on the current stream themselves, and
+    depend on no address. numbers: counts calls, so that all kernels of a call have one number. number: the number
+    without its count. copying: the streams BEFORE and AFTER. is_held: the first kernel has taken the control words for
+    the kernels that follow.
     """
 
     cdef Counter _numbers
+    cdef object _copying, _last
     cdef list _steps
+    cdef readonly uint32_t number
+    cdef public bint is_held
 
-    def __init__(self, Counter numbers not None):
-        self._numbers, self._steps = numbers, []
+    def __init__(self, Counter numbers not None, number, copying=()):
+        self._numbers, self.number, self._copying, self._steps = numbers, number, copying, []
 
-    def add(self, step):
-        """Add a sequence, or a function."""
-        self._steps.append(step)
+    cdef _sequence(self):
+        if self._last is None:
+            self._last = Launches(self._copying)
+            self._steps.append(self._last)
+        return self._last
+
+    def kernel(self, function, packed, number_at, blocks, threads, shared_bytes=0, is_programmatic=False):
+        """Add a kernel, which takes a struct. number_at: the offset of the number in it."""
+        content, addresses = packed
+        places = {at: place_of(address) for at, address in addresses.items()}
+        self._sequence().kernel(function, blocks, threads, shared_bytes, content, places, number_at, is_programmatic)
+
+    def copy(self, copy, stream=MAIN):
+        """Add a copy on a stream."""
+        to, source, size = copy
+        self._sequence().copy(stream, place_of(to), place_of(source), size)
+
+    def wait(self, stream, other):
+        """Make what follows on a stream wait for what is on another one."""
+        self._sequence().wait(stream, other)
+
+    def call(self, function):
+        """Add a function of a library."""
+        self._steps.append(function)
+        self._last = None
 
     cpdef launch(self, Stream stream, given):
+        """Launch the steps. given: the addresses of this call."""
         cdef uint64_t number = self._numbers.take(1)
         for step in self._steps:
             if isinstance(step, LaunchSequence):
@@ -145,28 +190,19 @@ cdef class Steps:
 
 
 cdef class Known:
-    """A call but for its addresses.
+    """A call that was made before, but for its addresses.
 
-    given: what its launches are given; None: the addresses of its tensors, which follow the rules of the modes.
+    given: the addresses for its plan; None: the addresses of its tensors. again: calls a library that has no plan.
     """
 
-    cdef Steps steps
+    cdef Plan plan
+    cdef object again
     cdef tuple given, out_shape
     cdef View out
-    cdef uint64_t in_bytes, out_bytes
-    cdef bint may_be_in_place
-
-    cdef bint fits(self, uint64_t x_in, uint64_t x_out):
-        """Whether the tensors are aligned and do not share memory, unless they may be the same one."""
-        if (x_in | x_out) % alignment:
-            return False
-        if x_in < x_out + self.out_bytes and x_out < x_in + self.in_bytes:
-            return self.may_be_in_place and x_in == x_out
-        return True
 
 
-cdef class Calls:
-    """The calls of a handler that were made before: by operation, mode and shape.
+cdef class Plans:
+    """The plans of a handler: by operation, mode, root and shape.
 
     dtype, device: those of its tensors. turns: of its streams; None where nothing is kept. fault: the address of a word
     of the host that is not 0 after a fault.
@@ -176,9 +212,11 @@ cdef class Calls:
     cdef Turns _turns
     cdef const uint64_t* _fault
     cdef dict _known
+    cdef list _keys
+    cdef uint64_t _random, _element_bytes
     cdef bint _by_address
-    # Of the tensors of the calls that are kept: their class, and how they are described, if they can be.
-    cdef object _class
+    # The classes of the tensors of calls that are kept, and how they are described, if they can be.
+    cdef set _classes
     cdef Describe _describe
     cdef DLDevice _dl_device
     cdef DLDataType _dl_type
@@ -186,54 +224,77 @@ cdef class Calls:
     def __init__(self, dtype, device, Turns turns=None, uintptr_t fault=0):
         self._dtype, self._device, self._turns = dtype, device, turns
         self._fault = <const uint64_t*>fault
-        self._known = {}
+        self._classes = set()
+        self.forget(by_address=False)
 
     def forget(self, *, bint by_address):
         """Every call is looked at again: the handler, what it chooses or what is mapped has changed.
 
         by_address: whether the addresses of tensors decide what a call is, because some of them are mapped.
         """
-        self._known = {}
-        self._by_address = by_address
+        self._known, self._keys, self._by_address = {}, [], by_address
 
-    def keep(self, op, mode, message, steps, given, *, bint has_output):
-        """Keeps a call that has been launched: a Message, its Steps, and what they were given.
+    def keep(self, op, mode, message, *, bint has_output, launched=None, again=None):
+        """Keeps a call that has been made.
 
-        has_output: whether it was called with an output.
+        message: its Message. has_output: it was called with an output. launched: its Plan, and the addresses for it.
+        again: calls a library with an input and an output, if there is no plan.
         """
         cdef Known known = Known()
         cdef View x_in
-        sizes = message.sizes
-        known.steps, known.out_shape, known.given = steps, sizes.out_shape, given if self._by_address else None
-        known.in_bytes, known.out_bytes = sizes.in_bytes, sizes.out_bytes
-        known.may_be_in_place = sizes.op == MixedCommOp.ALLREDUCE
-        if self._class is None:
-            self._learn(message.x_in)
-        if type(op) is not an_op or not (self._view(message.x_in, &x_in) and self._view(message.x_out, &known.out)):
+        if self._turns is None or type(op) is not an_op or not (mode is None or type(mode) is a_mode):
             return
-        if not (has_output if self._by_address else known.fits(x_in.address, known.out.address)):
+        known.again, known.out_shape = again, message.sizes.out_shape
+        if launched is not None:
+            known.plan, given = launched
+            known.given = given if self._by_address else None
+        self._element_bytes = message.x_in.element_size()
+        for tensor in (message.x_in, message.x_out):
+            if type(tensor) not in self._classes:
+                self._learn(tensor)
+        if not (self._view(message.x_in, &x_in) and self._view(message.x_out, &known.out)):
             return
-        if len(self._known) >= MOST_KEPT:
-            self._known.clear()
-        self._known[self._key(op, mode, x_in, known.out.address)] = known
+        if self._by_address and not has_output:
+            return
+        key = self._key(op, mode, message.root, x_in, known.out)
+        with self._turns.lock:
+            if key not in self._known and len(self._known) >= MOST_KEPT:
+                # Any of them: of shapes that come in turn, most are still there.
+                self._random = self._random * 1103515245 + 12345
+                at = (self._random >> 16) % <uint64_t>len(self._keys)
+                del self._known[self._keys[at]]
+                self._keys[at] = key
+            elif key not in self._known:
+                self._keys.append(key)
+            self._known[key] = known
 
-    cdef bytes _key(self, op, mode, const View& x_in, uint64_t out_address):
+    cdef bytes _key(self, op, mode, root, const View& x_in, const View& out):
+        cdef uint64_t begin = x_in.address, out_begin = out.address
+        cdef int64_t distance = INT64_MIN
+        if out_begin and begin < out_begin + bytes_of(out, self._element_bytes):
+            if out_begin < begin + bytes_of(x_in, self._element_bytes):
+                distance = <int64_t>(out_begin - begin)
         if self._by_address:
-            return key_of(op, mode, x_in, x_in.address, out_address)
-        return key_of(op, mode, x_in, 0, 0)
+            return key_of(op, mode, root, x_in, begin, out_begin, distance)
+        return key_of(op, mode, root, x_in, 0, 0, distance)
 
     cdef int _learn(self, tensor) except -1:
-        """How the tensors of a class are described: by the first one, which has been checked, so that it has memory."""
+        """How the tensors of a class are described: by a tensor that has been checked, so that it has memory."""
         cdef DLPackExchangeAPI* api
         cdef DLTensor found
-        self._class = type(tensor)
-        capsule = getattr(self._class, "__dlpack_c_exchange_api__", None)
-        if capsule is None:
+        cdef Describe describe = NULL
+        capsule = getattr(type(tensor), "__dlpack_c_exchange_api__", None)
+        if capsule is not None:
+            api = <DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+            if api.major == 1:
+                describe = api.describe
+        if self._classes and describe is not self._describe:
             return 0
-        api = <DLPackExchangeAPI*>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
-        if api.major == 1:
-            api.describe(<void*>tensor, &found)
-            self._dl_device, self._dl_type, self._describe = found.device, found.dtype, api.describe
+        if describe is not NULL:
+            describe(<void*>tensor, &found)
+            self._dl_device, self._dl_type = found.device, found.dtype
+        self._describe = describe
+        self._classes.add(type(tensor))
         return 0
 
     cdef bint _view(self, tensor, View* view) except -1:
@@ -241,7 +302,7 @@ cdef class Calls:
         cdef DLTensor found
         cdef int64_t stride = 1
         cdef Py_ssize_t at
-        if type(tensor) is not self._class or tensor.requires_grad:
+        if type(tensor) not in self._classes:
             return False
         if self._describe is NULL:
             shape = tensor.shape
@@ -275,7 +336,7 @@ cdef class Calls:
                 stride *= found.shape[at]
         return True
 
-    def run(self, op, x_in, x_out, mode, bint is_checked):
+    def run(self, op, x_in, x_out, mode, root, bint is_checked):
         """Launches a call that is known, and returns its output; None if it is not, or something is wrong with it."""
         cdef Known known
         cdef View view, out
@@ -284,27 +345,32 @@ cdef class Calls:
             return None
         if not self._view(x_in, &view) or not (is_checked or view.is_right):
             return None
+        if x_in.requires_grad or x_out is not None and x_out.requires_grad:
+            demand_no_gradient(x_in, x_out)
         if x_out is None:
             if self._by_address:
                 return None
             out.address = 0
         elif not self._view(x_out, &out) or not (is_checked or out.is_right):
             return None
-        known = self._known.get(self._key(op, mode, view, out.address))
+        known = self._known.get(self._key(op, mode, root, view, out))
         # Asked with nothing in between: while there are known calls, the word is there.
         if known is None or self._fault[0]:
             return None
         if x_out is None:
             x_out = x_in.new_empty(known.out_shape)
-            if not self._view(x_out, &out):
+            if known.again is None and not self._view(x_out, &out):
                 return None
         elif not is_checked and not have_same_shape(out, known.out):
             return None
+        if known.again is not None:
+            known.again(x_in, x_out)
+            return x_out
         given = known.given
         if given is None:
-            if not known.fits(view.address, out.address):
+            if (view.address | out.address) % alignment:
                 return None
             given = (view.address, out.address)
         with self._turns.lock:
-            known.steps.launch(self._turns.stream(), given)
+            known.plan.launch(self._turns.stream(), given)
         return x_out

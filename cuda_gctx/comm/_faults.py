@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from cuda_gctx import CUDAError, Device
 from cuda_gctx.comm._driver_calls import call, driver
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import Fault
-from cuda_gctx.comm._record import Numbers
 
 __all__ = ["CommFault", "FaultRecord"]
 

@@ -24,7 +24,7 @@ from cuda_gctx.comm._backends import (
     on_all_ranks,
 )
 from cuda_gctx.comm._building import Built, OnGpu, build
-from cuda_gctx.comm._calls import Calls
+from cuda_gctx.comm._calls import Plans
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._groups import Groups, agreed_backend
 from cuda_gctx.comm._limits import MaxBlockSizes, block_sizes
@@ -181,8 +181,8 @@ class MixedCommHandler:
         self._gpu = built.gpu
         gpu = self._gpu
         order_and_fault = () if gpu is None or gpu.fault is None else (gpu.order, gpu.fault.host_address)
-        self._calls = Calls(arguments.dtype, arguments.device, *order_and_fault)
-        self._known = self._calls.run
+        self._plans = Plans(arguments.dtype, arguments.device, *order_and_fault)
+        self._known = self._plans.run
         self._modes = built.modes
         self._messages = built.messages
         self._mapped_storages: list[tuple[int, Any]] = []  # which are kept alive, by address of the tensor
@@ -221,7 +221,7 @@ class MixedCommHandler:
 
     def _look_again(self) -> None:
         """What a call is may have changed."""
-        self._calls.forget(by_address=self._gpu is not None and bool(self._gpu.mapped))
+        self._plans.forget(by_address=self._gpu is not None and bool(self._gpu.mapped))
 
     @property
     def grid_size(self) -> int:
@@ -271,9 +271,9 @@ class MixedCommHandler:
     def _limit(self, most: Mapping[MixedCommOp, int] = MappingProxyType({})) -> None:
         """Makes later calls use the limits that the handler has now. most: new ones, by operation."""
         if self._gpu is not None:
-            sizes = {op: size for (op, mode), size in self._max_block_sizes.items() if mode is ONE}
-            self._gpu.limit(self._min_block_size, {**sizes, **most}, self._min_num_steps)
-        self._modes.forget()
+            limits = self._gpu.limits
+            limits.fewest_threads, limits.fewest_steps = self._min_block_size, self._min_num_steps
+            limits.most_threads.update(most)
         self._look_again()
 
     @property
@@ -344,8 +344,7 @@ class MixedCommHandler:
         skip_check: bool = False,
         root: int | None = None,
     ) -> Any:
-        # What is kept of calls does not know of roots.
-        done = self._known(op, x_in, x_out, mode, skip_check) if root is None else None
+        done = self._known(op, x_in, x_out, mode, root, skip_check)
         return self._run_first(op, x_in, x_out, mode, root, is_checked=skip_check) if done is None else done
 
     def _run_first(
@@ -360,9 +359,17 @@ class MixedCommHandler:
         if chosen is MixedCommMode.AUTOTUNE:
             table = self._tuning_table if self._arguments.use_autotune else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
-        launched = self._modes[chosen].run(message, min(sms or self._grid_size, self._grid_size))
-        if launched is not None and root is None:
-            self._calls.keep(op, mode, message, *launched, has_output=x_out is not None)
+        runner, grid = self._modes[chosen], min(sms or self._grid_size, self._grid_size)
+        launched = runner.run(message, grid)
+        if launched is not None:
+            self._plans.keep(op, mode, message, has_output=x_out is not None, launched=launched)
+        elif runner.is_of_torch:
+            call = message._replace(x_in=None, x_out=None)
+            self._plans.keep(
+                *(op, mode, message),
+                has_output=x_out is not None,
+                again=lambda x_in, x_out: runner.run(call._replace(x_in=x_in, x_out=x_out), grid),
+            )
         return message.x_out
 
     def select_autotune_mode(self, op: MixedCommOp, x_in: Any) -> MixedCommMode:
@@ -622,7 +629,7 @@ def run_mixed_comm(
     # torch.compile reads this function, and asks nothing of compiled ones.
     if handler._is_traced():
         return handler._as_node(handler._graph_state, handler._number, op, x_in, x_out, mode, root)
-    done = handler._known(op, x_in, x_out, mode, skip_check) if root is None else None
+    done = handler._known(op, x_in, x_out, mode, root, skip_check)
     if done is not None:
         return done
     # An export calls with tensors of a class of its own, which are in no call that is known.

@@ -1,16 +1,16 @@
-"""The kernels of a handler, loaded where they will run, and their arguments."""
+"""The kernels of a handler, loaded where they will run, and the steps of plans that launch them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from cuda_gctx import Context, Device
+from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._compile import FLAT, KERNELS, Compiled, compile_kernels
 from cuda_gctx.comm._driver_calls import call, driver
-from cuda_gctx.comm._limits import WARP
+from cuda_gctx.comm._limits import WARP, Limits
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     LINE,
@@ -29,21 +29,14 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
-from cuda_gctx.comm._record import Numbers, Record
-from cuda_gctx.comm._staging import Copy, Part, Span
-from cuda_gctx.comm._structs import ONE_EXCHANGE, PLAN, TORN, TWO_EXCHANGE
+from cuda_gctx.comm._staging import Copy, Part, Place, Span
+from cuda_gctx.comm._structs import CALL, ONE_EXCHANGE, PLAN, TORN, TWO_EXCHANGE, Struct
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
-__all__ = [
-    "Calls",
-    "Kernels",
-    "Loaded",
-    "SumCalls",
-    "fill_call",
-]
+__all__ = ["COPIED", "PLACED", "STAGED_INPUT", "STAGED_OUTPUT", "Kernels", "Launcher", "Loaded", "Seen", "Sums"]
 
 # The addresses of an input and of an output in the process of each rank.
-Seen = tuple[tuple[int, ...], tuple[int, ...]]
+Seen = tuple[tuple[Place, ...], tuple[Place, ...]]
 # Of the kernel for small messages; many small blocks were faster than few large ones on an H200.
 BLOCKS_OF_AN_SM = 4
 # How many each thread stores for each rank when the ranks meet: a millisecond.
@@ -59,185 +52,6 @@ def _rounded(count: int, grain: int) -> int:
 STAGED_INPUT, STAGED_OUTPUT, PLACED, COPIED = 1, 2, 4, 8
 
 
-class SumCalls:
-    """The arguments of one variant of the kernel for large messages, which sums parts of inputs and stores the sums.
-
-    world: how many ranks meet in it; sources, targets: which of them; number: makes that of a launch. The struct is
-    filled in place: the driver copies it at each launch.
-    """
-
-    def __init__(
-        self,
-        world: int,
-        sources: Sequence[int],
-        targets: Sequence[int],
-        *,
-        grid: int,
-        fewest_steps: int,
-        number: Callable[[], int],
-    ) -> None:
-        self.grid = grid
-        self._number = number
-        self._world = world
-        self.fewest_steps = fewest_steps
-        self._largest_tile = stages_and_tile(len(sources))[1]
-        self.arguments = TWO_EXCHANGE.host(WORLD=world, SOURCES=len(sources), TARGETS=len(targets))()
-        self.arguments.source[:] = sources
-        self.arguments.target[:] = targets
-
-    def fill(
-        self,
-        addresses: tuple[int, int],
-        offsets: tuple[Sequence[int], int],
-        size: int,
-        signature: int,
-        *,
-        staged: int,
-        seen: Seen | None = None,
-        output_bytes: int = 0,
-        sends: Sequence[Copy] = (),
-        fetches: Sequence[Copy] = (),
-    ) -> int:
-        """Fills the struct; returns the number of blocks.
-
-        addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs;
-        output_bytes: how much of its output the kernel leaves without numbers if it cannot finish; sends, fetches: the
-        copies that it makes.
-        """
-        arguments = self.arguments
-        arguments.call.signature, arguments.call.number = signature, self._number()
-        arguments.output_bytes = output_bytes
-        arguments.input, arguments.output = addresses
-        x_in, x_out = seen or ((addresses[0],) * self._world, (addresses[1],) * self._world)
-        arguments.input_at[:], arguments.output_at[:] = x_in, x_out
-        arguments.input_offset[:], arguments.output_offset = offsets
-        tile = tile_bytes(size, self.grid, self.fewest_steps, self._largest_tile)
-        arguments.share_bytes, arguments.tile_bytes, arguments.is_staged = size, tile, staged
-        for made, copies in ((arguments.sends, sends), (arguments.fetches, fetches)):
-            padded = [*copies, *[Copy(0, 0, 0)] * (self._world - len(copies))]
-            made.to[:], made.source[:], made.size[:] = zip(*padded, strict=True)
-        # A rank without a share has a block too, which sends START and END.
-        return max(min(self.grid, -(-size // tile)), 1)
-
-
-class Calls:
-    """The arguments of the kernels of one operation, for each call, and their numbers of blocks and threads."""
-
-    def __init__(
-        self,
-        info: ParallelInfo,
-        op: MixedCommOp,
-        *,
-        grid: int,
-        block_sizes: tuple[int, int],
-        fewest_steps: int,
-        numbers: Numbers,
-    ) -> None:
-        self._info = info
-        self._op = op
-        self.block_sizes = block_sizes
-        self.numbers = numbers
-        self._number = partial(numbers.next, op)
-        self._blocks = len(info.plan(op).blocks)
-        plan = info.plan(op)
-        world = info.world_size
-        self.one = ONE_EXCHANGE.host(WORLD=world)()
-        self.one.chunk[:] = [info.at(rank).dp_rank if op.divides else 0 for rank in range(world)]
-        self.sums = SumCalls(
-            world, plan.sources, plan.targets, grid=grid, fewest_steps=fewest_steps, number=self._number
-        )
-        self.plan = PLAN.host(WORLD=world)()
-        self.torn = TORN.host(WORLD=world)()
-
-    @property
-    def grid(self) -> int:
-        return self.sums.grid
-
-    @grid.setter
-    def grid(self, grid: int) -> None:
-        self.sums.grid = grid
-
-    def limit(self, block_sizes: tuple[int, int], fewest_steps: int) -> None:
-        """Sets the limits of later calls: threads per SM of ONE_EXCHANGE, and tiles of a block of TWO_EXCHANGE."""
-        self.block_sizes, self.sums.fewest_steps = block_sizes, fewest_steps
-
-    def connect(self, peers: tuple[int, ...], fault: int, limit_ns: int, *, stops: bool = False) -> None:
-        """Sets the arguments that all calls share: the workspaces, the record of faults, the time limit.
-
-        stops: whether a fault stops the device.
-        """
-        kernels = self.one, self.sums.arguments, self.plan, self.torn
-        for arguments in kernels:
-            fill_call(arguments.call, peers, fault, limit_ns, self._info.world_rank, stops=stops)
-
-    def one_exchange(
-        self, x_in: int, x_out: int, block_bytes: int, signature: int, at_once: int, packing: Packing
-    ) -> Iterator[tuple[int, int]]:
-        """Fills the struct for each piece of the blocks that packets carry at once; the numbers of blocks and threads.
-
-        The pieces follow each other like calls.
-        """
-        self.one.call.signature, self.one.block_stride = signature, block_bytes
-        for begin in range(0, block_bytes, at_once):
-            size = min(at_once, block_bytes - begin)
-            self.one.input, self.one.output, self.one.block_bytes = x_in + begin, x_out + begin, size
-            self.one.call.number = self._number()
-            yield self._one_exchange_grid(packing.packets_of(size))
-
-    def _one_exchange_grid(self, packets: int) -> tuple[int, int]:
-        fewest, most = self.block_sizes
-        # On as many SMs as there are, with as few threads on each as are allowed, in several small blocks: the smaller
-        # they are, the fewer SMs are left without work.
-        on_each = min(max(_rounded(-(-packets // self.grid), WARP), fewest), most)
-        threads = min(on_each, _rounded(-(-on_each // BLOCKS_OF_AN_SM), WARP))
-        return min(self.grid * -(-on_each // threads), -(-packets // threads)), threads
-
-    def two_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, seen: Seen | None = None) -> int:
-        """Fills the struct; returns the number of blocks."""
-        input_offset, output_offset, share = share_of(self._info, self._op, block_bytes)
-        offsets = (input_offset,) * len(self.sums.arguments.source), output_offset
-        output_bytes = self._blocks * block_bytes
-        return self.sums.fill((x_in, x_out), offsets, share, signature, staged=0, seen=seen, output_bytes=output_bytes)
-
-    def staged_part(self, part: Part, signature: int, copied: Span | None = None) -> int:
-        """Fills the struct for a part of a call whose tensors are staged; returns the number of blocks.
-
-        copied: where the output is, if the kernel makes the copies of the part, too, which are all of the call.
-        """
-        nowhere = (0,) * len(self.sums.arguments.source), 0
-        seen = part.inputs, part.outputs
-        if copied is None:
-            return self.sums.fill((0, 0), nowhere, part.size, signature, staged=PLACED, seen=seen)
-        address, size = copied
-        return self.sums.fill(
-            (0, address),
-            nowhere,
-            part.size,
-            signature,
-            staged=PLACED | COPIED,
-            seen=seen,
-            output_bytes=size,
-            sends=part.sends,
-            fetches=part.fetches,
-        )
-
-
-def fill_call(
-    call: Any,
-    peers: Sequence[int],
-    fault: int,
-    limit_ns: int,
-    rank: int,
-    first_world_rank: int = 0,
-    *,
-    stops: bool = False,
-) -> None:
-    """Sets what a kernel needs in every call: the ranks that meet in it, and how it reports faults."""
-    call.peer[:], call.stops = peers, stops
-    call.fault, call.limit = fault, limit_ns
-    call.rank, call.first_world_rank = rank, first_world_rank
-
-
 class Loaded:
     """Compiled kernels, loaded in a context."""
 
@@ -248,11 +62,11 @@ class Loaded:
             # Loaded into the context now. At its first launch, loading could wait for kernels that run: for those of
             # other ranks, which wait for this one.
             self._functions = {
-                name: call("cuKernelGetFunction", call("cuLibraryGetKernel", self._library, name.encode()))
+                name: int(call("cuKernelGetFunction", call("cuLibraryGetKernel", self._library, name.encode())))
                 for name in names
             }
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> int:
         return self._functions[name]
 
     @property
@@ -265,28 +79,99 @@ class Loaded:
         with self.context.current():
             call("cuFuncSetAttribute", self._functions[name], limit, shared)
 
-    def note(
-        self,
-        record: Record,
-        name: str,
-        arguments: Any,
-        blocks: int,
-        threads: int,
-        shared: int = 0,
-        *,
-        is_programmatic: bool = False,
-    ) -> None:
-        """Notes a launch with the arguments as they are filled now."""
-        record.kernel(self._functions[name], arguments, blocks, threads, shared, is_programmatic=is_programmatic)
-
     def close(self) -> None:
         library, self._library = self._library, None
         if library is not None:
             call("cuLibraryUnload", library)
 
 
+class Launcher:
+    """Adds kernels to plans. `call`: the fields that all calls share; `counts`: the numbers of ranks in the kernels."""
+
+    def __init__(self, loaded: Any, call: Mapping[str, Any], counts: Mapping[str, int]) -> None:
+        self.loaded = loaded
+        self._call = call
+        self._counts = dict(counts)
+        self._number_at = CALL.host(WORLD=counts["WORLD"]).number.offset
+
+    def add(
+        self,
+        plan: Plan,
+        name: str,
+        struct: Struct,
+        values: Mapping[str, Any],
+        blocks: int,
+        threads: int,
+        shared: int = 0,
+        *,
+        is_programmatic: bool = False,
+        **call: int,
+    ) -> None:
+        """call: fields of this call alone."""
+        fields = {**self._call, "number": plan.number, "is_held": plan.is_held, **call}
+        packed = struct.packed({"call": fields, **values}, **self._counts)
+        plan.kernel(self.loaded[name], packed, self._number_at, blocks, threads, shared, is_programmatic)
+
+
+class Sums:
+    """The arguments of one variant of the kernel for large messages, which sums parts of inputs and stores the sums.
+
+    world: how many ranks meet in it; sources, targets: which of them.
+    """
+
+    def __init__(self, world: int, sources: Sequence[int], targets: Sequence[int], limits: Limits) -> None:
+        self.world, self.sources, self.targets = world, tuple(sources), tuple(targets)
+        self.counts = {"WORLD": world, "SOURCES": len(sources), "TARGETS": len(targets)}
+        self.largest_tile = stages_and_tile(len(sources))[1]
+        self._limits = limits
+
+    def filled(
+        self,
+        addresses: tuple[Place, Place],
+        offsets: tuple[Sequence[int], int],
+        size: int,
+        grid: int,
+        *,
+        staged: int,
+        seen: Seen | None = None,
+        output_bytes: int = 0,
+        sends: Sequence[Copy] = (),
+        fetches: Sequence[Copy] = (),
+    ) -> tuple[dict[str, Any], int]:
+        """Returns the values of the struct, and the number of blocks.
+
+        addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs;
+        output_bytes: how much of its output the kernel leaves without numbers if it cannot finish; sends, fetches: the
+        copies that it makes.
+        """
+        x_in, x_out = seen or ((addresses[0],) * self.world, (addresses[1],) * self.world)
+        tile = tile_bytes(size, grid, self._limits.fewest_steps, self.largest_tile)
+        values = {
+            "source": self.sources,
+            "target": self.targets,
+            "output_bytes": output_bytes,
+            "input": addresses[0],
+            "output": addresses[1],
+            "input_at": x_in,
+            "output_at": x_out,
+            "input_offset": offsets[0],
+            "output_offset": offsets[1],
+            "share_bytes": size,
+            "tile_bytes": tile,
+            "is_staged": staged,
+        }
+        for name, copies in (("sends", sends), ("fetches", fetches)):
+            if copies:
+                values[name] = dict(zip(("to", "source", "size"), zip(*copies, strict=True), strict=True))
+        # A rank without a share has a block too, which sends START and END.
+        return values, max(min(grid, -(-size // tile)), 1)
+
+
 class Kernels:
-    """Both kernels of one operation, loaded in one context."""
+    """The kernels of one operation, loaded in one context.
+
+    call: the fields that the kernels of all calls share. limits: those of the handler.
+    """
 
     def __init__(
         self,
@@ -295,7 +180,8 @@ class Kernels:
         geometry: Geometry,
         context: Context,
         device: Device,
-        calls: Calls,
+        call: Mapping[str, Any],
+        limits: Limits,
         *,
         element: Element,
         is_programmatic: bool,
@@ -305,19 +191,24 @@ class Kernels:
         if files == FLAT:
             demand_ranks(info.world_size)
         self._files = files
-        self.calls = calls
+        self._limits = limits
         self._is_programmatic = is_programmatic
-        self._what, self._geometry = (info, op), geometry
+        self._info, self._op, self._geometry = info, op, geometry
         self._element = element
         self._capability = device.compute_capability
         self._context = context
-        self._shared = shared_bytes(len(info.plan(op).sources))
+        ranks = [info.at(rank) for rank in range(info.world_size)]
+        self._chunks = [one.dp_rank if op.divides else 0 for one in ranks]
+        plan = info.plan(op)
+        self._output_blocks = len(plan.blocks)
+        self.sums = Sums(info.world_size, plan.sources, plan.targets, limits)
+        self._shared = shared_bytes(len(plan.sources))
         self._torn_blocks = max(geometry.slot_bytes // PACKET // TORN_THREADS, 1)
         self.packing = packing
-        self._loaded = self._load(packing)
+        self.launcher = Launcher(self._load(packing), {**call, "rank": info.world_rank}, self.sums.counts)
 
     def _load(self, packing: Packing) -> Loaded:
-        words = defines(*self._what, self._geometry, element=self._element, packing=packing)
+        words = defines(self._info, self._op, self._geometry, element=self._element, packing=packing)
         names = tuple(name for file in self._files for name in KERNELS[file])
         loaded = Loaded(compile_kernels(words, self._capability, self._files), names, self._context)
         if "two_exchange" in names:
@@ -325,8 +216,8 @@ class Kernels:
         return loaded
 
     def load_again(self, packing: Packing) -> None:
-        """Loads the kernels for packets of another kind. No kernel of this rank may run, and no call be prepared."""
-        before, self._loaded, self.packing = self._loaded, self._load(packing), packing
+        """Loads the kernels for packets of another kind. No kernel of this rank may run, and no plan exist."""
+        before, self.launcher.loaded, self.packing = self.launcher.loaded, self._load(packing), packing
         before.close()
 
     @property
@@ -334,84 +225,105 @@ class Kernels:
         """The largest block of an output that one kernel of packets carries."""
         return self._geometry.at_once(self.packing)
 
-    def one_exchange(self, x_in: int, x_out: int, block_bytes: int, signature: int, record: Record) -> None:
-        how = self.at_once, self.packing
-        for blocks, threads in self.calls.one_exchange(x_in, x_out, block_bytes, signature, *how):
-            arguments = self.calls.one
-            self._loaded.note(record, "one_exchange", arguments, blocks, threads, is_programmatic=self._is_programmatic)
+    def one_exchange(self, plan: Plan, x_in: Place, x_out: Place, block_bytes: int, signature: int, grid: int) -> None:
+        """Adds a kernel for each piece of the blocks that packets carry at once. Pieces follow each other."""
+        for begin in range(0, block_bytes, self.at_once):
+            size = min(self.at_once, block_bytes - begin)
+            values = {
+                "input": x_in + begin,
+                "output": x_out + begin,
+                "block_bytes": size,
+                "block_stride": block_bytes,
+                "chunk": self._chunks,
+            }
+            shape = self._one_exchange_grid(self.packing.packets_of(size), grid)
+            how: dict[str, Any] = {"is_programmatic": self._is_programmatic, "signature": signature}
+            self.launcher.add(plan, "one_exchange", ONE_EXCHANGE, values, *shape, **how)
+
+    def _one_exchange_grid(self, packets: int, grid: int) -> tuple[int, int]:
+        """Returns the numbers of blocks and threads."""
+        fewest, most = self._limits.fewest_threads, self._limits.most_threads[self._op]
+        # On as many SMs as there are, with as few threads on each as are allowed, in several small blocks: the smaller
+        # they are, the fewer SMs are left without work.
+        on_each = min(max(_rounded(-(-packets // grid), WARP), fewest), most)
+        threads = min(on_each, _rounded(-(-on_each // BLOCKS_OF_AN_SM), WARP))
+        return min(grid * -(-on_each // threads), -(-packets // threads)), threads
 
     def two_exchange(
         self,
-        x_in: int,
-        x_out: int,
+        plan: Plan,
+        x_in: Place,
+        x_out: Place,
         block_bytes: int,
         signature: int,
-        record: Record,
+        grid: int,
         seen: Seen | None = None,
     ) -> None:
-        self._note_two(self.calls.two_exchange(x_in, x_out, block_bytes, signature, seen), record)
+        input_offset, output_offset, share = share_of(self._info, self._op, block_bytes)
+        offsets = (input_offset,) * len(self.sums.sources), output_offset
+        output_bytes = self._output_blocks * block_bytes
+        how: dict[str, Any] = {"staged": 0, "seen": seen, "output_bytes": output_bytes}
+        self._add_sums(plan, *self.sums.filled((x_in, x_out), offsets, share, grid, **how), signature)
 
-    def staged_part(self, part: Part, signature: int, record: Record, copied: Span | None = None) -> None:
-        self._note_two(self.calls.staged_part(part, signature, copied), record)
+    def staged_part(self, plan: Plan, part: Part, signature: int, grid: int, copied: Span | None = None) -> None:
+        """Adds the kernel of a part of a call whose tensors are staged.
+
+        copied: where the output is, if the kernel makes the copies of the part, too, which are all of the call.
+        """
+        nowhere = (0,) * len(self.sums.sources), 0
+        how: dict[str, Any] = {"staged": PLACED, "seen": (part.inputs, part.outputs)}
+        address: Place = 0
+        if copied is not None:
+            address, how["output_bytes"] = copied
+            how |= {"staged": PLACED | COPIED, "sends": part.sends, "fetches": part.fetches}
+        self._add_sums(plan, *self.sums.filled((0, address), nowhere, part.size, grid, **how), signature)
+
+    def _add_sums(self, plan: Plan, values: Mapping[str, Any], blocks: int, signature: int, **how: int) -> None:
+        call: dict[str, Any] = {"signature": signature, "shared": self._shared, **how}
+        self.launcher.add(plan, "two_exchange", TWO_EXCHANGE, values, blocks, TWO_EXCHANGE_THREADS, **call)
 
     @contextmanager
-    def plan(
-        self, record: Record, op: MixedCommOp, words: Sequence[int], x_out: int, size: int, kept: Span = (0, 0)
+    def held(
+        self, plan: Plan, words: Sequence[int], x_out: Place, size: int, grid: int, kept: tuple[int, int] = (0, 0)
     ) -> Iterator[None]:
-        """Notes the first and the last kernel of a plan around its steps, which hold the control words between them.
+        """Adds the first and the last kernel of a plan around its steps, which hold the control words between them.
 
-        The last kernel leaves no numbers in an output if this rank has a fault. words: their offsets in the workspace.
-        kept: the offset and the size of the part of the output that no other rank writes.
+        The last kernel leaves no numbers in the output, which the plan writes, if this rank has a fault. words: their
+        offsets in the workspace. kept: the offset and the size of the part of the output that no other rank writes.
         """
-        arguments = self.calls.plan
         held = sum(1 << word // LINE for word in words)
-        arguments.call.number, arguments.words = self.calls.numbers.next(op), held
-        arguments.output = arguments.bytes = arguments.kept_begin = arguments.kept_end = 0
-        self._loaded.note(record, "begin_plan", arguments, 1, WARP)
-        record.is_held = True
+        self.launcher.add(plan, "begin_plan", PLAN, {"words": held}, 1, WARP)
+        plan.is_held = True
         yield
-        self._note_end(record, held, x_out, size, kept)
+        self._end(plan, held, x_out, size, grid, kept)
 
-    def spoil(self, x_out: int, size: int, record: Record) -> None:
-        """Notes a kernel within a plan that leaves no numbers at an address if this rank has a fault."""
-        self._note_end(record, 0, x_out, size, (0, 0))
+    def spoil(self, plan: Plan, x_out: Place, size: int, grid: int) -> None:
+        """Adds a kernel within a plan that leaves no numbers at an address if this rank has a fault."""
+        self._end(plan, 0, x_out, size, grid, (0, 0))
 
-    def _note_end(self, record: Record, words: int, x_out: int, size: int, kept: Span) -> None:
-        arguments = self.calls.plan
-        arguments.words, arguments.output, arguments.bytes = words, x_out, size
-        arguments.kept_begin, arguments.kept_end = kept[0], sum(kept)
-        blocks = max(min(self.calls.grid, size // SPOIL_THREADS // ALIGNMENT), 1)
-        self._loaded.note(record, "end_plan", arguments, blocks, SPOIL_THREADS)
+    def _end(self, plan: Plan, words: int, x_out: Place, size: int, grid: int, kept: tuple[int, int]) -> None:
+        values = {"words": words, "output": x_out, "bytes": size, "kept_begin": kept[0], "kept_end": sum(kept)}
+        blocks = max(min(grid, size // SPOIL_THREADS // ALIGNMENT), 1)
+        self.launcher.add(plan, "end_plan", PLAN, values, blocks, SPOIL_THREADS)
 
-    def meet(self, signature: int, limit_ns: int, record: Record) -> None:
-        """As many blocks as a call can have. They move nothing, and wait for all blocks of all ranks."""
-        self.calls.two_exchange(0, 0, 0, signature)
-        self.calls.sums.arguments.is_staged = COPIED
-        call = self.calls.sums.arguments.call
-        usual, call.limit = call.limit, limit_ns
-        try:
-            self._note_two(self.calls.grid, record)
-        finally:
-            call.limit = usual
+    def meet(self, plan: Plan, signature: int, limit_ns: int, grid: int) -> None:
+        """Adds a kernel of as many blocks as a call can have, which waits for all blocks of all ranks."""
+        values, _ = self._nothing()
+        self._add_sums(plan, {**values, "is_staged": COPIED}, grid, signature, limit=limit_ns)
 
-    def meet_in_one_block(self, op: MixedCommOp, signature: int, record: Record) -> None:
-        """The ranks meet for an operation, and move nothing: one block with little shared memory is enough."""
-        self.calls.two_exchange(0, 0, 0, signature)
-        arguments = self.calls.sums.arguments
-        arguments.call.number = self.calls.numbers.next(op)
-        self._loaded.note(record, "two_exchange", arguments, 1, TWO_EXCHANGE_THREADS, TILES_OFFSET)
+    def meet_in_one_block(self, plan: Plan, signature: int) -> None:
+        """Adds a kernel in which the ranks meet, and move nothing: one block with little shared memory is enough."""
+        values, _ = self._nothing()
+        self._add_sums(plan, values, 1, signature, shared=TILES_OFFSET)
 
-    def look_for_torn_packets(self, signature: int, limit_ns: int, record: Record) -> None:
-        """Notes what looks for torn packets, behind a meeting, so that all ranks do so at the same time."""
-        self.meet(signature, limit_ns, record)
-        arguments = self.calls.torn
-        arguments.packets = TORN_PACKETS
-        blocks = min(self.calls.grid, self._torn_blocks)
-        self._loaded.note(record, "look_for_torn_packets", arguments, blocks, TORN_THREADS)
+    def _nothing(self) -> tuple[dict[str, Any], int]:
+        return self.sums.filled((0, 0), ((0,) * len(self.sums.sources), 0), 0, 1, staged=0)
 
-    def _note_two(self, blocks: int, record: Record) -> None:
-        arguments = self.calls.sums.arguments
-        self._loaded.note(record, "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, self._shared)
+    def look_for_torn_packets(self, plan: Plan, signature: int, limit_ns: int, grid: int) -> None:
+        """Adds a kernel that looks for torn packets, behind a meeting, so that all ranks do so at the same time."""
+        self.meet(plan, signature, limit_ns, grid)
+        blocks = min(grid, self._torn_blocks)
+        self.launcher.add(plan, "look_for_torn_packets", TORN, {"packets": TORN_PACKETS}, blocks, TORN_THREADS)
 
     def close(self) -> None:
-        self._loaded.close()
+        self.launcher.loaded.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from cuda_gctx.comm._protocol import one_exchange_threads
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 from cuda_gctx.extending import as_int
 
-__all__ = ["WARP", "MaxBlockSizes", "block_sizes"]
+__all__ = ["WARP", "Limits", "MaxBlockSizes", "block_sizes"]
 
 WARP = 32
 # The number of threads that no block of a device exceeds.
@@ -26,6 +27,15 @@ def block_sizes(smallest: int, largest: int | None, world: int) -> tuple[int, in
         if size % WARP:
             raise ValueError(f"{name} must be a multiple of {WARP}, not {size}")
     return found
+
+
+@dataclass
+class Limits:
+    """The limits of later calls: threads per SM of ONE_EXCHANGE, and tiles of a block of TWO_EXCHANGE."""
+
+    fewest_threads: int
+    most_threads: dict[MixedCommOp, int]
+    fewest_steps: int
 
 
 class MaxBlockSizes(UserDict[tuple[MixedCommOp, MixedCommMode], int]):

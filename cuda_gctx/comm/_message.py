@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
 from math import prod
 from typing import Any, NamedTuple
 
-from cuda_gctx.comm._launch import Seen
+from cuda_gctx.comm._gradients import demand_no_gradient
 from cuda_gctx.comm._tensors import MappedTensors, span
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo, checked_root
 
-__all__ = ["Message", "Messages", "Sizes", "demand_no_gradient"]
-
-# Of pairs of an operation and a shape: what is kept of them is small, but shapes may change from call to call.
-MOST_KEPT = 4096
-
-
-@cache
-def _torch() -> Any:
-    return import_module("torch")
-
-
-def demand_no_gradient(x_in: Any, x_out: Any) -> None:
-    """ValueError for tensors through which autograd would expect a gradient, which calls do not have."""
-    for name, tensor in (("x_in", x_in), ("x_out", x_out)):
-        if tensor is not None and tensor.requires_grad and _torch().is_grad_enabled():
-            raise ValueError(
-                f"{name} requires grad, and collectives have no gradient: pass {name}.detach(), or call inside "
-                "'with torch.no_grad():'"
-            )
+__all__ = ["Message", "Messages", "Sizes"]
 
 
 class Sizes(NamedTuple):
@@ -63,7 +43,7 @@ class Message(NamedTuple):
     x_out: Any
     in_address: int
     out_address: int
-    seen: Seen | None
+    seen: tuple[tuple[int, ...], tuple[int, ...]] | None
     is_reached: bool
     root: int | None = None
 
@@ -82,7 +62,6 @@ class Messages:
         self._device = device
         self._mapped = mapped
         self._reaches_all = reaches_all
-        self._sizes: dict[tuple[int, tuple[int, ...]], Sizes] = {}
 
     def of(self, op: MixedCommOp, x_in: Any, x_out: Any, *, is_checked: bool, root: int | None = None) -> Message:
         """The message of a call. is_checked: that the caller has checked device, type, layout and shapes."""
@@ -91,7 +70,7 @@ class Messages:
         # Asked twice, where a function would take as long as what it asks.
         if not (is_checked or (x_in.device == device and x_in.dtype is dtype and x_in.is_contiguous())):
             self.demand_tensor("x_in", x_in)
-        sizes = self._sizes.get((op, x_in.shape)) or self.sizes(op, x_in.shape, x_in.element_size())
+        sizes = self.sizes(op, x_in.shape, x_in.element_size())
         root = checked_root(self._info, sizes.op, root)
         if x_out is None:
             x_out = x_in.new_empty(sizes.out_shape)
@@ -114,11 +93,7 @@ class Messages:
         op, in_shape = MixedCommOp(op), tuple(shape)
         out_shape = self._info.output_shape(op, in_shape)
         in_bytes, out_bytes = (prod(one) * element_size for one in (in_shape, out_shape))
-        found = Sizes(op, out_shape, in_bytes, out_bytes, self._info.block_size(op, in_bytes))
-        if len(self._sizes) >= MOST_KEPT:
-            self._sizes.clear()
-        self._sizes[op, in_shape] = found
-        return found
+        return Sizes(op, out_shape, in_bytes, out_bytes, self._info.block_size(op, in_bytes))
 
     def is_reached(self, tensor: Any) -> bool:
         """Whether the kernels of all ranks reach a tensor."""

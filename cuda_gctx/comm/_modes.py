@@ -7,19 +7,22 @@ Nothing else tells modes apart.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 from cuda_gctx import Stream
 from cuda_gctx.comm._backends import CommBackend, as_backend
+from cuda_gctx.comm._calls import AFTER, BEFORE, MAIN, Plan
 from cuda_gctx.comm._launch import Kernels, Seen
-from cuda_gctx.comm._message import MOST_KEPT, Message, Sizes
+from cuda_gctx.comm._message import Message, Sizes
 from cuda_gctx.comm._nodes import NodeKernels, rounds_of
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, room_of, signature
-from cuda_gctx.comm._record import AFTER, BEFORE, MAIN, Numbers, Prepared, Record
 from cuda_gctx.comm._reference import exchange_with_nccl
-from cuda_gctx.comm._staging import Copy, Part, Staging
+from cuda_gctx.comm._staging import Copy, Part, Place, Staging
+from cuda_gctx.comm._structs import Address
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._tuning import TuningTable
@@ -38,8 +41,8 @@ SMALL_REACHED_BYTES = 512 * 1024
 SMALL_STAGED_BYTES = 2 * 1024 * 1024
 
 
-# What a call has launched, and the addresses that it was given.
-Launched = tuple[Prepared, tuple[int, ...]]
+# The plan that a call has launched, and the addresses for it.
+Launched = tuple[Plan, tuple[int, ...]]
 
 # Of messages that are staged: up to this size, the kernel that sums copies what copy engines copy of larger ones.
 COPIED_BY_KERNEL_BYTES = 1024 * 1024
@@ -68,10 +71,7 @@ class Mode(Protocol):
         """The bytes of the largest message for which it is measured and chosen: of the larger of input and output."""
 
     def run(self, message: Message, sms: int) -> Launched | None:
-        """Computes a call, or launches what does: what, if another call can do the same with other tensors."""
-
-    def forget(self) -> None:
-        """Prepares the launches of later calls again: limits on blocks and threads have changed."""
+        """Computes a call. Returns the plan that it has launched, which other calls of these sizes can launch again."""
 
 
 class Modes:
@@ -83,15 +83,9 @@ class Modes:
         chosen = [MixedCommMode.AUTOTUNE] if use_autotune else []
         listed = [name for name, mode in modes.items() if mode.operations >= LISTED]
         self.valid = [*listed, *chosen] if modes else []
-        # What was chosen by this table.
-        self._chosen: tuple[TuningTable | None, dict[tuple[Sizes, bool], tuple[MixedCommMode, int]]] = None, {}
 
     def __getitem__(self, mode: MixedCommMode) -> Mode:
         return self._modes[mode]
-
-    def forget(self) -> None:
-        for one in self._modes.values():
-            one.forget()
 
     def valid_one(self, mode: MixedCommMode, op: MixedCommOp) -> MixedCommMode:
         """A mode that a call of an operation names."""
@@ -117,18 +111,6 @@ class Modes:
 
     def choose(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
         """The mode of a call for which none is given, and how many SMs its kernels use; 0: all of them."""
-        of_table, known = self._chosen
-        if of_table is not table or len(known) >= MOST_KEPT:
-            # A new one: another thread may just note what it has chosen by the other table.
-            known = {}
-            self._chosen = table, known
-        key = sizes, is_reached
-        chosen = known.get(key)
-        if chosen is None:
-            chosen = known[key] = self._choice(sizes, table, is_reached=is_reached)
-        return chosen
-
-    def _choice(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
         if table is not None:
             possible = self.possible(sizes, is_reached=is_reached)
             choice = table.select(sizes.op, sizes.largest, is_reached, possible)
@@ -170,57 +152,47 @@ class _WithKernels:
     operations = LISTED
     name: MixedCommMode
 
-    # In Prepared, the addresses of a call: of its input and output here, and then of its input and its output as each
-    # rank sees them, if they are mapped.
     def __init__(self, dtype: str, order: Order, numbers: Numbers, copying: Sequence[Stream] = ()) -> None:
         self._dtype = dtype
         self._order = order
         self._numbers = numbers
         self._copying = copying
-        self.prepared: dict[tuple[MixedCommOp, int, int, bool], Prepared] = {}
 
     def takes(self, sizes: Sizes) -> bool:
         return sizes.block_bytes % ALIGNMENT == 0
-
-    def forget(self) -> None:
-        with self._order:
-            self.prepared.clear()
 
     def run(self, message: Message, sms: int) -> Launched | None:
         if not message.sizes.in_bytes:
             return None
         self._demand_layout(message)
-        sizes, seen = message.sizes, message.seen
         given: tuple[int, ...] = message.in_address, message.out_address
-        if seen is not None:
-            given = (*given, *seen[0], *seen[1])
-        key = sizes.op, sizes.block_bytes, sms, seen is None
-        # The arguments of a kernel are filled in place, and kernels have one order: of one thread at a time.
+        if message.seen is not None:
+            given = (*given, *message.seen[0], *message.seen[1])
+        return self._launched(self.plan(message, sms), given)
+
+    def _launched(self, plan: Plan, given: tuple[int, ...]) -> Launched:
         with self._order:
-            stream = self._order.stream()
-            prepared = self.prepared.get(key) or self.prepare(key, message)
-            prepared.launch(stream, given)
-        return prepared, given
+            plan.launch(self._order.stream(), given)
+        return plan, given
 
-    def prepare(self, key: tuple[MixedCommOp, int, int, bool], message: Message) -> Prepared:
-        sizes, seen, sms = message.sizes, message.seen, key[2]
-        ranks = 0 if seen is None else len(seen[0])
+    def plan(self, message: Message, sms: int) -> Plan:
+        """The plan of a call. Its addresses: the input and the output here, then as each rank sees them, if mapped."""
+        plan = self._new_plan(message.sizes.op)
+        seen: Seen | None = None
+        if message.seen is not None:
+            ranks = len(message.seen[0])
+            inputs, outputs = (tuple(Address(first + rank) for rank in range(ranks)) for first in (2, 2 + ranks))
+            seen = inputs, outputs
+        self.add_steps(plan, message.sizes, Address(0), Address(1), sms, is_staged=not message.is_reached, seen=seen)
+        return plan
 
-        def note_at(record: Record, addresses: tuple[int, ...]) -> None:
-            x_in, x_out, *seen_addresses = addresses
-            both = tuple(seen_addresses[:ranks]), tuple(seen_addresses[ranks:])
-            here = record, sizes, x_in, x_out, sms
-            self.note(*here, is_staged=not message.is_reached, seen=None if seen is None else both)
+    def _new_plan(self, op: MixedCommOp) -> Plan:
+        return Plan(self._numbers, Numbers.of_op(op), self._copying)
 
-        if len(self.prepared) >= MOST_KEPT:
-            self.prepared.clear()
-        prepared = self.prepared[key] = Prepared(note_at, 2 + 2 * ranks, self._numbers, self._copying)
-        return prepared
-
-    def note(
-        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    def add_steps(
+        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
     ) -> None:
-        """Notes the launches of a call."""
+        """Adds the steps of a call to its plan."""
         raise NotImplementedError
 
     def _demand_layout(self, message: Message, *, is_in_place: bool = False) -> None:
@@ -257,18 +229,16 @@ class OneExchange(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return self._largest
 
-    def note(
-        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    def add_steps(
+        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
     ) -> None:
         kernels = self._kernels[sizes.op]
-        kernels.calls.grid = sms
         agreed = self._signature(sizes, is_staged=False)
-        if sizes.block_bytes <= kernels.at_once:
-            kernels.one_exchange(x_in, x_out, sizes.block_bytes, agreed, record)
-            return
+        is_one_kernel = sizes.block_bytes <= kernels.at_once
         # Each piece leaves no numbers in its part of the output.
-        with kernels.plan(record, sizes.op, [Geometry.CONTROL_PACKET_WORD], x_out, 0):
-            kernels.one_exchange(x_in, x_out, sizes.block_bytes, agreed, record)
+        held = nullcontext() if is_one_kernel else kernels.held(plan, [Geometry.CONTROL_PACKET_WORD], x_out, 0, sms)
+        with held:
+            kernels.one_exchange(plan, x_in, x_out, sizes.block_bytes, agreed, sms)
 
 
 class TwoExchange(_WithKernels):
@@ -302,45 +272,44 @@ class TwoExchange(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
 
-    def note(
-        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    def add_steps(
+        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
     ) -> None:
         kernels = self._kernels[sizes.op]
-        kernels.calls.grid = sms
         agreed = self._signature(sizes, is_staged=is_staged)
         if not is_staged:
-            kernels.two_exchange(x_in, x_out, sizes.block_bytes, agreed, record, seen)
+            kernels.two_exchange(plan, x_in, x_out, sizes.block_bytes, agreed, sms, seen)
             return
         rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
         is_one_part = len(rounds) == len(rounds[0]) == 1
         if is_one_part and (self._copies_in_kernels or sizes.largest <= COPIED_BY_KERNEL_BYTES):
-            kernels.staged_part(rounds[0][0], agreed, record, (x_out, sizes.out_bytes))
+            kernels.staged_part(plan, rounds[0][0], agreed, sms, (x_out, sizes.out_bytes))
             return
-        with kernels.plan(record, sizes.op, [Geometry.CONTROL_FLAG_WORD], x_out, sizes.out_bytes):
+        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], x_out, sizes.out_bytes, sms):
             for parts in rounds:
                 if self._copies_in_kernels:
-                    kernels.staged_part(parts[0], agreed, record, (x_out, sizes.out_bytes))
+                    kernels.staged_part(plan, parts[0], agreed, sms, (x_out, sizes.out_bytes))
                 else:
-                    self._note_parts(record, kernels, parts, agreed)
+                    self._add_parts(plan, kernels, parts, agreed, sms)
 
-    def _note_parts(self, record: Record, kernels: Kernels, parts: Sequence[Part], agreed: int) -> None:
+    def _add_parts(self, plan: Plan, kernels: Kernels, parts: Sequence[Part], agreed: int, sms: int) -> None:
         # With one part, there is nothing for its copies to run next to.
         before, after = (BEFORE, AFTER) if self._copying and len(parts) > 1 else (MAIN, MAIN)
         # A stream without copies stays out of it: in a capture it would not be joined.
         if before != MAIN and any(part.sends for part in parts):
-            record.wait(before, MAIN)
+            plan.wait(before, MAIN)
         for part in parts:
             for one in part.sends:
-                record.copy(one, before)
+                plan.copy(one, before)
             if part.sends and before != MAIN:
-                record.wait(MAIN, before)
-            kernels.staged_part(part, agreed, record)
+                plan.wait(MAIN, before)
+            kernels.staged_part(plan, part, agreed, sms)
             if part.fetches and after != MAIN:
-                record.wait(after, MAIN)
+                plan.wait(after, MAIN)
             for one in part.fetches:
-                record.copy(one, after)
+                plan.copy(one, after)
         if after != MAIN and any(part.fetches for part in parts):
-            record.wait(MAIN, after)
+            plan.wait(MAIN, after)
 
 
 class Hierarchical(_WithKernels):
@@ -374,14 +343,13 @@ class Hierarchical(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return MOST_ROUNDS * self._node_bytes
 
-    def note(
-        self, record: Record, sizes: Sizes, x_in: int, x_out: int, sms: int, *, is_staged: bool, seen: Seen | None
+    def add_steps(
+        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
     ) -> None:
         kernels, spoiling = self._kernels[sizes.op], self._spoiling[sizes.op]
-        kernels.calls.grid = spoiling.calls.grid = sms
 
-        def spoil(address: int, size: int) -> None:
-            spoiling.spoil(address, size, record)
+        def spoil(address: Place, size: int) -> None:
+            spoiling.spoil(plan, address, size, sms)
 
         agreed = self._signature(sizes, is_staged=is_staged)
         if seen is not None:
@@ -390,13 +358,13 @@ class Hierarchical(_WithKernels):
         staged, room = self._staged if is_staged else None, room_of(self._info, self._node_bytes)
         # The memory in which tensors are staged is that of TWO_EXCHANGE.
         words = [*HELD_BY_NODES, Geometry.CONTROL_FLAG_WORD] if is_staged else HELD_BY_NODES
-        with spoiling.plan(record, sizes.op, words, x_out, sizes.out_bytes):
+        with spoiling.held(plan, words, x_out, sizes.out_bytes, sms):
             for part in rounds_of((x_in, x_out), counts, sizes.block_bytes, room, staged):
                 for one in part.before:
-                    record.copy(one)
-                kernels.run(part, agreed, record, spoil, is_staged=is_staged, seen=seen)
+                    plan.copy(one)
+                kernels.run(plan, part, agreed, sms, spoil, is_staged=is_staged, seen=seen)
                 for one in part.after:
-                    record.copy(one)
+                    plan.copy(one)
 
 
 class Fetched(NamedTuple):
@@ -453,7 +421,6 @@ class CopyEngines(_WithKernels):
         self._mapped = mapped
         self._staged = staged
         self._staged_bytes = staged_bytes
-        self._fetching: dict[Fetched, Prepared] = {}
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
@@ -468,34 +435,19 @@ class CopyEngines(_WithKernels):
         self._demand_layout(message, is_in_place=is_in_place)
         span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
         place, inputs = self._mapped.find_together(*span) or (None, ())
-        call = Fetched(sizes, root, place, is_in_place)
-        given = x_in, x_out, *inputs
-        with self._order:
-            stream = self._order.stream()
-            prepared = self._fetching.get(call) or self._prepare_fetching(call)
-            prepared.launch(stream, given)
-        return prepared, given
+        plan = self._new_plan(sizes.op)
+        places = tuple(Address(2 + number) for number in range(len(inputs)))
+        self.add_fetching(plan, Fetched(sizes, root, place, is_in_place), Address(0), Address(1), places)
+        return self._launched(plan, (x_in, x_out, *inputs))
 
     def _block_of(self, rank: int, root: int | None) -> int:
         """Which block of an output comes from a rank."""
         return self._info.at(rank).dp_rank if root is None else 0
 
-    def _prepare_fetching(self, call: Fetched) -> Prepared:
-        def note_at(record: Record, addresses: tuple[int, ...]) -> None:
-            x_in, x_out, *inputs = addresses
-            self.note_fetching(record, call, x_in, x_out, inputs)
-
-        if len(self._fetching) >= MOST_KEPT:
-            self._fetching.clear()
-        given = 2 if call.place is None else 2 + self._info.world_size
-        prepared = self._fetching[call] = Prepared(note_at, given, self._numbers, self._copying)
-        return prepared
-
-    def note_fetching(self, record: Record, call: Fetched, x_in: int, x_out: int, inputs: Sequence[int]) -> None:
-        """Notes a call. inputs: what is at its place, of all ranks."""
+    def add_fetching(self, plan: Plan, call: Fetched, x_in: Place, x_out: Place, inputs: Sequence[Place]) -> None:
+        """Adds the steps of a call to its plan. inputs: what is at its place, of all ranks."""
         (op, _, in_bytes, out_bytes, block_bytes), root, place, is_in_place = call
         kernels = self._kernels[op]
-        kernels.calls.grid = 1
         info, own, world = self._info, self._info.world_rank, self._info.world_size
         agreed = self._signature(call.sizes, is_staged=place is None)
         how = is_in_place if root is None else root
@@ -510,31 +462,31 @@ class CopyEngines(_WithKernels):
         kept = (0, out_bytes) if own == root else (0, 0)
         if root is None:
             kept = self._block_of(own, root) * block_bytes, block_bytes
-        with kernels.plan(record, op, [Geometry.CONTROL_FLAG_WORD], x_out, out_bytes, kept):
+        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], x_out, out_bytes, 1, kept):
             for first in range(0, block_bytes, room):
                 size = min(room, block_bytes - first)
                 for block in range(count) if place is None and own in sources else ():
-                    record.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
-                kernels.meet_in_one_block(op, begins, record)
+                    plan.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
+                kernels.meet_in_one_block(plan, begins)
                 # Within the device, next to the copies between devices.
                 is_copied = own in sources and not is_in_place
                 if is_copied:
                     if aside != MAIN:
-                        record.wait(aside, MAIN)
+                        plan.wait(aside, MAIN)
                     begin = x_in + mine * block_bytes + first
-                    record.copy(Copy(x_out + self._block_of(own, root) * block_bytes + first, begin, size), aside)
+                    plan.copy(Copy(x_out + self._block_of(own, root) * block_bytes + first, begin, size), aside)
                 # Each rank begins with its successor, so that not all of them fetch from the same one at once.
                 for rank in ((own + hop) % world for hop in range(1, world)):
                     if rank not in sources:
                         continue
                     block = self._block_of(rank, root)
-                    source = self._staged[rank] + mine * size
+                    source: Place = self._staged[rank] + mine * size
                     if place is not None:
                         source = inputs[rank] + (block if is_in_place else mine) * block_bytes + first
-                    record.copy(Copy(x_out + block * block_bytes + first, source, size))
+                    plan.copy(Copy(x_out + block * block_bytes + first, source, size))
                 if is_copied and aside != MAIN:
-                    record.wait(MAIN, aside)
-                kernels.meet_in_one_block(op, ends, record)
+                    plan.wait(MAIN, aside)
+                kernels.meet_in_one_block(plan, ends)
 
 
 class _OfLibrary:
@@ -545,9 +497,6 @@ class _OfLibrary:
 
     def takes(self, sizes: Sizes) -> bool:
         return True
-
-    def forget(self) -> None:
-        pass
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT

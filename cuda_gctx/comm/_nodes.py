@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from cuda_gctx import Context, Device
 from cuda_gctx.comm._backends import CommBackend, on_all_ranks
+from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._compile import BETWEEN_NODES, KERNELS, WITHIN_NODES, compile_kernels
 from cuda_gctx.comm._driver_calls import call
-from cuda_gctx.comm._launch import (
-    STAGED_INPUT,
-    STAGED_OUTPUT,
-    Loaded,
-    Seen,
-    SumCalls,
-    fill_call,
-)
+from cuda_gctx.comm._launch import STAGED_INPUT, STAGED_OUTPUT, Launcher, Loaded, Seen, Sums
+from cuda_gctx.comm._limits import Limits
 from cuda_gctx.comm._protocol import (
     NODE_THREADS,
     TWO_EXCHANGE_THREADS,
@@ -30,14 +25,12 @@ from cuda_gctx.comm._protocol import (
     part_of,
     shared_bytes,
 )
-from cuda_gctx.comm._record import Numbers, Record
-from cuda_gctx.comm._staging import Copy
-from cuda_gctx.comm._structs import EXCHANGE
+from cuda_gctx.comm._staging import Copy, Place
+from cuda_gctx.comm._structs import EXCHANGE, TWO_EXCHANGE
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
 __all__ = [
     "NcclTransport",
-    "NodeCalls",
     "NodeKernels",
     "NvshmemTransport",
     "PeerTransport",
@@ -58,8 +51,8 @@ class Round(NamedTuple):
     """
 
     before: tuple[Copy, ...]
-    x_in: int
-    x_out: int
+    x_in: Place
+    x_out: Place
     begin: int
     size: int
     stride: int
@@ -67,7 +60,7 @@ class Round(NamedTuple):
 
 
 def rounds_of(
-    addresses: tuple[int, int], counts: tuple[int, int], block_bytes: int, room: int, staged: tuple[int, int] | None
+    addresses: tuple[Place, Place], counts: tuple[int, int], block_bytes: int, room: int, staged: tuple[int, int] | None
 ) -> Iterator[Round]:
     """The rounds of a call, which follow each other like calls: of each block as much as there is memory for.
 
@@ -93,107 +86,8 @@ def rounds_of(
         yield Round(before, *staged, begin, size, size, after)
 
 
-class NodeCalls:
-    """The arguments of the kernels of one operation in the hierarchical form, step by step."""
-
-    def __init__(
-        self,
-        info: ParallelInfo,
-        op: MixedCommOp,
-        region: Region,
-        *,
-        grid: int,
-        fewest_steps: int,
-        numbers: Numbers,
-    ) -> None:
-        self._info = info
-        self._region = region
-        plan = self._plan = info.node_plan(op)
-        node, local_rank = info.local_size, info.local_rank
-        nodes_added = len(plan.sums[0][0])
-        self._number = partial(numbers.next, op)
-        how: dict[str, Any] = {"grid": grid, "fewest_steps": fewest_steps, "number": self._number}
-        self._collect = SumCalls(node, plan.sources, (local_rank,), **how)
-        # What is added lies in this rank's region.
-        self._spread = SumCalls(node, (local_rank,) * nodes_added, plan.targets, **how)
-        self.exchange = EXCHANGE.host(WORLD=node, NODES=info.inter_size)()
-        self.exchange.node = info.inter_rank
-        self.exchange.piece[:] = plan.chunk_of_node
-
-    @property
-    def grid(self) -> int:
-        return self._collect.grid
-
-    @grid.setter
-    def grid(self, grid: int) -> None:
-        self._collect.grid = self._spread.grid = grid
-
-    def limit(self, fewest_steps: int) -> None:
-        """Sets the number of tiles of a block in later calls."""
-        self._collect.fewest_steps = self._spread.fewest_steps = fewest_steps
-
-    def connect(
-        self, peers: Sequence[int], regions: Sequence[int], fault: int, limit_ns: int, *, stops: bool = False
-    ) -> None:
-        """Sets the arguments that all calls share.
-
-        peers: workspaces of this node; regions: of the equal local rank of each node; stops: whether a fault stops the
-        device.
-        """
-        info = self._info
-        first = info.inter_rank * info.local_size
-        for arguments in (self._collect.arguments.call, self._spread.arguments.call, self.exchange.call):
-            fill_call(arguments, peers, fault, limit_ns, info.local_rank, first, stops=stops)
-        self.exchange.region[:] = regions
-
-    def meeting(self, signature: int) -> Any:
-        """The struct of a kernel that moves nothing."""
-        nowhere = (0,) * len(self._plan.sources), 0
-        self._collect.fill((0, 0), nowhere, 0, signature, staged=0)
-        return self._collect.arguments
-
-    def steps(
-        self, part: Round, signature: int, *, is_staged: bool, seen: Seen | None
-    ) -> Iterator[tuple[NodeStep, Any, int]]:
-        """Each step of a round, in order: its struct, filled for now, and the number of blocks.
-
-        seen: the addresses of input and output in the process of each rank of the node.
-        """
-        plan, region, node = self._plan, self._region, self._info.inter_rank
-        own_region = int(self.exchange.region[node])
-        count = self._info.local_size
-        inputs, outputs = (part.x_in,) * count, (part.x_out,) * count
-        if seen is not None:
-            inputs, outputs = (tuple(address + part.begin for address in of_ranks) for of_ranks in seen)
-        begin, size = part_of(plan.share, plan.shares, part.size)
-        for number, chunk in enumerate(plan.chunks):
-            piece = own_region + region.outgoing(number) + region.HEADER_BYTES
-            offsets = (chunk * part.stride + begin,) * len(plan.sources), 0
-            blocks = self._collect.fill(
-                *((part.x_in, piece), offsets, size, signature),
-                staged=STAGED_INPUT if is_staged else 0,
-                seen=(inputs, (piece,) * count),
-            )
-            yield NodeStep.COLLECT, self._collect.arguments, blocks
-        self.exchange.call.signature, self.exchange.call.number = signature, self._number()
-        self.exchange.piece_bytes = size
-        yield NodeStep.EXCHANGE, self.exchange, max(min(self.grid, size // BYTES_OF_A_BLOCK), 1)
-        for nodes, block in plan.sums:
-            pieces = [
-                region.HEADER_BYTES
-                + (region.outgoing(plan.chunk_of_node[node]) if other == node else region.incoming(other))
-                for other in nodes
-            ]
-            blocks = self._spread.fill(
-                *((own_region, part.x_out), (pieces, block * part.stride + begin), size, signature),
-                staged=STAGED_OUTPUT if is_staged else 0,
-                seen=((own_region,) * count, outputs),
-            )
-            yield NodeStep.SPREAD, self._spread.arguments, blocks
-
-
-# Notes a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
-Spoil = Callable[[int, int], None]
+# Adds a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
+Spoil = Callable[[Place, int], None]
 
 
 class Transport(Protocol):
@@ -211,10 +105,18 @@ class Transport(Protocol):
     def unload(self, kernels: Loaded) -> None:
         """Unloads the kernel."""
 
-    def note(self, record: Record, kernels: Loaded | None, exchange: Any, blocks: int, spoil: Spoil) -> None:
-        """Notes the exchange, with the arguments of its kernel.
+    def add(
+        self,
+        plan: Plan,
+        launcher: Launcher | None,
+        values: Mapping[str, Any],
+        blocks: int,
+        signature: int,
+        spoil: Spoil,
+    ) -> None:
+        """Adds the exchange, with the arguments of its kernel.
 
-        spoil: notes a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
+        spoil: adds a kernel that leaves no numbers at an address, of so many bytes, if this rank has a fault by then.
         """
 
     def clear(self) -> None:
@@ -227,9 +129,17 @@ class Transport(Protocol):
 class _ByKernel:
     """What the transports with a kernel have in common."""
 
-    def note(self, record: Record, kernels: Loaded | None, exchange: Any, blocks: int, spoil: Spoil) -> None:
-        assert kernels is not None
-        kernels.note(record, "exchange_pieces", exchange, blocks, NODE_THREADS)
+    def add(
+        self,
+        plan: Plan,
+        launcher: Launcher | None,
+        values: Mapping[str, Any],
+        blocks: int,
+        signature: int,
+        spoil: Spoil,
+    ) -> None:
+        assert launcher is not None
+        launcher.add(plan, "exchange_pieces", EXCHANGE, values, blocks, NODE_THREADS, signature=signature)
 
 
 class PeerTransport(_ByKernel):
@@ -339,13 +249,21 @@ class NcclTransport:
     def unload(self, kernels: Loaded) -> None:
         """There is no kernel."""
 
-    def note(self, record: Record, kernels: Loaded | None, exchange: Any, blocks: int, spoil: Spoil) -> None:
-        layout, size = self._layout, int(exchange.piece_bytes)
-        pieces = [int(one) for one in exchange.piece]
+    def add(
+        self,
+        plan: Plan,
+        launcher: Launcher | None,
+        values: Mapping[str, Any],
+        blocks: int,
+        signature: int,
+        spoil: Spoil,
+    ) -> None:
+        layout, size = self._layout, values["piece_bytes"]
+        pieces = list(values["piece"])
         for piece in sorted(set(pieces)):
             spoil(self.regions[0] + layout.outgoing(piece) + layout.HEADER_BYTES, size)
         if size:
-            record.call(partial(self._exchange, pieces, size))
+            plan.call(partial(self._exchange, pieces, size))
 
     def _exchange(self, pieces: Sequence[int], size: int) -> None:
         dist, layout = self._distributed, self._layout
@@ -371,7 +289,10 @@ class NcclTransport:
 
 
 class NodeKernels:
-    """The kernels of one operation in the hierarchical form, loaded in one context."""
+    """The kernels of one operation in the hierarchical form, loaded in one context.
+
+    call: the fields that the kernels of all calls share, with the workspaces of the ranks of this node.
+    """
 
     def __init__(
         self,
@@ -382,50 +303,96 @@ class NodeKernels:
         transport: Transport,
         context: Context,
         device: Device,
-        calls: NodeCalls,
+        call: Mapping[str, Any],
+        limits: Limits,
         *,
         element: Element,
     ) -> None:
-        self.calls = calls
-        self._transport = transport
-        self._loaded: dict[NodeStep, Loaded] = {}
+        self._info, self._region, self._transport = info, region, transport
+        plan = self._plan = info.node_plan(op)
+        node, local_rank, added = info.local_size, info.local_rank, len(plan.sums[0][0])
+        call = {**call, "rank": local_rank, "first_world_rank": info.inter_rank * node}
+        self.sums = {
+            NodeStep.COLLECT: Sums(node, plan.sources, (local_rank,), limits),
+            # What is added lies in this rank's region.
+            NodeStep.SPREAD: Sums(node, (local_rank,) * added, plan.targets, limits),
+        }
+        self.launchers: dict[NodeStep, Launcher] = {}
         self._shared: dict[NodeStep, int] = {}
-        plan = info.node_plan(op)
-        for step, sources in ((NodeStep.COLLECT, len(plan.sources)), (NodeStep.SPREAD, len(plan.sums[0][0]))):
+        for step, sums in self.sums.items():
             words = node_defines(info, op, step, geometry, region, element=element)
-            compiled = compile_kernels(words, device.compute_capability, WITHIN_NODES)
-            loaded = self._loaded[step] = Loaded(compiled, KERNELS[WITHIN_NODES[0]], context)
-            self._shared[step] = shared_bytes(sources)
-            loaded.allow_shared("two_exchange", self._shared[step])
+            self._shared[step] = shared_bytes(len(sums.sources))
+            self.launchers[step] = Launcher(self._load(step, words, context, device), call, sums.counts)
         words = node_defines(info, op, NodeStep.EXCHANGE, geometry, region, element=element)
-        self._between = transport.load(words, context, device)
+        between = transport.load(words, context, device)
+        if between is not None:
+            counts = {"WORLD": node, "NODES": info.inter_size}
+            self.launchers[NodeStep.EXCHANGE] = Launcher(between, call, counts)
+
+    def _load(self, step: NodeStep, words: dict[str, str], context: Context, device: Device) -> Loaded:
+        compiled = compile_kernels(words, device.compute_capability, WITHIN_NODES)
+        loaded = Loaded(compiled, KERNELS[WITHIN_NODES[0]], context)
+        loaded.allow_shared("two_exchange", self._shared[step])
+        return loaded
 
     def run(
-        self, part: Round, signature: int, record: Record, spoil: Spoil, *, is_staged: bool, seen: Seen | None = None
+        self,
+        plan: Plan,
+        part: Round,
+        signature: int,
+        grid: int,
+        spoil: Spoil,
+        *,
+        is_staged: bool,
+        seen: Seen | None = None,
     ) -> None:
-        """Notes all steps of a round, one behind the other."""
-        for step, arguments, blocks in self.calls.steps(part, signature, is_staged=is_staged, seen=seen):
-            if step is NodeStep.EXCHANGE:
-                self._transport.note(record, self._between, arguments, blocks, spoil)
-            else:
-                self._note(record, step, arguments, blocks)
+        """Adds all steps of a round, one behind the other.
 
-    def meet(self, signature: int, limit_ns: int, record: Record) -> None:
-        """As many blocks as a call can have. They move nothing, and wait for the blocks of all ranks of the node."""
-        arguments = self.calls.meeting(signature)
-        usual, arguments.call.limit = arguments.call.limit, limit_ns
-        try:
-            self._note(record, NodeStep.COLLECT, arguments, self.calls.grid)
-        finally:
-            arguments.call.limit = usual
+        seen: the addresses of input and output in the process of each rank of the node.
+        """
+        of_op, region, node = self._plan, self._region, self._info.inter_rank
+        regions = self._transport.regions
+        own_region = regions[node]
+        count = self._info.local_size
+        inputs: tuple[Place, ...] = (part.x_in,) * count
+        outputs: tuple[Place, ...] = (part.x_out,) * count
+        if seen is not None:
+            inputs, outputs = (tuple(address + part.begin for address in of_ranks) for of_ranks in seen)
+        begin, size = part_of(of_op.share, of_op.shares, part.size)
+        for number, chunk in enumerate(of_op.chunks):
+            piece = own_region + region.outgoing(number) + region.HEADER_BYTES
+            offsets = (chunk * part.stride + begin,) * len(of_op.sources), 0
+            how: dict[str, Any] = {"staged": STAGED_INPUT if is_staged else 0, "seen": (inputs, (piece,) * count)}
+            self._add(plan, NodeStep.COLLECT, signature, (part.x_in, piece), offsets, size, grid, **how)
+        values = {"region": regions, "piece_bytes": size, "node": node, "piece": of_op.chunk_of_node}
+        blocks = max(min(grid, size // BYTES_OF_A_BLOCK), 1)
+        self._transport.add(plan, self.launchers.get(NodeStep.EXCHANGE), values, blocks, signature, spoil)
+        for nodes, block in of_op.sums:
+            pieces = [
+                region.HEADER_BYTES
+                + (region.outgoing(of_op.chunk_of_node[node]) if other == node else region.incoming(other))
+                for other in nodes
+            ]
+            offsets = tuple(pieces), block * part.stride + begin
+            how = {"staged": STAGED_OUTPUT if is_staged else 0, "seen": ((own_region,) * count, outputs)}
+            self._add(plan, NodeStep.SPREAD, signature, (own_region, part.x_out), offsets, size, grid, **how)
 
-    def _note(self, record: Record, step: NodeStep, arguments: Any, blocks: int) -> None:
-        loaded, shared = self._loaded[step], self._shared[step]
-        loaded.note(record, "two_exchange", arguments, blocks, TWO_EXCHANGE_THREADS, shared)
+    def meet(self, plan: Plan, signature: int, limit_ns: int, grid: int) -> None:
+        """Adds a kernel of as many blocks as a call can have. It waits for the blocks of all ranks of the node."""
+        nowhere = (0,) * len(self._plan.sources), 0
+        values, _ = self.sums[NodeStep.COLLECT].filled((0, 0), nowhere, 0, grid, staged=0)
+        self._launch(plan, NodeStep.COLLECT, values, grid, signature=signature, limit=limit_ns)
+
+    def _add(self, plan: Plan, step: NodeStep, signature: int, *where: Any, **how: Any) -> None:
+        self._launch(plan, step, *self.sums[step].filled(*where, **how), signature=signature)
+
+    def _launch(self, plan: Plan, step: NodeStep, values: Mapping[str, Any], blocks: int, **call: int) -> None:
+        how: dict[str, Any] = {"shared": self._shared[step], **call}
+        self.launchers[step].add(plan, "two_exchange", TWO_EXCHANGE, values, blocks, TWO_EXCHANGE_THREADS, **how)
 
     def close(self) -> None:
-        between, self._between = self._between, None
+        between = self.launchers.pop(NodeStep.EXCHANGE, None)
         if between is not None:
-            self._transport.unload(between)
-        while self._loaded:
-            self._loaded.popitem()[1].close()
+            self._transport.unload(between.loaded)
+        while self.launchers:
+            self.launchers.popitem()[1].loaded.close()

@@ -21,9 +21,10 @@ from math import isqrt
 from typing import NamedTuple
 
 from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, share_of
+from cuda_gctx.comm._structs import Address
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
-__all__ = ["Copy", "Part", "Staging"]
+__all__ = ["Copy", "Part", "Place", "Staging"]
 
 # Each part costs some microseconds; what nothing hides is the copies before the first one and behind the last one.
 # So the best number of parts grows with the root of the size. With 3.5 MiB here it was the best, or close to it, at
@@ -35,15 +36,17 @@ PAIR_BYTES = 2 * 1024 * 1024
 # Of the beginnings of parts, where they are large: bulk copies of addresses that 16 alone divides are slower.
 GRAIN = 4096
 
+# An address that never changes, or that is known when a call is launched.
+Place = int | Address
 # Where something begins, and its size, in bytes.
-Span = tuple[int, int]
+Span = tuple[Place, int]
 
 
 class Copy(NamedTuple):
     """A copy: two addresses in this process, and the number of bytes."""
 
-    to: int
-    source: int
+    to: Place
+    source: Place
     size: int
 
 
@@ -54,8 +57,8 @@ class Part(NamedTuple):
     """
 
     sends: tuple[Copy, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
     size: int
     fetches: tuple[Copy, ...]
 
@@ -82,7 +85,7 @@ class Staging:
         self._workspaces = workspaces
         self._part_bytes = part_bytes
 
-    def rounds(self, x_in: int, x_out: int, block_bytes: int) -> Iterator[list[Part]]:
+    def rounds(self, x_in: Place, x_out: Place, block_bytes: int) -> Iterator[list[Part]]:
         """The parts of each round of a call, in order. All ranks divide a call in the same way."""
         shares = [share_of(one, self._op, block_bytes) for one in self._ranks]
         largest = max(size for _, _, size in shares)
@@ -96,7 +99,7 @@ class Staging:
             yield list(self._parts(x_in, x_out, shares, [(begin, end - begin) for begin, end in spans]))
 
     def _parts(
-        self, x_in: int, x_out: int, shares: Sequence[tuple[int, int, int]], spans: Sequence[Span]
+        self, x_in: Place, x_out: Place, shares: Sequence[tuple[int, int, int]], spans: Sequence[tuple[int, int]]
     ) -> Iterator[Part]:
         """spans: where the round lies in the share of each rank."""
         firsts, sizes = zip(*spans, strict=True)
@@ -123,12 +126,12 @@ class Staging:
 
     def _part(
         self,
-        x_in: int,
-        x_out: int,
+        x_in: Place,
+        x_out: Place,
         shares: Sequence[tuple[int, int, int]],
         largest: int,
         firsts: Sequence[int],
-        spans: Sequence[Span],
+        spans: Sequence[tuple[int, int]],
     ) -> Part:
         """firsts, spans: where the round begins in the share of each rank, and where the part lies in it."""
         this_rank, plan = self._rank, self._plans[self._rank]
@@ -159,7 +162,8 @@ class Staging:
             for rank in others
             if this_rank in self._plans[rank].targets and spans[rank][1]
         )
-        inputs, outputs = [0] * len(shares), [0] * len(shares)
+        inputs: list[Place] = [0] * len(shares)
+        outputs: list[Place] = [0] * len(shares)
         for source in plan.sources:
             inputs[source] = x_in + shares[this_rank][0] + begin if source == this_rank else place(this_rank, source)
         for target in plan.targets:

@@ -18,6 +18,8 @@ __all__ = [
     "STRUCTS_OF",
     "TORN",
     "TWO_EXCHANGE",
+    "Address",
+    "Packed",
     "Struct",
     "declarations",
 ]
@@ -44,6 +46,24 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Address:
+    """An address that is known when a call is launched: number `given` of the addresses of the call, and an offset."""
+
+    given: int
+    offset: int = 0
+
+    def __add__(self, size: int) -> Address:
+        return Address(self.given, self.offset + size)
+
+
+class Packed(NamedTuple):
+    """The content of a struct, and by offset the words that are addresses of a call."""
+
+    content: bytes
+    addresses: dict[int, Address]
+
+
+@dataclass(frozen=True)
 class Struct:
     """A struct by its name in the kernels."""
 
@@ -53,6 +73,12 @@ class Struct:
     def host(self, **counts: int) -> Any:
         """The type for the host, with arrays of these lengths."""
         return _host(self, tuple(sorted(counts.items())))
+
+    def packed(self, values: Mapping[str, Any], **counts: int) -> Packed:
+        """The struct with these values: numbers, addresses, sequences of both, and mappings for nested structs."""
+        struct, addresses = self.host(**counts)(), dict[int, Address]()
+        _fill(struct, values, 0, addresses)
+        return Packed(bytes(struct), addresses)
 
     def declaration(self, counts: Mapping[str, int]) -> str:
         """The struct for the kernels. It does not compile unless every offset is that of the host."""
@@ -74,6 +100,23 @@ def _host(struct: Struct, counts: tuple[tuple[str, int], ...]) -> Any:
 
     fields = [(one.name, kind_of(one)) for one in struct.fields]
     return type(struct.name, (ctypes.Structure,), {"_fields_": fields})
+
+
+def _fill(struct: Any, values: Mapping[str, Any], begin: int, addresses: dict[int, Address]) -> None:
+    for name, value in values.items():
+        at = begin + getattr(type(struct), name).offset
+        if isinstance(value, Mapping):
+            _fill(getattr(struct, name), value, at, addresses)
+        elif isinstance(value, Address):
+            addresses[at] = value
+        elif isinstance(value, int):
+            setattr(struct, name, value)
+        else:
+            numbers = [0 if isinstance(one, Address) else one for one in value]
+            getattr(struct, name)[: len(numbers)] = numbers
+            width = ctypes.sizeof(getattr(struct, name)._type_)
+            found = {at + width * n: one for n, one in enumerate(value) if isinstance(one, Address)}
+            addresses.update(found)
 
 
 # What a rank knows of a call, whichever kernel it runs. Ranks are those that meet in the kernel: all of the world, or

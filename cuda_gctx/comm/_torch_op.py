@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakMethod
 
-from cuda_gctx.comm._message import demand_no_gradient
+from cuda_gctx.comm._gradients import demand_no_gradient
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 
 __all__ = ["call", "is_compiling", "new_state", "number_of"]

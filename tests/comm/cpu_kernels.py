@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import random
 import re
 import struct
 import subprocess
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._compile import BETWEEN_NODES, FLAT, FOLDER, PLANS, WITHIN_NODES, source
 from cuda_gctx.comm._faults import FaultRecord
-from cuda_gctx.comm._launch import Calls, Kernels
+from cuda_gctx.comm._launch import Kernels
+from cuda_gctx.comm._limits import Limits
 from cuda_gctx.comm._message import Sizes
 from cuda_gctx.comm._modes import HELD_BY_NODES, CopyEngines, Fetched
-from cuda_gctx.comm._nodes import NodeCalls, rounds_of
+from cuda_gctx.comm._nodes import NodeKernels, PeerTransport, rounds_of
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import (
     TILES_OFFSET,
     TORN_AT,
@@ -36,8 +40,8 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
-from cuda_gctx.comm._record import Kernel, Numbers, Record
 from cuda_gctx.comm._staging import Copy, Part, Staging
+from cuda_gctx.comm._structs import Packed
 
 HERE = Path(__file__).parent
 # Fewer threads and smaller tiles than on a GPU: the tests are about the order of accesses.
@@ -257,20 +261,77 @@ def _library(
     return ctypes.CDLL(str(library))
 
 
-class NotedKernels(Kernels):
-    """Kernels that are not loaded: what is noted of one is its number in FLAT_KERNELS."""
+class Step(NamedTuple):
+    """A kernel of a plan: its number in a library, its arguments, and where they have the number of the call."""
 
-    def __init__(self, info: ParallelInfo, op: MixedCommOp, geometry: Geometry, calls: Calls) -> None:
-        how: dict[str, Any] = {"element": Element.BFLOAT16, "is_programmatic": False, "packing": Packing.WHOLE}
-        super().__init__(info, op, geometry, NOTHING, SimpleNamespace(compute_capability=(9, 0)), calls, **how)
+    kernel: int
+    content: bytes
+    number_at: int
+    blocks: int
+    threads: int
+    is_programmatic: bool
+
+
+class NotedPlan:
+    """A plan whose addresses are known: its kernels and copies, in order."""
+
+    def __init__(self, op: MixedCommOp) -> None:
+        self.number, self.is_held = Numbers.of_op(op), False
+        self.steps: list[Step | Copy] = []
+
+    def kernel(
+        self,
+        function: int,
+        packed: Packed,
+        number_at: int,
+        blocks: int,
+        threads: int,
+        shared_bytes: int = 0,
+        is_programmatic: bool = False,
+    ) -> None:
+        assert not packed.addresses
+        self.steps.append(Step(function, packed.content, number_at, blocks, threads, is_programmatic))
+
+    def copy(self, copy: Copy, stream: int = 0) -> None:
+        self.steps.append(copy)
+
+    def wait(self, stream: int, other: int) -> None:
+        """Copies run in the order of the plan."""
+
+
+class NotedKernels(Kernels):
+    """Kernels that are not loaded: each is its number in FLAT_KERNELS."""
+
+    def __init__(self, info: ParallelInfo, op: MixedCommOp, geometry: Geometry, *how: Any, **options: Any) -> None:
+        device: Any = SimpleNamespace(compute_capability=(9, 0))
+        super().__init__(info, op, geometry, NOTHING, device, *how, element=Element.BFLOAT16, **options)
+        self.sums.largest_tile = TILE
 
     def _load(self, packing: Packing) -> Any:
-        numbers = {name: number for number, (_, _, name) in enumerate(FLAT_KERNELS)}
+        return {name: number for number, (_, _, name) in enumerate(FLAT_KERNELS)}
 
-        def note(record: Record, name: str, *arguments: Any) -> None:
-            record.kernel(numbers[name], *arguments)
 
-        return SimpleNamespace(note=note)
+class NotedNodeKernels(NodeKernels):
+    """The same for the hierarchical form, with the numbers in NODE_KERNELS."""
+
+    def __init__(self, info: ParallelInfo, op: MixedCommOp, geometry: Geometry, region: Region, *how: Any) -> None:
+        transport: Any = NotedTransport(how[0])
+        super().__init__(info, op, geometry, region, transport, NOTHING, NOTHING, *how[1:], element=Element.BFLOAT16)
+        for sums in self.sums.values():
+            sums.largest_tile = TILE
+
+    def _load(self, step: NodeStep, *how: Any) -> Any:
+        return {"two_exchange": COLLECT if step is NodeStep.COLLECT else SPREAD}
+
+
+class NotedTransport(PeerTransport):
+    """Nodes that reach each other's regions, with a kernel that is not loaded."""
+
+    def __init__(self, regions: Sequence[int]) -> None:
+        self.regions = tuple(regions)
+
+    def load(self, *how: Any) -> Any:
+        return {"exchange_pieces": EXCHANGE}
 
 
 def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -335,13 +396,41 @@ class Ranks:
         kind_and_peer = int(self.faults[rank][:8].view(np.uint64)[0])
         return kind_and_peer >> 32, kind_and_peer & 0xFFFFFFFF
 
-    def _calls(self, rank: int, grid: int) -> Calls:
-        how: dict[str, Any] = {"fewest_steps": 2, "numbers": self._numbers[rank]}
-        calls = Calls(self.info.at(rank), self.op, grid=grid, block_sizes=self.block_sizes, **how)
-        calls.sums._largest_tile = TILE
-        calls.connect(self.addresses, int(self.faults[rank].ctypes.data), self.limit, stops=self.stops)
-        self._kept.append(calls)
-        return calls
+    def _fields(self, rank: int, peers: Sequence[int]) -> dict[str, Any]:
+        """Those that all calls of a rank share."""
+        fault = int(self.faults[rank].ctypes.data)
+        return {"peer": peers, "fault": fault, "limit": self.limit, "stops": self.stops}
+
+    def _limits(self) -> Limits:
+        return Limits(self.block_sizes[0], {self.op: self.block_sizes[1]}, 2)
+
+    def _kernels(self, rank: int) -> NotedKernels:
+        fields = self._fields(rank, self.addresses), self._limits()
+        how: dict[str, Any] = {"is_programmatic": self.is_programmatic, "packing": self.packing}
+        return NotedKernels(self.info.at(rank), self.op, self.geometry, *fields, **how)
+
+    def _host_calls(self, rank: int, plan: NotedPlan, **threads: int) -> list[HostCall]:
+        """The kernels of a plan, each behind the copies before it. Arguments are kept until the run is over."""
+        number = plan.number | (self._numbers[rank].take(1) % Numbers.COUNTS + 1)
+        # Of each kernel: one header is sent and checked by one thread for each rank.
+        fixed = {1: self.threads_of_two, BEGIN_PLAN: 2, END_PLAN: self.threads_of_two, TORN: THREADS_OF_TWO}
+        made: list[HostCall] = []
+        copies: list[tuple[Any, Any, int]] = []
+        for step in plan.steps:
+            if isinstance(step, Copy):
+                copies.append((step.to, step.source, step.size))
+                continue
+            content = bytearray(step.content)
+            content[step.number_at : step.number_at + 4] = struct.pack("<I", number)
+            arguments = (ctypes.c_char * len(content)).from_buffer(content)
+            self._kept.append(arguments)
+            count = fixed.get(step.kernel, max(step.threads, self.info.world_size))
+            made.append(HostCall(step.kernel, step.blocks, count, 1, ctypes.addressof(arguments)))
+            made[-1].is_programmatic = step.is_programmatic
+            made[-1].copy_before(copies)
+            copies = []
+        assert not copies
+        return made
 
     def call(
         self,
@@ -352,56 +441,22 @@ class Ranks:
         *,
         grid: int,
         dtype: str = "float16",
+        seen: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> list[HostCall]:
-        """One call of one rank: all its kernels. Arguments are kept until the run is over."""
-        calls = self._calls(rank, grid)
+        """One call of one rank: all its kernels. seen: the addresses of input and output that other ranks are given."""
+        kernels, plan = self._kernels(rank), NotedPlan(self.op)
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, mode, dtype, block, is_staged=False)
-        addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
-        if mode is MixedCommMode.ONE_EXCHANGE:
-            made: list[HostCall] = []
-            how = self.geometry.at_once(self.packing), self.packing
-            for blocks, threads in calls.one_exchange(*addresses, block, agreed, *how):
-                one = type(calls.one).from_buffer_copy(calls.one)
-                self._kept.append(one)
-                # A header is sent and checked by one thread for each rank.
-                made.append(HostCall(0, blocks, max(threads, self.info.world_size), 1, ctypes.addressof(one)))
-                made[-1].is_programmatic = self.is_programmatic
-            return self._in_plan(rank, calls, made, [Geometry.CONTROL_PACKET_WORD])
-        return [self._two_exchange(calls, calls.two_exchange(*addresses, block, agreed))]
-
-    def _in_plan(
-        self,
-        rank: int,
-        calls: Calls,
-        made: list[HostCall],
-        words: Sequence[int],
-        output: tuple[int, int] = (0, 0),
-        *,
-        has_copies: bool = False,
-        kernels: tuple[int, int] = (BEGIN_PLAN, END_PLAN),
-        kind: Any = None,
-    ) -> list[HostCall]:
-        """The kernels of one call. Several, or those with copies, are between the first and the last one of a plan.
-
-        kernels: the numbers of these two. kind: of the first field of the others, if fewer ranks meet in them.
-        """
-        kind = kind or type(calls.plan.call)
-        number = self._numbers[rank].next(self.op)
-        is_plan = len(made) > 1 or has_copies
-        for one in made:
-            given = kind.from_address(one.arguments)  # the first field
-            given.number, given.is_held = number, is_plan
-        if not is_plan:
-            return made
-        plan = calls.plan
-        plan.words = sum(1 << word // Geometry.CONTROL_LINE for word in words)
-        plan.output, plan.bytes = output
-        plan.call.number = number
-        plan = type(plan).from_buffer_copy(plan)
-        self._kept.append(plan)
-        at = ctypes.addressof(plan)
-        return [HostCall(kernels[0], 1, 2, 1, at), *made, HostCall(kernels[1], 2, self.threads_of_two, 1, at)]
+        how: Any = plan, int(x_in.ctypes.data), int(x_out.ctypes.data), block, agreed, grid
+        if mode is not MixedCommMode.ONE_EXCHANGE:
+            kernels.two_exchange(*how, seen)
+        elif block <= kernels.at_once:
+            kernels.one_exchange(*how)
+        else:
+            held: Any = plan, [Geometry.CONTROL_PACKET_WORD], how[2], 0, grid
+            with kernels.held(*held):
+                kernels.one_exchange(*how)
+        return self._host_calls(rank, plan)
 
     def copy_engine_call(
         self, rank: int, x_in: Any, x_out: Any, *, inputs: Sequence[int], room: int, root: int | None = None
@@ -410,49 +465,30 @@ class Ranks:
 
         room: how much is staged at once. root: of a broadcast.
         """
-        info, calls, block = self.info.at(rank), self._calls(rank, 1), x_in.nbytes
+        info, block = self.info.at(rank), x_in.nbytes
         op = self.op if root is None else MixedCommOp.BROADCAST
-        kernels = {op: NotedKernels(info, self.op, self.geometry, calls)}
         staged = [address + self.geometry.staged_input for address in self.addresses]
+        kernels: dict[MixedCommOp, Any] = {op: self._kernels(rank)}
         mode = CopyEngines("float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, ())
         sizes = Sizes(op, (), block, x_out.nbytes, block)
-        record, addresses = Record(), (int(x_in.ctypes.data), int(x_out.ctypes.data))
+        plan, addresses = NotedPlan(op), (int(x_in.ctypes.data), int(x_out.ctypes.data))
         is_in_place = addresses[0] == addresses[1] + (info.dp_rank * block if root is None else 0)
         call = Fetched(sizes, root, (0, 0) if inputs else None, is_in_place)
-        mode.note_fetching(record, call, *addresses, inputs)
-        made: list[HostCall] = []
-        copies: list[tuple[int, int, int]] = []
-        number = self._numbers[rank].next(op)
-        for step in record.steps:
-            if not isinstance(step, Kernel):
-                assert step.copy is not None
-                copies.append((step.copy.to, step.copy.source, step.copy.size))
-                continue
-            words = bytearray(struct.pack(f"<{len(step.words)}Q", *step.words))
-            words[step.number_at : step.number_at + 4] = struct.pack("<I", number)
-            arguments = ctypes.create_string_buffer(bytes(words))
-            self._kept.append(arguments)
-            made.append(HostCall(step.function, step.blocks, self.threads_of_two, 1, ctypes.addressof(arguments)))
-            made[-1].copy_before(copies)
-            copies = []
-        return made
-
-    def _two_exchange(self, calls: Calls, blocks: int) -> HostCall:
-        two = type(calls.sums.arguments).from_buffer_copy(calls.sums.arguments)
-        two.tile_bytes = min(two.tile_bytes, TILE)
-        self._kept.append(two)
-        return HostCall(1, blocks, self.threads_of_two, 1, ctypes.addressof(two))
+        given: Any = plan, call, *addresses, inputs
+        mode.add_fetching(*given)
+        return self._host_calls(rank, plan)
 
     def spoil(self, rank: int, x_out: Any) -> HostCall:
-        """What comes behind a call with copies."""
-        calls = self._calls(rank, 1)
-        calls.plan.output, calls.plan.bytes = int(x_out.ctypes.data), x_out.nbytes
-        return HostCall(END_PLAN, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.plan))
+        """The kernel that comes behind copies."""
+        plan: Any = NotedPlan(self.op)
+        self._kernels(rank).spoil(plan, int(x_out.ctypes.data), x_out.nbytes, 2)
+        return self._host_calls(rank, plan)[0]
 
     def look_for_torn_packets(self, rank: int) -> HostCall:
-        calls = self._calls(rank, 1)
-        calls.torn.packets = 20
-        return HostCall(TORN, 2, THREADS_OF_TWO, 1, ctypes.addressof(calls.torn))
+        plan: Any = NotedPlan(self.op)
+        self._kernels(rank).look_for_torn_packets(plan, 0, self.limit, 2)
+        [_, call] = self._host_calls(rank, plan)
+        return call
 
     def has_seen_torn_packets(self, rank: int) -> bool:
         return bool(self.faults[rank][TORN_AT])
@@ -474,28 +510,29 @@ class Ranks:
         by_kernel: whether kernels copy, if rounds have one part. broken: results are fetched before the kernel that
         sums them.
         """
-        calls = self._calls(rank, grid)
+        kernels, plan = self._kernels(rank), NotedPlan(self.op)
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, MixedCommMode.TWO_EXCHANGE, "float16", block, is_staged=True)
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
-        made = []
         output = int(x_out.ctypes.data), x_out.nbytes
         rounds = list(staging.rounds(int(x_in.ctypes.data), output[0], block))
         is_copied = by_kernel and all(len(parts) == 1 for parts in rounds)
-        if is_copied:
-            made = [self._two_exchange(calls, calls.staged_part(part, agreed, output)) for [part] in rounds]
-        else:
+        to: Any = plan
+        held = kernels.held(to, [Geometry.CONTROL_FLAG_WORD], *output, 2)
+        with nullcontext() if is_copied and len(rounds) == 1 else held:
+            for part in itertools.chain(*rounds):
+                kernels.staged_part(to, part, agreed, grid, output if is_copied else None)
+        made = self._host_calls(rank, plan)
+        if not is_copied:
+            first = 1
             for parts in rounds:
-                made += self._staged_parts(calls, parts, agreed, choose, broken)
-        how: dict[str, Any] = {"has_copies": not is_copied}
-        return self._in_plan(rank, calls, made, [Geometry.CONTROL_FLAG_WORD], output, **how)
+                self._copy_parts(made[first : first + len(parts)], parts, choose, broken)
+                first += len(parts)
+        return made
 
-    def _staged_parts(
-        self, calls: Calls, parts: Sequence[Part], agreed: int, choose: random.Random, broken: bool
-    ) -> list[HostCall]:
-        made = [self._two_exchange(calls, calls.staged_part(part, agreed)) for part in parts]
-        before: list[list[Copy]] = [[] for _ in parts]
-        after: list[list[Copy]] = [[] for _ in parts]
+    def _copy_parts(self, made: Sequence[HostCall], parts: Sequence[Part], choose: random.Random, broken: bool) -> None:
+        before: list[list[Any]] = [[] for _ in parts]
+        after: list[list[Any]] = [[] for _ in parts]
         # In order among themselves; sends as early as the first kernel, results as late as the last.
         first, last = 0, 0
         for number, part in enumerate(parts):
@@ -506,7 +543,6 @@ class Ranks:
         for one, copies, results in zip(made, before, after, strict=True):
             one.copy_before(copies)
             one.copy_after(results)
-        return made
 
     def node_call(
         self,
@@ -520,43 +556,41 @@ class Ranks:
         room: int = 1 << 40,
     ) -> list[HostCall]:
         """One call of one rank in the hierarchical form: all its kernels. room: of a block, in each round."""
-        info = self.info.at(rank)
-        calls = NodeCalls(info, self.op, self.region, grid=grid, fewest_steps=2, numbers=self._numbers[rank])
-        for sums in (calls._collect, calls._spread):
-            sums._largest_tile = TILE
-        peers = [self.addresses[one] for one in info.local_ranks()]
+        info, geometry, plan = self.info.at(rank), self.geometry, NotedPlan(self.op)
         # Of NVSHMEM, a rank knows its own region alone.
         owners = [rank] * info.inter_size if self.with_nvshmem else info.inter_ranks()
-        regions = [self.addresses[one] + self.geometry.total_bytes for one in owners]
-        calls.connect(peers, regions, int(self.faults[rank].ctypes.data), self.limit)
+        regions = [self.addresses[one] + geometry.total_bytes for one in owners]
+        fields = self._fields(rank, [self.addresses[one] for one in info.local_ranks()])
+        kernels = NotedNodeKernels(info, self.op, geometry, self.region, regions, fields, self._limits())
+        around = self._kernels(rank)
         block = info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, MixedCommMode.HIERARCHICAL, dtype, block, is_staged=staged)
         addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         own = self.addresses[rank]
-        inner = (own + self.geometry.staged_input, own + self.geometry.staged_output) if staged else None
+        inner = (own + geometry.staged_input, own + geometry.staged_output) if staged else None
         counts = x_in.nbytes // block, x_out.nbytes // block
-
-        def host_call(kernel: int, blocks: int, arguments: Any) -> HostCall:
-            copy = type(arguments).from_buffer_copy(arguments)
-            self._kept.append(copy)
-            if kernel in (COLLECT, SPREAD):
-                copy.tile_bytes = min(copy.tile_bytes, TILE)
-            return HostCall(kernel, blocks, THREADS_OF_TWO, 1, ctypes.addressof(copy))
-
-        made = []
-        for part in rounds_of(addresses, counts, block, room, inner):
-            first = len(made)
-            for step, arguments, blocks in calls.steps(part, agreed, is_staged=staged, seen=None):
-                if step is NodeStep.EXCHANGE:
-                    made.append(host_call(EXCHANGE, grid, arguments))  # more blocks than pieces of these sizes have
-                else:
-                    made.append(host_call(COLLECT if step is NodeStep.COLLECT else SPREAD, blocks, arguments))
-            made[first].copy_before(part.before)
-            made[-1].copy_after(part.after)
         words = [*HELD_BY_NODES, *([Geometry.CONTROL_FLAG_WORD] if staged else [])]
-        output = addresses[1], x_out.nbytes
-        how: dict[str, Any] = {"kernels": (BEGIN_NODE_PLAN, END_NODE_PLAN), "kind": type(calls.exchange.call)}
-        return self._in_plan(rank, self._calls(rank, 1), made, words, output, **how)
+        to: Any = plan
+        rounds, lengths = list(rounds_of(addresses, counts, block, room, inner)), []
+        with around.held(to, words, addresses[1], x_out.nbytes, 2):
+            for part in rounds:
+                before = len(plan.steps)
+                kernels.run(to, part, agreed, grid, NOTHING, is_staged=staged)
+                lengths.append(len(plan.steps) - before)
+        # The plan kernels have other numbers here.
+        plan.steps[0] = plan.steps[0]._replace(kernel=BEGIN_NODE_PLAN)  # type: ignore[union-attr]
+        plan.steps[-1] = plan.steps[-1]._replace(kernel=END_NODE_PLAN)  # type: ignore[union-attr]
+        made = self._host_calls(rank, plan)
+        for call in made:
+            call.threads = 2 if call.kernel == BEGIN_NODE_PLAN else THREADS_OF_TWO
+            if call.kernel == EXCHANGE:
+                call.blocks = grid  # more blocks than pieces of these sizes have
+        first = 1
+        for part, length in zip(rounds, lengths, strict=True):
+            made[first].copy_before([tuple(one) for one in part.before])  # type: ignore[misc]
+            made[first + length - 1].copy_after([tuple(one) for one in part.after])  # type: ignore[misc]
+            first += length
+        return made
 
     def run(self, calls: Sequence[Sequence[HostCall]], seed: int, *, to_the_end: bool = False) -> str:
         """Runs the calls of every rank, each rank's in order, the ranks at the same time.

@@ -407,7 +407,6 @@ def exchanges_of_nodes(rank: int, size: int, folder: Path) -> int:
     from cuda_gctx.comm._backends import TorchBackend
     from cuda_gctx.comm._nodes import NcclTransport
     from cuda_gctx.comm._protocol import region_of
-    from cuda_gctx.comm._record import Record
 
     dist = initialise_gloo(rank, size, folder)
     moved = 0
@@ -428,10 +427,11 @@ def exchanges_of_nodes(rank: int, size: int, folder: Path) -> int:
             for piece in set(pieces):
                 begin = layout.outgoing(piece) + layout.HEADER_BYTES
                 transport.memory[begin : begin + piece_bytes] = 16 * rank + piece
-            record, spoiled = Record(), []
-            exchange = SimpleNamespace(piece_bytes=piece_bytes, piece=pieces)
-            transport.note(record, None, exchange, 1, lambda *span, spoiled=spoiled: spoiled.append(span))
-            [function] = record.steps
+            functions, spoiled = [], []
+            steps = SimpleNamespace(call=functions.append)
+            exchange = {"piece_bytes": piece_bytes, "piece": pieces}
+            transport.add(steps, None, exchange, 1, 0, lambda *span, spoiled=spoiled: spoiled.append(span))
+            [function] = functions
             function()
             # What is sent is spoiled before, if this rank has a fault.
             base = transport.regions[0] + layout.HEADER_BYTES
@@ -652,13 +652,13 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
     import torch
 
     from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-    from cuda_gctx.comm._calls import Calls, Steps, Turns
+    from cuda_gctx.comm._calls import Plan, Plans, Turns
     from cuda_gctx.comm._message import Messages
-    from cuda_gctx.comm._record import Numbers
+    from cuda_gctx.comm._numbers import Numbers
 
     launched: list[Any] = []
 
-    class Noted(Steps):
+    class Noted(Plan):
         def launch(self, stream: Any, given: Any) -> None:
             launched.append(given)
 
@@ -668,7 +668,7 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
 
     fault = (ctypes.c_uint64 * 1)()
     bf16, cpu, op, mode = torch.bfloat16, torch.device("cpu"), MixedCommOp.ALLREDUCE, MixedCommMode.ONE_EXCHANGE
-    calls = Calls(bf16, cpu, OneStream(lambda index: 1, 0, 1), ctypes.addressof(fault))
+    calls = Plans(bf16, cpu, OneStream(lambda index: 1, 0, 1), ctypes.addressof(fault))
     messages = Messages(ParallelInfo.of(0, 2, 0, 2, 0, 1, 2, 1, 1, 1), bf16, cpu, None, reaches_all=True)
 
     def ones(*shape: int, **options: Any) -> Any:
@@ -677,17 +677,19 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
     def keep(x_in: Any, x_out: Any) -> None:
         message = messages.of(op, x_in, x_out, is_checked=False)
         given = x_in.data_ptr(), x_out.data_ptr()
-        calls.keep(op, mode, message, Noted(Numbers()), given, has_output=True)
+        calls.keep(op, mode, message, has_output=True, launched=(Noted(Numbers(), 0), given))
 
     def run(x_in: Any, x_out: Any, mode: Any = mode, op: Any = op, is_checked: bool = False) -> Any:
         before = len(launched)
-        done = calls.run(op, x_in, x_out, mode, is_checked)
+        done = calls.run(op, x_in, x_out, mode, None, is_checked)
         assert len(launched) - before == (done is not None)
         return done
 
     x, out, many = ones(4, 8), ones(4, 8), ones(100)
     assert run(x, out) is None
     keep(x, out)
+    assert run(x, x) is None
+    keep(x, x)
     keep(ones(1, 32), ones(1, 32))
     right = {
         "the same": (x, out),
@@ -711,11 +713,10 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
         "column": ones(32, 5)[:, :1].t(),
         "shape": ones(8, 8),
         "dimensions": ones(4, 8, 1),
-        "more dimensions than are kept": ones(4, 8, *[1] * 8),
+        "more dimensions": ones(4, 8, *[1] * 20),
         "alignment": many[1:33].view(4, 8),
-        "class": torch.nn.Parameter(x),
+        "class": torch.nn.Parameter(x, requires_grad=False),
         "sparse": x.to_sparse(),
-        "gradient": ones(4, 8, requires_grad=True),
     }
     for name, tensor in wrong.items():
         assert run(tensor, out) is None, name
@@ -724,6 +725,16 @@ def known_calls(rank: int, size: int, folder: Path) -> int:
     assert [run(x, out, mode=other) for other in (None, MixedCommMode.TWO_EXCHANGE, 0)] == [None] * 3
     assert [run(x, out, op=other) for other in (MixedCommOp.ALLGATHER, 0, "ALLREDUCE")] == [None] * 3
     assert run(wrong["type"], out, is_checked=True) is out
+    with_gradient = ones(4, 8, requires_grad=True)
+    assert "x_in requires grad" in message_of(ValueError, lambda: run(with_gradient, out))
+    assert "x_out requires grad" in message_of(ValueError, lambda: run(x, with_gradient))
+    with torch.no_grad():
+        assert run(with_gradient, out) is out
+        keep(torch.nn.Parameter(x), out)
+        assert run(torch.nn.Parameter(x), out) is out
+    many_dimensions = ones(4, 8, *[1] * 20), ones(4, 8, *[1] * 20)
+    keep(*many_dimensions)
+    assert run(*many_dimensions) is many_dimensions[1]
     fault[0] = 1
     assert run(x, out) is None
     fault[0] = 0

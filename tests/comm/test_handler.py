@@ -31,28 +31,30 @@ from cuda_gctx.comm import (
     TuningTable,
     _arguments,
     _building,
+    _calls,
     _driver_calls,
     _faults,
+    _gradients,
     _groups,
     _launch,
     _measured,
     _memory,
-    _message,
     _modes,
     _nodes,
     _order,
-    _record,
     _tensors,
     local_world,
     run_mixed_comm,
 )
+from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._compile import KERNELS
 from cuda_gctx.comm._groups import Groups
 from cuda_gctx.comm._message import Message
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
-from cuda_gctx.comm._record import Launches, Record
 from cuda_gctx.comm._structs import TWO_EXCHANGE
 from cuda_gctx.comm._tuning import Case, Choice
+from cuda_gctx.extending import LaunchSequence
 from cuda_software_driver import library_folder, session
 
 # Stands in for torch, which is not loaded into the process of the tests.
@@ -88,7 +90,7 @@ IMAGE = ".version 8.0\n.target sm_90\n.address_size 64\n" + "".join(
 )
 
 
-class Noted(Launches):
+class Noted(LaunchSequence):
     """A sequence that says to the driver of the test what it launches."""
 
     def __init__(self, driver: Driver, streams: list[Any]) -> None:
@@ -188,8 +190,17 @@ class Driver:
             if thread in self.torn and name == "look_for_torn_packets":
                 self.record[thread][2] = 1
 
+    @property
+    def sequences(self) -> list[Noted]:
+        """The sequences of plans."""
+        if not hasattr(self._thread, "sequences"):
+            self._thread.sequences = []
+        found: list[Noted] = self._thread.sequences
+        return found
+
     def sequence(self, streams: Any = ()) -> Noted:
-        return Noted(self, list(streams))
+        self.sequences.append(Noted(self, list(streams)))
+        return self.sequences[-1]
 
     def allocate(self, device: Any, size: int) -> int:
         """Memory of a tensor, until the test ends."""
@@ -237,7 +248,7 @@ class Tensor:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_arguments, _message, _order):
+    for module in (_arguments, _gradients, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
     nodes = SimpleNamespace(is_compiling=lambda: False, is_traced=lambda: False, call=None, number_of=lambda handler: 0)
     nodes.new_state = lambda: None
@@ -258,7 +269,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, machine: Any) -> Iterator[Driver]:
     noted = Driver()
     for module in (_building, _faults, _launch, _memory, _nodes, _order, _tensors):
         monkeypatch.setattr(module, "call", noted.call)
-    monkeypatch.setattr(_record, "Launches", noted.sequence)
+    monkeypatch.setattr(_calls, "Launches", noted.sequence)
     image = SimpleNamespace(code=SimpleNamespace(code=IMAGE.encode()))
     for module in (_launch, _nodes):
         monkeypatch.setattr(module, "compile_kernels", lambda *arguments: image)
@@ -384,9 +395,24 @@ def at(place: tuple[int | None, int], addresses: Sequence[int]) -> int:
     return offset + (0 if number is None else addresses[number])
 
 
+class AtAddresses(Plan):
+    """A plan that is made with the addresses of a call."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(Numbers(), number)
+        self.noted: list[Any] = []
+
+    def kernel(self, function: int, packed: Any, number_at: int, *how: Any) -> None:
+        assert not packed.addresses
+        self.noted.append((function, packed.content, number_at, *how))
+
+    def copy(self, copy: Any, stream: int = 0) -> None:
+        self.noted.append((stream, *copy))
+
+
 @pytest.mark.parametrize("how", ["reached", "staged", "mapped"])
-def test_what_is_prepared_once_has_the_arguments_of_every_call(driver: Driver, how: str) -> None:
-    """Filled for other addresses and then patched, kernels and copies are as if they had been filled for the call."""
+def test_a_plan_has_the_arguments_of_every_call(driver: Driver, how: str) -> None:
+    """Made without addresses and then patched, kernels and copies are as if they had been made for the call."""
     seed = 20261124
     chosen = random.Random(f"{seed} {how}")
     shapes = [(2 * chosen.randrange(1, 400), 8 * chosen.randrange(1, 300)) for _ in range(6)]
@@ -403,23 +429,26 @@ def test_what_is_prepared_once_has_the_arguments_of_every_call(driver: Driver, h
                 seen = tuple(map(tuple, of_others))
             message = Message(sizes, None, None, x_in, x_out, seen, how != "staged")
             sms = own.randint(1, 8)
-            prepared: Any = mode.prepare((op, sizes.block_bytes, sms, seen is None), message)
-            record = Record()
-            mode.note(record, sizes, x_in, x_out, sms, is_staged=how == "staged", seen=seen)
+            driver.sequences.clear()
+            plan = mode.plan(message, sms)
+            wanted = AtAddresses(plan.number)
+            mode.add_steps(wanted, sizes, x_in, x_out, sms, is_staged=how == "staged", seen=seen)
             addresses = (x_in, x_out, *sum(seen or (), ()))
-            wanted = [step for step in record.steps if isinstance(step, _record.Kernel) or step.copy]
-            for one, noted in zip(wanted, prepared.launches.noted, strict=True):
+            [sequence] = driver.sequences
+            for one, noted in zip(wanted.noted, sequence.noted, strict=True):
                 compared += 1
-                if not isinstance(one, _record.Kernel):
+                if isinstance(noted[1], tuple):
                     stream, to, source, size = noted
-                    assert (one.stream, *one.copy) == (stream, at(to, addresses), at(source, addresses), size)
+                    assert one == (stream, at(to, addresses), at(source, addresses), size)
                     continue
                 function, blocks, threads, shared, arguments, places, number_at, is_programmatic = noted
                 words = list(struct.unpack(f"<{len(arguments) // 8}Q", arguments))
                 for place, what in places.items():
+                    assert words[place // 8] == 0
                     words[place // 8] = at(what, addresses)
-                found = function, blocks, threads, shared, is_programmatic, number_at, tuple(words)
-                assert found == tuple(one), (seed, op, name, shape)
+                content = struct.pack(f"<{len(words)}Q", *words)
+                found = function, content, number_at, blocks, threads, shared, is_programmatic
+                assert found == one, (seed, op, name, shape)
         return compared
 
     options: dict[str, Any] = {} if how == "reached" else {"max_message_bytes": 1 << 18}
@@ -433,7 +462,7 @@ def test_a_call_of_a_known_size_fills_nothing(driver: Driver) -> None:
         for turn in range(2):
             rank.backend.barrier()
             if turn and rank.rank == 0:
-                patch.setattr(Record, "kernel", None)
+                patch.setattr(_launch.Launcher, "add", None)
                 patch.setattr(type(handler.para_info), "plan", None)
             rank.backend.barrier()
             for op, mode in calls:
@@ -444,6 +473,30 @@ def test_a_call_of_a_known_size_fills_nothing(driver: Driver) -> None:
     options: dict[str, Any] = {"nodes": 2, "local_tp_size": 2, "inter_dp_size": 2, "max_message_bytes": 1 << 18}
     with pytest.MonkeyPatch.context() as patch:
         on_ranks(driver, 4, work, **options)
+
+
+def test_more_shapes_than_are_kept_are_prepared_again_one_by_one(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few shapes more than are kept, in turn: most are known each time."""
+    monkeypatch.setattr(_calls, "MOST_KEPT", 64)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        inputs = [Tensor(handler.device, torch.bfloat16, rows + 1, 64) for rows in range(72)]
+        for turn in range(4):
+            driver.sequences.clear()
+            for x in inputs:
+                run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.ONE_EXCHANGE)
+            assert len(driver.sequences) == 72 if turn == 0 else 8 <= len(driver.sequences) < 54
+        # Later shapes take the places of earlier ones.
+        others = [Tensor(handler.device, torch.bfloat16, rows + 1, 128) for rows in range(32)]
+        for _ in range(8):
+            driver.sequences.clear()
+            for x in others:
+                run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.ONE_EXCHANGE)
+        assert len(driver.sequences) < 8
+
+    on_ranks(driver, 2, work)
 
 
 def test_what_packets_cannot_carry_at_once_goes_in_pieces(driver: Driver) -> None:
@@ -724,9 +777,8 @@ def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
         all_reduce = MixedCommOp.ALLREDUCE, handler, x, x, MixedCommMode.ONE_EXCHANGE
         driver.use(stream)
         run_mixed_comm(*all_reduce)
-        mode: Any = handler._modes[MixedCommMode.ONE_EXCHANGE]
-        [prepared] = mode.prepared.values()
-        real = prepared.launch
+        sequence: Any = driver.sequences[-1]
+        real = sequence.launch
 
         def launch(*arguments: Any) -> None:
             now[0] += 1
@@ -734,7 +786,7 @@ def test_two_threads_use_one_handler_in_turns(driver: Driver) -> None:
             real(*arguments)
             now[0] -= 1
 
-        prepared.launch = launch
+        sequence.launch = launch
 
         def call() -> None:
             driver.use(stream)
@@ -1390,7 +1442,12 @@ def test_a_broadcast_goes_to_nccl_where_it_is_and_to_copy_engines_elsewhere(
             with pytest.raises(ValueError, match="no mode of this handler computes BROADCAST: it needs NCCL, or ranks"):
                 run_mixed_comm(op, handler, x, root=1)
             return list(driver.done)
+        made = len(driver.sequences)
         run_mixed_comm(op, handler, x, root=1)
+        assert len(driver.sequences) == made + 1
+        driver.done.clear()
+        run_mixed_comm(op, handler, x, root=1)
+        assert len(driver.sequences) == made + 1
         with pytest.raises(ValueError, match="BROADCAST needs a root"):  # that of the call before is not kept
             run_mixed_comm(op, handler, x)
         with pytest.raises(ValueError, match="the kernels need a multiple of 16"):
@@ -1684,6 +1741,7 @@ def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> N
                 _driver_calls.call("cuMemsetD8", x_in.data_ptr(), 17 + rank.rank, block)
             if how in ("mapped", "in place"):
                 handler.map_tensors(*(one for one in (x_in, x_out) if how == "mapped" or one is x_out))
+            driver.sequences.clear()
             for _ in range(2):
                 rank.backend.barrier()
                 driver.done.clear()
@@ -1692,6 +1750,7 @@ def test_copy_engines_gather_between_two_meetings(driver: Driver, how: str) -> N
             before = copies - 2 if how in ("staged", "in rounds") else 0
             round_ = ["copy"] * before + ["two_exchange"] + ["copy"] * (copies - before) + ["two_exchange"]
             assert driver.done == in_plan(*round_ * rounds)
+            assert len(driver.sequences) == 1  # of the first call
             with pytest.raises(ValueError, match="COPY_ENGINES does not compute REDUCESCATTER; modes that do: ONE_EX"):
                 run_mixed_comm(MixedCommOp.REDUCESCATTER, handler, x_out, None, MixedCommMode.COPY_ENGINES)
             rank.partition.stream.sync()  # type: ignore[union-attr]

@@ -1003,12 +1003,11 @@ def test_the_kernel_gives_each_rank_the_address_under_which_it_sees_the_tensor(f
     calls = []
     for rank in range(2):
         inputs[rank].own[:] = np.full(2048, rank + 1, np.float16).view(np.uint16)
-        calls.append(ranks.call(rank, MixedCommMode.TWO_EXCHANGE, inputs[rank].own, outputs[rank].own, grid=2))
-        two = ranks._kept[-1]
-        # What a rank knows of its own tensor is of no use to others: only its peer is given the alias.
-        two.input_at[:], two.output_at[:] = (0, 0), (0, 0)
-        two.input_at[1 - rank] = inputs[rank].peers.ctypes.data
-        two.output_at[1 - rank] = outputs[rank].peers.ctypes.data
+        # The own address is of no use to others: only the peer is given the alias.
+        aliases = [(0, int(one[rank].peers.ctypes.data)) for one in (inputs, outputs)]
+        seen: Any = tuple(pair if rank == 0 else pair[::-1] for pair in aliases)
+        how: dict[str, Any] = {"grid": 2, "seen": seen}
+        calls.append(ranks.call(rank, MixedCommMode.TWO_EXCHANGE, inputs[rank].own, outputs[rank].own, **how))
     assert ranks.run(calls, seed=1) == ""
     for rank in range(2):
         assert ranks.fault(rank) == (0, 0)

@@ -12,17 +12,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cuda_gctx import CUDAError, Device
+from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._memory import Workspaces
 from cuda_gctx.comm._message import Message, Sizes
 from cuda_gctx.comm._modes import CopyEngines
-from cuda_gctx.comm._record import Numbers, Record
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 from cuda_software_driver import Ledger, library_folder, library_path
@@ -183,18 +183,17 @@ class NoKernels:
 
     def __init__(self, rank: Rank, stream: Any) -> None:
         self._rank, self._stream = rank, stream
-        self.calls = SimpleNamespace(grid=1)
         self.agreed: list[int] = []
 
-    def meet_in_one_block(self, op: MixedCommOp, signature: int, record: Record) -> None:
+    def meet_in_one_block(self, plan: Plan, signature: int) -> None:
         def meet() -> None:
             self._stream.sync()
             self._rank.backend.barrier()
             self.agreed.append(signature)
 
-        record.call(meet)
+        plan.call(meet)
 
-    def plan(self, *steps: Any) -> nullcontext[None]:
+    def held(self, *steps: Any) -> nullcontext[None]:
         return nullcontext()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
-from cuda_gctx.comm._launch import Calls, Numbers
+from cuda_gctx.comm._limits import Limits
+from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
     MOST_RANKS,
@@ -34,6 +35,7 @@ from cuda_gctx.comm._protocol import (
 from cuda_gctx.comm._staging import Part, Staging
 
 from ..common import for_each
+from .cpu_kernels import NotedKernels, NotedPlan
 from .simulate import BROKEN, Simulation, Violation, every_geometry, first_violation
 from .topologies import TOPOLOGIES, name_of
 
@@ -292,12 +294,11 @@ def demand_that_a_round_fits(
             assert {one for one in theirs if base <= one[0] < 2 * base} <= stored
 
 
-def test_launches_next_to_each_other_have_numbers_of_their_own_that_fit_in_a_word() -> None:
-    numbers = Numbers()
-    found = [numbers.next(op) for _ in range(9000) for op in MixedCommOp]
-    assert len(set(found[:45_000])) == 45_000
-    assert all(0 < one < 1 << 20 for one in found)
-    assert Numbers.name(found[8]) == "ALLGATHER (launch 9)"
+def test_numbers_of_launches_fit_in_a_word_and_name_their_operation() -> None:
+    for op, count in itertools.product(MixedCommOp, (1, 9, Numbers.COUNTS)):
+        number = Numbers.of_op(op) | count
+        assert 0 < number < 1 << 20
+        assert Numbers.name(number) == f"{op.name} (launch {count})"
 
 
 @for_each([16, 1024, 48 * 1000, (1 << 20) + 16], [(32, 32), (256, 512), (33, 100), (300, 300)], list(Packing))
@@ -308,9 +309,11 @@ def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(
     # Four threads exchange words, and all threads of a warp go through a loop together.
     info = next(one for one in TOPOLOGIES if one.world_size == 2)
     for sms in (1, 8, 132):
-        how: dict[str, Any] = {"block_sizes": (fewest, most), "fewest_steps": 4, "numbers": Numbers()}
-        calls = Calls(info, info.valid_ops[0], grid=sms, **how)
-        [(blocks, threads)] = calls.one_exchange(0, 0, size, 0, size, packing)
+        op, plan = info.valid_ops[0], NotedPlan(info.valid_ops[0])
+        fields = {"peer": (0, 0), "fault": 0, "limit": 0, "stops": False}
+        how: Any = info, op, Geometry(2, 2 * size, 0), fields, Limits(fewest, {op: most}, 4)
+        NotedKernels(*how, is_programmatic=False, packing=packing).one_exchange(plan, 0, 0, size, 0, sms)  # type: ignore[arg-type]
+        [(blocks, threads)] = [step[3:5] for step in plan.steps]
         assert threads % 32 == 0
         assert blocks * threads < sms * (most + 4 * 32)
         assert blocks < 1 << 12  # of which one word counts the arrivals

@@ -51,8 +51,8 @@ class EagerCalls:
         self._rows.append(Row(*row))
 
     def add_parts(self, name: str, handler: Any, x_in: Any, x_out: Any, mode: Any) -> None:
-        from cuda_gctx.comm._calls import Steps
-        from cuda_gctx.comm._record import Numbers
+        from cuda_gctx.comm._calls import Plan
+        from cuda_gctx.comm._numbers import Numbers
 
         op, of, run_mixed_comm = self.comm.MixedCommOp.ALLREDUCE, vars(handler), self.comm.run_mixed_comm
 
@@ -64,16 +64,16 @@ class EagerCalls:
         whole()
         self.rank.backend.barrier()
         self.torch.cuda.current_stream().synchronize()
-        [prepared] = of["_modes"][mode].prepared.values()
         stream, addresses = of["_gpu"].order.stream(), (x_in.data_ptr(), x_out.data_ptr())
-        message, nothing = of["_messages"].of(op, x_in, x_out, is_checked=False), Steps(Numbers())
+        message = of["_messages"].of(op, x_in, x_out, is_checked=False)
+        plan, nothing = of["_modes"][mode].plan(message, handler.grid_size), Plan(Numbers(), 0)
 
         def keep(steps: Any) -> None:
-            of["_calls"].keep(op, mode, message, steps, addresses, has_output=True)
+            of["_plans"].keep(op, mode, message, has_output=True, launched=(steps, addresses))
 
         self.add(name, "whole", whole)
-        self.add(name, "launches", lambda: prepared.launch(stream, addresses))
-        self.add(name, "front", whole, lambda: keep(nothing), lambda: keep(prepared))
+        self.add(name, "launches", lambda: plan.launch(stream, addresses))
+        self.add(name, "front", whole, lambda: keep(nothing), lambda: keep(plan))
 
     def measured(self) -> list[dict[str, Any]]:
         samples: list[list[float]] = [[] for _ in self._rows]

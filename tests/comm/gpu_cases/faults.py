@@ -180,14 +180,15 @@ def guards() -> dict[str, Any]:
             plain = torch.cuda.Stream()
             with torch.cuda.stream(of_call):
                 graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x, other, mode))
-            [prepared] = vars(handler)["_modes"][mode].prepared.values()
+            message = vars(handler)["_messages"].of(op, x, other, is_checked=False)
+            plan = vars(handler)["_modes"][mode].plan(message, handler.grid_size)
 
             def replay(stream: Any) -> None:
                 with torch.cuda.stream(stream):
                     graph.replay()
 
             ways = {
-                "a launch": lambda: prepared.launch(unknown, (x.data_ptr(), other.data_ptr())),
+                "a launch": lambda: plan.launch(unknown, (x.data_ptr(), other.data_ptr())),
                 "a replay": lambda: replay(of_replay),
                 "a replay on a plain stream": lambda: replay(plain),
             }

@@ -12,7 +12,7 @@ import re
 from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 
 from .common import case
@@ -65,9 +65,7 @@ class World:
 
     def __init__(self, dev: Any, op: Any, info: Any, packing: Any, closing: ExitStack) -> None:
         from cuda_gctx.comm._faults import FaultRecord
-        from cuda_gctx.comm._launch import Calls
         from cuda_gctx.comm._protocol import Element, Geometry, packet_bytes
-        from cuda_gctx.comm._record import Numbers
 
         self.op, self.packing, self.element = op, packing, Element.FLOAT32
         self.infos = [info.at(rank) for rank in range(info.world_size)]
@@ -78,13 +76,23 @@ class World:
         self.faults = [FaultRecord(dev, rank, LIMIT_NS / 1e9) for rank, _ in enumerate(self.infos)]
         for one in self.faults:
             closing.callback(one.close)
-        numbers = Numbers()
-        self.calls = [
-            Calls(one, op, grid=GRID, block_sizes=(32, 64), fewest_steps=4, numbers=numbers) for one in self.infos
-        ]
-        for calls, fault in zip(self.calls, self.faults, strict=True):
-            calls.connect(self.peers, fault.address, LIMIT_NS)
+        self.kernels = [self.kernels_of(one, fault) for one, fault in zip(self.infos, self.faults, strict=True)]
         self._load()
+
+    def kernels_of(self, info: Any, fault: Any) -> Any:
+        """The kernels of a rank, which have their names for their functions."""
+        from cuda_gctx.comm._launch import Kernels
+        from cuda_gctx.comm._limits import Limits
+
+        class Named(Kernels):
+            def _load(self, packing: Any) -> Any:
+                return {name: name for name in ("one_exchange", "two_exchange", "look_for_torn_packets")}
+
+        fields = {"peer": self.peers, "fault": fault.address, "limit": LIMIT_NS, "stops": False}
+        limits = Limits(fewest_threads=32, most_threads={self.op: 64}, fewest_steps=4)
+        how: dict[str, Any] = {"element": self.element, "is_programmatic": False, "packing": self.packing}
+        nothing: Any = None
+        return Named(info, self.op, self.geometry, nothing, self._device, fields, limits, **how)
 
     def memory(self, size: int) -> int:
         """Zeros on the device, until the world is closed."""
@@ -114,11 +122,11 @@ class World:
         limit = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call("cuFuncSetAttribute", self._functions["two_exchange"], limit, self.shared)
 
-    def launch(self, name: str, arguments: list[Any], blocks: int, threads: int, shared: int = 0) -> None:
+    def launch(self, name: str, arguments: list[bytes], blocks: int, threads: int, shared: int = 0) -> None:
         """The kernel of all ranks, with the arguments of each."""
         from cuda_gctx.comm._driver_calls import call
 
-        content = (type(arguments[0]) * len(arguments))(*arguments)
+        content = ctypes.create_string_buffer(b"".join(arguments))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(content))
         grid = blocks * len(self.infos), 1, 1
         call("cuLaunchKernel", self._functions[name], *grid, threads, 1, 1, shared, 0, ctypes.addressof(parameters), 0)
@@ -126,49 +134,66 @@ class World:
         for rank, fault in enumerate(self.faults):
             assert not fault, f"{name} of {self.op.name}: rank {rank}: {fault.exception()}"
 
-    def kept(self, arguments: Any) -> Any:
-        return type(arguments).from_buffer_copy(arguments)
+    def launch_all(self, add: Callable[[Any, Any, int], None]) -> None:
+        """Launches the kernels that `add` adds to the plan of each rank, one behind the other."""
+        plans = [Steps() for _ in self.infos]
+        for rank, (kernels, plan) in enumerate(zip(self.kernels, plans, strict=True)):
+            add(kernels, plan, rank)
+        for steps in zip(*(plan.steps for plan in plans), strict=True):
+            [name] = {one.name for one in steps}
+            [threads] = {one.threads for one in steps}
+            # The largest share decides: blocks without one move nothing, as those of ranks without a share.
+            shape = max(one.blocks for one in steps), threads
+            self.launch(name, [one.content for one in steps], *shape, self.shared if name == "two_exchange" else 0)
 
     def one_exchange(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
-        how = block, agreed, self.geometry.at_once(self.packing), self.packing
-        made = [
-            [(self.kept(calls.one), *shape) for shape in calls.one_exchange(*pair, *how)]
-            for calls, pair in zip(self.calls, tensors, strict=True)
-        ]
-        for pieces in zip(*made, strict=True):
-            [(blocks, threads)] = {(blocks, threads) for _, blocks, threads in pieces}
-            self.launch("one_exchange", [arguments for arguments, *_ in pieces], blocks, threads)
+        self.launch_all(lambda kernels, plan, rank: kernels.one_exchange(plan, *tensors[rank], block, agreed, GRID))
 
     def two_exchange(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
         # An address is the same for all ranks.
-        both = zip(self.calls, tensors, strict=True)
-        self._sum([calls.two_exchange(*pair, block, agreed) for calls, pair in both])
+        self.launch_all(lambda kernels, plan, rank: kernels.two_exchange(plan, *tensors[rank], block, agreed, GRID))
 
     def staged(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
         from cuda_gctx.comm._staging import Staging
 
-        parts = []
-        for info, pair in zip(self.infos, tensors, strict=True):
-            [[part]] = Staging(info, self.op, self.geometry, self.peers).rounds(*pair, block)
-            parts.append(part)
         out_bytes = block * len(self.infos[0].plan(self.op).blocks)
-        both = zip(self.calls, parts, tensors, strict=True)
-        self._sum([calls.staged_part(part, agreed, (pair[1], out_bytes)) for calls, part, pair in both])
 
-    def _sum(self, blocks: list[int]) -> None:
-        from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS
+        def add(kernels: Any, plan: Any, rank: int) -> None:
+            [[part]] = Staging(self.infos[rank], self.op, self.geometry, self.peers).rounds(*tensors[rank], block)
+            kernels.staged_part(plan, part, agreed, GRID, (tensors[rank][1], out_bytes))
 
-        # The largest share decides: blocks without one move nothing, as those of ranks without a share.
-        arguments = [self.kept(calls.sums.arguments) for calls in self.calls]
-        self.launch("two_exchange", arguments, max(blocks), TWO_EXCHANGE_THREADS, self.shared)
+        self.launch_all(add)
 
     def look_for_torn_packets(self) -> None:
         from cuda_gctx.comm._protocol import TORN_THREADS
+        from cuda_gctx.comm._structs import TORN
 
-        for calls in self.calls:
-            calls.torn.packets = 20
-        self.launch("look_for_torn_packets", [self.kept(calls.torn) for calls in self.calls], GRID, TORN_THREADS)
+        def add(kernels: Any, plan: Any, rank: int) -> None:
+            kernels.launcher.add(plan, "look_for_torn_packets", TORN, {"packets": 20}, GRID, TORN_THREADS)
+
+        self.launch_all(add)
         assert not any(fault.has_torn_packet for fault in self.faults)
+
+
+class Step(NamedTuple):
+    name: str
+    content: bytes
+    blocks: int
+    threads: int
+
+
+class Steps:
+    """The kernels of a plan whose addresses are known."""
+
+    number, is_held = 0, False
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+    def kernel(self, name: str, packed: Any, number_at: int, blocks: int, threads: int, *how: Any) -> None:
+        content = bytearray(packed.content)
+        content[number_at] = 1  # not 0, which stands for no call
+        self.steps.append(Step(name, bytes(content), blocks, threads))
 
 
 def wanted(info: Any, op: Any, numbers: int) -> Any:
