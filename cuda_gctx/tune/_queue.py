@@ -29,7 +29,7 @@ NEAR = 5
 # The check refutes a computed quantile if the calls beyond it are so improbable. A host that is late with an arrival,
 # and a small difference, refute nothing.
 CHECKED, CHANCE = (0.9, 0.99), 0.001
-TOLERANCE, LATE_S = 0.1, 10e-6
+TOLERANCE, LATE_S = 0.1, 30e-6
 
 
 @dataclass(frozen=True)
