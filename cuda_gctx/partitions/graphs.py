@@ -235,7 +235,7 @@ class GraphSet:
 
     def _refuse(self, place: Place, key: Hashable) -> NoReturn:
         others = [
-            f"{entry.name} ({entry.sm_count} SMs)" for (_, known), entry in list(self._entries.items()) if known == key
+            f"{entry.name} ({entry.sm_count} SMs)" for (_, known), entry in self._entries.copy().items() if known == key
         ]
         if others:
             name, sm_count = _described(place)
@@ -298,7 +298,7 @@ class GraphSet:
     def __str__(self) -> str:
         rows = [
             (entry.name, entry.sm_count, key, f"{entry.bytes / 2**20:.1f}")
-            for (_, key), entry in list(self._entries.items())
+            for (_, key), entry in self._entries.copy().items()
         ]
         return table(("partition", "SMs", "graph", "MiB"), rows)
 

@@ -100,7 +100,7 @@ class PartitionPool:
     @property
     def layouts(self) -> tuple[Layout, ...]:
         """The layouts that have been built."""
-        return tuple(self._built)
+        return tuple(self._built.copy())  # tuple() allocates in the middle of the iteration
 
     @property
     def limit(self) -> int:
@@ -228,7 +228,7 @@ class PartitionPool:
         own = set(contexts_of(parts))
         return [
             repr(layout)
-            for layout, others in list(self._built.items())
+            for layout, others in self._built.copy().items()
             if others is not parts
             and not others.is_closed
             and not all(is_idle(context) for context in contexts_of(others) if context not in own)
@@ -263,7 +263,7 @@ class PartitionPool:
         for plan in [plan for plan in list(self._plans) if plan.layout == parts.layout]:
             self._switching.remove(plan)
             self._plans.pop(plan, None)
-        for spelled in [spelled for spelled, prepared in list(self._prepared.items()) if prepared is parts]:
+        for spelled in [spelled for spelled, prepared in self._prepared.copy().items() if prepared is parts]:
             self._prepared.pop(spelled, None)
         if self._built.get(parts.layout) is parts:
             self._built.pop(parts.layout, None)

@@ -85,6 +85,32 @@ def test_requests_that_a_collection_changes_during_the_call_are_read_whole(kind:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
+@pytest.mark.parametrize("call", ["drop", "layouts"])
+def test_a_finalizer_can_build_layouts_in_the_middle_of_a_call(dev: Device, call: str) -> None:
+    """drop() raised "dictionary changed size during iteration", and left the layout half dropped."""
+    names, threshold = [f"x{number}" for number in range(100)], gc.get_threshold()
+
+    def build(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and names:
+            pool.prepare({names.pop(): 8})
+
+    pairs = [(number, number) for number in range(4000)]  # so that the interpreter keeps no unused ones
+    with PartitionPool(dev, limit=1000) as pool:
+        gc.callbacks.append(build)
+        try:
+            while names:
+                pool.prepare(a=16, b=None)
+                gc.set_threshold(1, 1000, 1000)
+                layouts = pool.drop(a=16, b=None) if call == "drop" else pool.layouts
+                gc.set_threshold(*threshold)
+                assert layouts is None or Layout(a=16, b=None) in layouts
+        finally:
+            gc.set_threshold(*threshold)
+            gc.callbacks.remove(build)
+        assert (Layout(a=16, b=None) in pool.layouts) == (call == "layouts")
+        assert len(pairs) == 4000
+
+
 def test_numbers_that_are_equal_are_not_the_same_request(dev: Device) -> None:
     with PartitionPool(dev) as pool:
         one = pool.prepare((1,))

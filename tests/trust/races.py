@@ -25,7 +25,19 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from cuda_gctx import Context, ContextOptions, Device, Layout, PartitionPool, ResourceOverlapError, SMResourceOptions
+from cuda_gctx import (
+    ClosedError,
+    Context,
+    ContextCurrentError,
+    ContextOptions,
+    Device,
+    Layout,
+    PartitionPool,
+    ResourceOverlapError,
+    SMResourceOptions,
+    SplitError,
+    system,
+)
 from cuda_gctx.tune import spin
 
 from ..raw import Raw, RawError
@@ -204,6 +216,130 @@ def finalizers(dev: Device, seconds: float) -> Result:
     return {"switches": calls[0], "openings": calls[1], "servers": calls[2], "wrong": hanging + lost}
 
 
+def garbage(dev: Device, seconds: float, seed: int = 0) -> Result:
+    """Garbage opens, switches, drops, releases and closes, in the middle of the same calls of three threads."""
+    pool, sizes, random_of = PartitionPool(dev, limit=6), range(8, 72, 8), random.Random(seed)
+    done: Counter[str] = Counter()
+    depth = threading.local()
+    end = time.monotonic() + seconds
+
+    def open_one(order: random.Random) -> None:
+        parts = dev.partition(a=order.choice(sizes), b=None, among=order.choice(["all", "free"]))
+        parts.a.stream.sync()
+        parts.close() if order.random() < 0.5 else Garbage(parts)
+
+    def create(order: random.Random) -> None:
+        groups, _ = dev.resources.sm.split(order.choice(sizes))
+        context = dev.create_context(ContextOptions(groups))
+        with context.current():
+            stream = context.create_stream()
+            stream.record().sync()
+        Garbage((context, stream))
+
+    def work_in_block(order: random.Random) -> None:
+        with pool.current.a.context.current():
+            act(order)
+
+    deeds: list[Callable[[random.Random], object]] = [
+        open_one,
+        create,
+        work_in_block,
+        lambda order: pool.switch(a=order.choice(sizes), b=None),
+        lambda order: pool.prepare(a=order.choice(sizes), b=None),
+        lambda order: pool.drop(a=order.choice(sizes), b=None),
+        lambda order: pool.current.a.stream_pool(order.randrange(1, 5)),
+        lambda order: system.release_contexts(exposed=order.random() < 0.1),
+        lambda order: (Layout(a=order.choice(sizes), b=None), dev.resources.sm.free, system.memory(), pool.layouts),
+    ]
+
+    def act(order: random.Random) -> None:
+        depth.now = getattr(depth, "now", 0) + 1
+        try:
+            if depth.now < 5 and time.monotonic() < end:
+                done["calls"] += 1
+                order.choice(deeds)(order)
+        except (SplitError, ClosedError, ContextCurrentError):
+            done["refused"] += 1
+        except Exception as error:
+            is_meant = str(error).endswith(("switch to another layout first", "call pool.switch() first"))
+            done["refused" if is_meant else f"{type(error).__name__}: {error}"] += 1
+        finally:
+            depth.now -= 1
+
+    class Garbage:
+        def __init__(self, owned: object) -> None:
+            self.itself, self.owned, self.order = self, owned, random.Random(random_of.random())
+
+        def __del__(self) -> None:
+            act(self.order)
+
+    def repeat(order: random.Random) -> None:
+        while time.monotonic() < end:
+            act(order)
+
+    before = gc.get_threshold()
+    gc.set_threshold(3, 3, 3)
+    threads = [threading.Thread(target=repeat, args=(random.Random(seed + at),), daemon=True) for at in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds + 30)
+    gc.set_threshold(*before)
+    hanging = sum(thread.is_alive() for thread in threads)
+    if not hanging:
+        pool.close()
+        gc.collect()
+    lost = 0 if hanging else dev.sm_count - dev.resources.sm.free.sm_count
+    errors = {error: number for error, number in done.items() if error not in ("calls", "refused")}
+    result = {"calls": done["calls"], "refused": done["refused"], "errors": errors}
+    return {**result, "wrong": hanging + lost + sum(errors.values())}
+
+
+def closes_next_to_blocks(dev: Device, count: int) -> Result:
+    """A thread enters blocks of partitions that another one closes: no partition closes under an open block."""
+    target: list[Context | None] = [None]
+    inside: list[Context | None] = [None]
+    stopped, done = threading.Event(), Counter[str]()
+
+    def enter() -> None:
+        while not stopped.is_set():
+            context = target[0]
+            with suppress(ClosedError):
+                if context is not None:
+                    with context.current():
+                        inside[0] = context
+                        for _ in range(20):
+                            done["steps"] += 1
+                        inside[0] = None
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=enter)
+    thread.start()
+    for _ in range(count):
+        parts = dev.partition(a=16, b=None)
+        context = target[0] = parts.b.context
+        for _ in range(random.randrange(500)):  # until the other thread may be in a block
+            pass
+        while not parts.is_closed:
+            try:
+                parts.close()
+            except ContextCurrentError:
+                done["refused"] += 1
+        done["wrong"] += inside[0] is context
+        target[0] = None
+    stopped.set()
+    thread.join()
+    sys.setswitchinterval(before)
+    lost = dev.resources.sm.free.sm_count != dev.sm_count
+    return {
+        "closes": count,
+        "steps in blocks": done["steps"],
+        "refused": done["refused"],
+        "wrong": done["wrong"] + lost,
+    }
+
+
 def blocks(dev: Device, count: int, seed: int = 0) -> Result:
     """Threads enter blocks, leave them in any order, hand them to each other, and close contexts."""
     groups, _ = dev.resources.sm.split(SMResourceOptions([8] * 6))
@@ -339,6 +475,8 @@ RACES: dict[str, tuple[Callable[[Device, int], Result], int]] = {
     "time limits": (limits, 10_000),
     "forks": (forks, 1_000),
     "finalizers": (finalizers, 600),
+    "garbage": (garbage, 60),
+    "closes next to blocks": (closes_next_to_blocks, 50_000),
     "blocks of threads": (blocks, 1_000_000),
     "nested blocks": (nested, 1_000_000),
     "captures": (lambda dev, count: captures(dev, count, by_driver=False), 100_000),

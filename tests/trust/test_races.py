@@ -19,6 +19,8 @@ SAMPLES = {
     "time limits": 50,
     "forks": 25,
     "finalizers": 1,
+    "garbage": 1,
+    "closes next to blocks": 500,
     "blocks of threads": 5000,
     "nested blocks": 5000,
     "captures": 300,
