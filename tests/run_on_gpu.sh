@@ -9,7 +9,7 @@
 #
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
 #                    partitions, demo, pictures, pages (the blocks of the documents, and examples), record, ptx, contract,
-#                    questions, processes, studies, pairs (ten minutes), control (the tuner at three rates of calls), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
+#                    questions, processes, trace, studies, pairs (ten minutes), control (the tuner at three rates of calls), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
 #                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
 #   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
@@ -37,7 +37,7 @@ set -u
 
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
-all_steps=$default_steps,pages,record,ptx,contract,questions,processes,studies,pairs,control,comm,answers,sanitizers,soak
+all_steps=$default_steps,pages,record,ptx,contract,questions,processes,trace,studies,pairs,control,comm,answers,sanitizers,soak
 only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
@@ -274,6 +274,7 @@ wanted ptx && step ptx 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repos
 for name in questions processes; do
   wanted $name && step $name 300 "$python" "$repository/tests/hardware/$name.py" --out "$output/benchmarks"
 done
+wanted trace && step trace 540 "$python" "$repository/tests/hardware/trace_on_card.py" --out "$output/benchmarks"
 
 # The part of the recording that asks about single functions.
 wanted contract && step contract 120 env LD_LIBRARY_PATH="$library_path" "$python" "$repository/software_driver/tests/hardware/record.py" \
