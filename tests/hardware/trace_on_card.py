@@ -48,13 +48,16 @@ def in_two_partitions() -> None:
     import torch
 
     from cuda_gctx import Device
+    from cuda_gctx.interop.torch import fork
 
     x, y, z = (torch.ones(1 << 20, device="cuda") for _ in range(3))
     torch.cuda.synchronize()
     with Device(0).partition(control=16, rest=None) as parts:
-        for part, sleep in ((parts.control, 200_000_000), (parts.rest, 100_000_000)):
-            with part.torch():
-                torch.cuda._sleep(sleep)
+        # Blocks outside of a fork wait for each other.
+        with fork() as start:
+            for part, sleep in ((parts.control, 200_000_000), (parts.rest, 100_000_000)):
+                with part.torch(after=start):
+                    torch.cuda._sleep(sleep)
         with parts.control.torch():
             for _ in range(IN_CONTROL):
                 x.sin_()
