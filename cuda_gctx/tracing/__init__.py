@@ -17,9 +17,9 @@ from cuda_gctx.interpose import compiled
 from cuda_gctx.partitions.trace_marks import TRACE_VARIABLE
 from cuda_gctx.tracing._lanes import Lane, lanes_of
 from cuda_gctx.tracing._marks import Mark, read_marks
-from cuda_gctx.tracing._perfetto import write
 from cuda_gctx.tracing._records import Process, read_process
 from cuda_gctx.tracing._summary import Summary, summary
+from cuda_gctx.tracing._trace_file import write
 
 __all__ = ["NoCUPTI", "Recording", "Summary", "Trace", "find_cupti"]
 
@@ -99,6 +99,6 @@ class Recording:
         folder = Path(self._folder.name)
         found = [read_process(path) for path in sorted(folder.glob("*.records"))]
         # A launcher opens the driver, and runs nothing.
-        processes = tuple(one for one in found if one.items or not one.has_ended)
+        processes = tuple(one for one in found if one.streams or not one.has_ended)
         names, marks = read_marks(sorted(folder.glob("*.marks")))
         return Trace(processes, tuple(lanes_of(processes, names)), tuple(marks))

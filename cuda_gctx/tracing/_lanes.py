@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
 
-from cuda_gctx.tracing._records import Context, Item, Process
+from cuda_gctx.tracing._records import Context, Process, StreamItems
 
-__all__ = ["OUTSIDE", "Lane", "Names", "lanes_of", "merged"]
+__all__ = ["OUTSIDE", "Lane", "Names", "Spans", "lane_name", "lanes_of", "united"]
 
 OUTSIDE = "outside of all partitions"
 
@@ -15,44 +17,65 @@ OUTSIDE = "outside of all partitions"
 Names = Mapping[tuple[int, int], str]
 
 
-def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+@dataclass
+class Spans:
+    """Times in which something is so: spans that are apart, in their order, as columns of beginnings and ends."""
+
+    starts: array[int] = field(default_factory=lambda: array("q"))
+    ends: array[int] = field(default_factory=lambda: array("q"))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.starts, self.ends, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def total(self) -> int:
+        return sum(self.ends) - sum(self.starts)
+
+
+def united(spans: Iterable[tuple[int, int]]) -> Spans:
     """Unite spans that are sorted by their beginning and overlap."""
-    found: list[tuple[int, int]] = []
+    found = Spans()
+    last = -1
     for start, end in spans:
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
+        if start > last:
+            found.starts.append(start)
+            found.ends.append(end)
+            last = end
+        elif end > last:
+            found.ends[-1] = last = end
     return found
 
 
 @dataclass
 class Lane:
-    """The work of one partition of a process on a device, or its work outside of partitions."""
+    """The work of one partition of a process on a device, or its work outside of partitions.
+
+    busy: the times in which something of the lane runs.
+    """
 
     process: Process
     device: int
     name: str
     sm_count: int = 0
-    items: list[Item] = field(default_factory=list)
+    # By the number of the context, too: streams of two contexts may have one number.
+    streams: dict[tuple[int, int], StreamItems] = field(default_factory=dict)
+    busy: Spans = field(default_factory=Spans)
 
     @property
     def is_outside(self) -> bool:
         return self.name == OUTSIDE
 
     @property
-    def streams(self) -> dict[int, list[Item]]:
-        found: dict[int, list[Item]] = {}
-        for item in self.items:
-            found.setdefault(item.stream, []).append(item)
-        return found
-
-    def busy(self) -> list[tuple[int, int]]:
-        """The times in which something of the lane runs."""
-        return merged([(item.start, item.end) for item in self.items])
+    def start(self) -> int:
+        """The start of the first item."""
+        return self.busy.starts[0]
 
 
-def _name(context: Context, name: str | None) -> str:
+def lane_name(context: Context, name: str | None) -> str:
+    """The lane of the work in a context: by the name of its partition, else by its SMs."""
     if name is not None:
         return name
     return f"green, {context.sm_count} SMs" if context.is_green else OUTSIDE
@@ -66,11 +89,13 @@ def lanes_of(processes: Sequence[Process], names: Names) -> list[Lane]:
     lanes: list[Lane] = []
     for process in processes:
         by_place: dict[tuple[int, bool, str], Lane] = {}
-        for item in process.items:
-            context = process.contexts.get(item.context, Context(item.context, item.device, 0, False, 0))
-            name = _name(context, names.get((process.pid, context.number)))
-            lane = by_place.setdefault((item.device, name != OUTSIDE, name), Lane(process, item.device, name))
+        for (device, number, stream), items in process.streams.items():
+            context = process.contexts.get(number, Context(number, device, 0, False, 0))
+            name = lane_name(context, names.get((process.pid, number)))
+            lane = by_place.setdefault((device, name != OUTSIDE, name), Lane(process, device, name))
             lane.sm_count = max(lane.sm_count, context.sm_count)
-            lane.items.append(item)
+            lane.streams[number, stream] = items
+        for lane in by_place.values():
+            lane.busy = united(merge(*(zip(one.starts, one.ends, strict=True) for one in lane.streams.values())))
         lanes += [by_place[place] for place in sorted(by_place)]
     return lanes

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, compress
 
 from cuda_gctx._core.text import table
 from cuda_gctx.draw.durations import in_words
-from cuda_gctx.measure.statistics import quantile
-from cuda_gctx.tracing._lanes import Lane, merged
+from cuda_gctx.measure.statistics import nearest_rank
+from cuda_gctx.tracing._lanes import Lane, Spans, united
 from cuda_gctx.tracing._marks import Mark
-from cuda_gctx.tracing._records import Item, Process
+from cuda_gctx.tracing._records import Process, Tag
 
 __all__ = ["Summary", "summary"]
 
@@ -153,24 +154,38 @@ def _short(name: str, most: int = 60) -> str:
     return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
+def _queueing(lane: Lane) -> list[int]:
+    """From the launch to the start, of kernels whose launch is known, in order."""
+    return sorted(
+        start - queued
+        for items in lane.streams.values()
+        for kind, start, queued in zip(items.kinds, items.starts, items.queued, strict=True)
+        if kind == Tag.KERNEL and 0 < queued <= start
+    )
+
+
 def _lane(lane: Lane) -> LaneSummary:
-    kinds = Counter(item.kind for item in lane.items)
-    queued = [
-        item.start - item.queued for item in lane.items if item.kind == "kernel" and 0 < item.queued <= item.start
-    ]
+    def count(kind: Tag) -> int:
+        return sum(items.kinds.count(kind) for items in lane.streams.values())
+
+    queueing = _queueing(lane)
+
+    def percentile(share: float) -> int | None:
+        return queueing[nearest_rank(len(queueing), share)] if queueing else None
+
     return LaneSummary(
         pid=lane.process.pid,
         program=lane.process.program,
         device=lane.device,
         partition=lane.name,
         sm_count=lane.sm_count,
-        kernels=kinds["kernel"],
-        graphs=kinds["graph"],
-        copies=kinds["copy"],
-        fills=kinds["fill"],
-        busy_ns=sum(end - start for start, end in lane.busy()),
-        queueing_p50_ns=round(quantile(queued, 0.5)) if queued else None,
-        queueing_p99_ns=round(quantile(queued, 0.99)) if queued else None,
+        kernels=count(Tag.KERNEL),
+        graphs=count(Tag.GRAPH),
+        copies=count(Tag.COPY),
+        fills=count(Tag.FILL),
+        busy_ns=lane.busy.total,
+        queueing_p50_ns=percentile(0.5),
+        queueing_p99_ns=percentile(0.99),
     )
 
 
@@ -178,50 +193,66 @@ def _kernels(lanes: Sequence[Lane]) -> list[KernelTime]:
     counts: Counter[tuple[str, str]] = Counter()
     times: Counter[tuple[str, str]] = Counter()
     for lane in lanes:
-        for item in lane.items:
-            if item.kind == "kernel":
-                counts[item.name, lane.name] += 1
-                times[item.name, lane.name] += item.end - item.start
+        for items in lane.streams.values():
+            of_stream: Counter[int] = Counter()
+            for kind, number, start, end in zip(items.kinds, items.name_numbers, items.starts, items.ends, strict=True):
+                if kind == Tag.KERNEL:
+                    of_stream[number] += end - start
+            numbers = Counter(compress(items.name_numbers, map(Tag.KERNEL.__eq__, items.kinds)))
+            for number, count in numbers.items():
+                key = items.name_of(Tag.KERNEL, number), lane.name
+                counts[key] += count
+                times[key] += of_stream[number]
     return [KernelTime(name, lane, counts[name, lane], ns) for (name, lane), ns in times.most_common(MOST_ROWS)]
 
 
 def _strays(lanes: Sequence[Lane], marks: Sequence[Mark]) -> list[Stray]:
     # Whichever is earlier: the clocks of work and of the program may be apart.
     opened: dict[int, int] = {}
-    for pid, time in [(mark.pid, mark.time) for mark in marks] + [
-        (lane.process.pid, lane.items[0].start) for lane in lanes if not lane.is_outside
-    ]:
+    starts = [(lane.process.pid, lane.start) for lane in lanes if not lane.is_outside]
+    for pid, time in [(mark.pid, mark.time) for mark in marks] + starts:
         opened[pid] = min(opened.get(pid, time), time)
     found: Counter[tuple[int, str, int]] = Counter()
     for lane in lanes:
         since = opened.get(lane.process.pid)
         if lane.is_outside and since is not None:
-            for item in lane.items:
-                if item.kind == "kernel" and item.start >= since:
-                    found[lane.process.pid, item.name, item.stream] += 1
+            for (_, stream), items in lane.streams.items():
+                after = slice(bisect_left(items.starts, since), None)
+                for (kind, number), count in Counter(
+                    zip(items.kinds[after], items.name_numbers[after], strict=True)
+                ).items():
+                    if kind == Tag.KERNEL:
+                        found[lane.process.pid, items.name_of(kind, number), stream] += count
     return [Stray(pid, name, stream, count) for (pid, name, stream), count in found.most_common()]
 
 
-def _common(first: Sequence[tuple[int, int]], second: Sequence[tuple[int, int]], error: int) -> int:
+def _common(first: Spans, second: Spans, error: int) -> int:
     """How long two lists of spans overlap. Overlaps that are shorter than the error of the clocks do not count."""
     total, i, j = 0, 0, 0
     while i < len(first) and j < len(second):
-        overlap = min(first[i][1], second[j][1]) - max(first[i][0], second[j][0])
+        overlap = min(first.ends[i], second.ends[j]) - max(first.starts[i], second.starts[j])
         total += overlap if overlap > error else 0
-        if first[i][1] < second[j][1]:
+        if first.ends[i] < second.ends[j]:
             i += 1
         else:
             j += 1
     return total
 
 
-def _wanted(items: Sequence[Item]) -> list[tuple[int, int]]:
+def _wanted(lane: Lane) -> Spans:
     """The times in which something is queued or runs."""
-    return merged(sorted((item.queued if 0 < item.queued < item.start else item.start, item.end) for item in items))
+    return united(
+        sorted(
+            (queued if 0 < queued < start else start, end)
+            for items in lane.streams.values()
+            for queued, start, end in zip(items.queued, items.starts, items.ends, strict=True)
+        )
+    )
 
 
 def _pairs(lanes: Sequence[Lane]) -> list[Pair]:
     parts = [lane for lane in lanes if not lane.is_outside]
+    wanted = {id(lane): _wanted(lane) for lane in parts} if len(parts) > 1 else {}
     found = []
     for one, other in combinations(parts, 2):
         if one.device != other.device:
@@ -229,17 +260,15 @@ def _pairs(lanes: Sequence[Lane]) -> list[Pair]:
         same = one.process is other.process
         error = 0 if same else one.process.error_ns + other.process.error_ns
         first, second = (lane.name if same else f"{lane.name} of process {lane.process.pid}" for lane in (one, other))
-        together = _common(one.busy(), other.busy(), error)
-        could = _common(_wanted(one.items), _wanted(other.items), error)
+        together = _common(one.busy, other.busy, error)
+        could = _common(wanted[id(one)], wanted[id(other)], error)
         found.append(Pair(one.device, first, second, together, could))
     return found
 
 
 def summary(processes: Sequence[Process], lanes: Sequence[Lane], marks: Sequence[Mark]) -> Summary:
     """Summarize a trace."""
-    times = [
-        (process.items[0].start, max(item.end for item in process.items)) for process in processes if process.items
-    ]
+    times = [(lane.start, lane.busy.ends[-1]) for lane in lanes]
     seconds = (max(end for _, end in times) - min(start for start, _ in times)) / 1e9 if times else 0.0
     return Summary(
         seconds=seconds,

@@ -163,17 +163,10 @@ def test_a_trace_has_a_lane_for_each_partition_and_a_row_for_each_stream(recorde
 
 
 def test_switches_are_marks(recorded: Recorded) -> None:
-    names = [name.split()[0] for _, name in recorded.track("marks").instants]
+    names = [name.split()[0] for _, name, _ in recorded.track("marks").instants]
     assert (names[0], names.count("switch")) == ("open", 3)
 
 
 def test_the_counter_has_the_sms_of_busy_partitions(recorded: Recorded) -> None:
     values = [value for _, value in recorded.track("SMs of busy partitions").values]
     assert (max(values), values[-1]) == (132, 0)
-
-
-def test_slices_of_a_row_follow_each_other(recorded: Recorded) -> None:
-    for track in recorded.tracks:
-        ends = [end for _, end, _ in track.slices]
-        begins = [begin for begin, _, _ in track.slices]
-        assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)), track.name
