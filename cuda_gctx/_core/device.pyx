@@ -234,7 +234,7 @@ cdef class Device:
         return self._device_of_core().create_graph_builder()
 
     def partition(self, *requests, exclusive=False, among="all", **named):
-        """Split the device into named, disjoint partitions: ``dev.partition(decode=16, prefill=None)``.
+        """Split the device into named, disjoint partitions: ``dev.partition(control=16, rest=None)``.
 
         requests: by position, or one mapping or Layout. named: by name. Each is a number of SMs (rounded up), a share
         of the device below 1 (rounded down), None for all remaining SMs, SMResourceOptions or PartitionSpec.

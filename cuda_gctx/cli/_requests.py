@@ -1,4 +1,4 @@
-"""Layouts as arguments of the command line: words, ``decode=16 prefill=rest``, JSON, or the path of a file."""
+"""Layouts as arguments of the command line: words, ``control=16 rest``, JSON, or the path of a file."""
 
 from __future__ import annotations
 

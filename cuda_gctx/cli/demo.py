@@ -71,7 +71,7 @@ def _device(number: int | None, profile: str | None, version: str | None) -> Ite
 
 def _layout(device: Device) -> Layout:
     """Request an eighth of the SMs, rounded up if necessary. The other SMs become the background partition."""
-    return Layout(decode=max(1, device.sm_count // 8))
+    return Layout(control=max(1, device.sm_count // 8))
 
 
 def _partitions(parts: Partitions) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ class _Story:
 
 def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:
     try:
-        return measure_latencies(parts.decode.context, parts.background.context, samples)
+        return measure_latencies(parts.control.context, parts.background.context, samples)
     except SharedQueueError as error:
         raise Failure(str(error)) from None
 

@@ -63,7 +63,7 @@ def plan(device: Device, as_json: bool, layout: Layout) -> None:
     """Show the partitions of a layout without creating them.
 
     LAYOUT has one word for each partition: a number of SMs, a share of the device below 1, or "rest" (or 0) for all
-    remaining SMs. Examples: 16 rest, 0.25 rest, and with names decode=16 prefill=rest.
+    remaining SMs. Examples: 16 rest, 0.25 rest, and with names control=16 rest.
 
     The strategy says how the partition is formed: structured (by the structured split of driver 13.1 and newer),
     by-count (one of several equal units), composed (of several units), fine (of pairs of SMs), or bisected (by two

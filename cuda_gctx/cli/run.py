@@ -24,7 +24,7 @@ TURNS = (
 
 
 @click.command(cls=LayoutCommand, context_settings={"allow_interspersed_args": False})
-@click.option("--layout", "text", metavar="LAYOUT", help="The partitions: decode=16,prefill=rest")
+@click.option("--layout", "text", metavar="LAYOUT", help="The partitions: control=16,rest")
 @click.option("--as", "name", metavar="NAME", help="Run the command and its children in this partition, unchanged.")
 @program_options
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")

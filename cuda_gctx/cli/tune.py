@@ -82,7 +82,7 @@ def _refusals() -> Iterator[None]:
 
 
 def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, int] | None:
-    """The calls of each part in a mix: ``decode=8,prefill=1``."""
+    """The calls of each part in a mix: ``control=8,bulk=1``."""
     if text is None:
         return None
     entries = [entry.partition("=") for entry in text.split(",")]
@@ -90,7 +90,7 @@ def _mix(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[s
         mix = {name.strip(): int(number) for name, _, number in entries}
     except ValueError:
         raise click.BadParameter(
-            f"invalid mix {text!r}: write the number of calls of each part, like decode=8,prefill=1"
+            f"invalid mix {text!r}: write the number of calls of each part, like control=8,bulk=1"
         ) from None
     if len(mix) < len(entries):
         raise click.BadParameter(f"{text!r} names a part twice")
@@ -121,7 +121,7 @@ def _objective(
     "--throughput",
     metavar="MIX",
     callback=_mix,
-    help="Maximize the throughput of a mix of calls, such as decode=8,prefill=1.",
+    help="Maximize the throughput of a mix of calls, such as control=8,bulk=1.",
 )
 @click.option("--tail-latency", metavar="PART", help="Minimize the tail latency of this part.")
 @click.option(

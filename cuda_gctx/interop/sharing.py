@@ -1,4 +1,4 @@
-"""Objects that partitions must not share: ``check(decode=[...], prefill=[...])`` finds them among the objects of each
+"""Objects that partitions must not share: ``check(control=[...], rest=[...])`` finds them among the objects of each
 partition.
 
 The check uses no device, and imports no library. docs/guarantee.md lists the objects that it cannot find.
@@ -243,7 +243,7 @@ def _search(name: str, given: Any) -> tuple[list[_Use], bool]:
 
 
 def check(**uses: Any) -> SharingReport:
-    """Find objects that partitions share and must not: ``check(decode=[model, group], prefill=[other, group])``.
+    """Find objects that partitions share and must not: ``check(control=[model, group], rest=[other, group])``.
 
     Each keyword names a partition. Its value is an object, or a list of objects, that the partition uses concurrently
     with the others. check() compares communicators (groups of torch.distributed with NCCL, and those of CuPy, nccl4py

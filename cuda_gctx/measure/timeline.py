@@ -167,7 +167,7 @@ class Timeline:
     target: Partitions, whose names are shown, or a Device. spans: how many can be recorded.
 
         timeline = Timeline(parts)
-        with timeline.span(parts.decode.stream, "step"):
+        with timeline.span(parts.control.stream, "step"):
             ...  # enqueue work on that stream
         timeline.read().html("timeline.html")
 

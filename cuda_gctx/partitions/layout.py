@@ -227,7 +227,7 @@ def _spec_from_json(entry: Any) -> PartitionSpec:
 
 @final
 class Layout:
-    """The partitions that a device is split into, by name (``Layout(decode=16)``) or by position.
+    """The partitions that a device is split into, by name (``Layout(control=16)``) or by position.
 
     Layouts are immutable and equal by value.
     """

@@ -276,10 +276,9 @@ class Partition:
 class Partitions:
     """Disjoint parts of a device.
 
-    Access a partition by name (``parts.decode``, ``parts["decode"]``) or position (``parts[0]``). Iteration, unpacking
-    and len() cover the requested partitions in the order of the request. The remaining SMs form one more partition,
-    ``parts.background``, for all other work.
-    """
+    Access a partition by name (``parts.control``, ``parts["control"]``) or position (``parts[0]``). Iteration,
+    unpacking and len() cover the requested partitions in the order of the request. The remaining SMs form one more
+    partition, ``parts.background``, for all other work. """
 
     # An instance has a dictionary, in which each open partition is an attribute: nothing is faster to look up.
 
@@ -551,7 +550,7 @@ def partition(
     among: Literal["all", "free"] = "all",
     **named: Request,
 ) -> Partitions:
-    """Split a device: ``decode=16, prefill=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
+    """Split a device: ``control=16, rest=None`` by name, ``8, 8, 16`` by position, or one mapping or Layout.
 
     requests: by position, or one mapping, sequence or Layout. named: by name. Without requests, the environment
     variable CUDA_GCTX_LAYOUT gives the layout. If it is set, a request for another layout raises ValueError.

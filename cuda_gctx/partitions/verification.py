@@ -301,7 +301,7 @@ def _device_of(contexts: Mapping[str, Context], over: Sequence[str]) -> Device:
     """Check the arguments of verify(); returns the device of the contexts."""
     if not isinstance(contexts, Mapping):
         raise TypeError(
-            'contexts must be a mapping of names to contexts, like {"decode": context}, '
+            'contexts must be a mapping of names to contexts, like {"control": context}, '
             f"not {type(contexts).__name__}"
         )
     if not contexts:

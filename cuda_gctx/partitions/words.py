@@ -1,4 +1,4 @@
-"""Layouts as people write them, ``decode=16,prefill=rest``, and the layout from the environment of a process."""
+"""Layouts as people write them, ``control=16,rest``, and the layout from the environment of a process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _layout_of_words(words: Sequence[str]) -> Layout:
     if nameless.issuperset(names):
         return layout_of(tuple(requests), {})
     if nameless - {REST}:
-        raise ValueError("name all partitions or none of them: decode=16 prefill=rest, or 16 rest")
+        raise ValueError("name all partitions or none of them: control=16 rest, or 16 rest")
     named = dict(zip(names, requests, strict=True))
     if len(named) < len(names):
         name = max(names, key=names.count)

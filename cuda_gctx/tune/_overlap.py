@@ -69,11 +69,11 @@ def overlap(
     which they are passed.
 
     work, named: the parts, by position or by name.
-    also: further ways to do the work of all parts, by name, such as chunked prefill. Each is a function of a stream,
-    and does the work of one step: one call of every part, or all calls of a mix.
+    also: further ways to do the work of all parts, by name. Each is a function of a stream, and does the work of one
+    step: one call of every part, or all calls of a mix.
     device: the device to measure; None: device 0.
     objective: "makespan" (the time of a step in which all parts start together and are waited for),
-    Throughput(decode=8, prefill=1), or TailLatency("decode", quantile=0.99).
+    Throughput(control=8, bulk=1), or TailLatency("control", quantile=0.99).
     sizes: the SM counts to try for partitions, instead of a few that are far apart.
     library_sms: whether to set the SM count hint of libraries in partitions; "auto" measures both if torch or CuPy is
     imported.

@@ -111,7 +111,7 @@ def parts_of(work: Sequence[Any], named: dict[str, Any]) -> tuple[Part, ...]:
     if not LEAST_PARTS <= len(parts) + len(named) <= MOST_PARTS:
         problems.append(f"overlap takes from {LEAST_PARTS} to {MOST_PARTS} parts, not {len(parts) + len(named)}")
     if not all(part.name for part in parts):
-        problems.append("a function without a name, such as a lambda, needs one: overlap(decode=lambda stream: ...)")
+        problems.append("a function without a name, such as a lambda, needs one: overlap(control=lambda stream: ...)")
     for name, function in named.items():
         parts.append(Part(name, part_of(function, name).function))
         if not name.strip() or not name.isprintable():

@@ -52,12 +52,12 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
         "NVIDIA H200 (simulated)",
         "in the background partition, is 1.0",
         "On a card (NVIDIA H200, driver 580.159.04, 2026-11-24)",
-        "1. Partition: device.partition(decode=16)",
+        "1. Partition: device.partition(control=16)",
         "2. Verify:",
         "each SM was used by one partition only",
-        "A = decode",
+        "A = control",
         "3. Compute:",
-        "sums are right: decode on 16 SMs, background on 116 SMs, 0 foreign",
+        "sums are right: control on 16 SMs, background on 116 SMs, 0 foreign",
         "4. Measure:",
         "background (116 SMs)",
         "*** simulated",
@@ -70,7 +70,7 @@ def test_what_was_asked_is_shown_with_what_came(sim: Callable[..., Any]) -> None
     sim("h200")
     parts = {part["name"]: part for part in document()["partitions"]}
     assert {name: (part["asked"], part["sm_count"]) for name, part in parts.items()} == {
-        "decode": (16, 16),
+        "control": (16, 16),
         "background": (None, 116),
     }
     assert all(part["stream_sm_count"] == part["sm_count"] and part["green"] for part in parts.values())
@@ -93,7 +93,7 @@ def test_kernel_computes_on_all_sms_of_its_partition(sim: Callable[..., Any]) ->
     sim("h200")
     assert document()["computed"] == {
         name: {"total": 268369920, "expected": 268369920, "sms": sms, "foreign_sms": 0}
-        for name, sms in (("decode", 16), ("background", 116))
+        for name, sms in (("control", 16), ("background", 116))
     }
 
 

@@ -99,6 +99,23 @@ def test_the_readme_is_short() -> None:
     assert len(prose.split()) <= 500
 
 
+# Prefill and decode on one card do not pay: one page says so, and no other divides a card into them.
+ABOUT_PREFILL_AND_DECODE = {"docs/prefill-decode.md"}
+
+
+def test_layouts_have_the_names_of_work_that_gains() -> None:
+    files = [
+        *REPOSITORY.glob("*.md"),
+        *(REPOSITORY / "examples").rglob("*.*"),
+        *(REPOSITORY / "cuda_gctx").rglob("*.py"),
+    ]
+    files += [page for page in DOCS.rglob("*.md") if DOCS / "evidence" not in page.parents]
+    layout = re.compile(r"\b(decode|prefill)=(\d|None|rest|0\.)")
+    found = [file for file in files if file.is_file() and file.suffix in {".md", ".py", ".cpp", ".yaml"}]
+    names = {str(file.relative_to(REPOSITORY)) for file in found if layout.search(file.read_text())}
+    assert names <= ABOUT_PREFILL_AND_DECODE
+
+
 def test_nothing_is_installed_by_its_name_on_an_index() -> None:
     # Until there is a release, the name belongs to whoever takes it.
     files = [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), *(REPOSITORY / "examples").rglob("*.md")]
