@@ -278,7 +278,7 @@ class Partitions:
 
     Access a partition by name (``parts.control``, ``parts["control"]``) or position (``parts[0]``). Iteration,
     unpacking and len() cover the requested partitions in the order of the request. The remaining SMs form one more
-    partition, ``parts.background``, for all other work. """
+    partition, ``parts.background``, for all other work."""
 
     # An instance has a dictionary, in which each open partition is an attribute: nothing is faster to look up.
 
