@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from cuda_gctx.cli._output import write_json
 from cuda_gctx.cli._programs import chosen_driver
 from cuda_gctx.cli.sim import software_driver
 from cuda_gctx.interpose import InterposeError
-from cuda_gctx.tracing import INJECTION_VARIABLE, NoCUPTI, Recording, find_cupti
+from cuda_gctx.tracing import INJECTION_VARIABLE, NoCUPTI, Recording, find_cupti, published
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -52,6 +52,21 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def _publishing(recording: Recording, where: str | None) -> Iterator[None]:
+    """Publish the metrics of a recording while the program runs."""
+    with ExitStack() as stack:
+        if where is not None:
+            try:
+                place = stack.enter_context(published(where, recording.metrics().text))
+            except OSError as error:
+                raise Failure(f"cannot publish metrics at {where}: {error.strerror or error}") from None
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="--metrics") from None
+            click.echo(f"cuda-gctx: metrics at {place}", err=True)
+        yield
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-o", "--out", type=click.File("wb"), metavar="FILE", help="Write a trace for ui.perfetto.dev there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -61,9 +76,21 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
     default="nodes",
     help="Record each kernel of a graph, or each launch of a graph (default: nodes).",
 )
+@click.option(
+    "--metrics",
+    metavar="PORT|HOST:PORT|FILE",
+    help="Publish metrics for Prometheus meanwhile: at a port of the loopback interface, at HOST:PORT, or in a file.",
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_context
-def trace(ctx: click.Context, out: BinaryIO | None, as_json: bool, graphs: str, program: tuple[str, ...]) -> None:
+def trace(
+    ctx: click.Context,
+    out: BinaryIO | None,
+    as_json: bool,
+    graphs: str,
+    metrics: str | None,
+    program: tuple[str, ...],
+) -> None:
     """Report what a command runs in which partition.
 
     The command is not changed; its children are traced too, also those of cuda-gctx run and cuda-gctx share. The report
@@ -77,12 +104,13 @@ def trace(ctx: click.Context, out: BinaryIO | None, as_json: bool, graphs: str, 
         raise Failure(f"another profiler is loaded into the programs ({INJECTION_VARIABLE}={other}): use one at a time")
     with Recording(_cupti(), graphs) as recording:
         sys.stdout.flush()
-        try:
-            process = subprocess.Popen(program, env=recording.environment(os.environ))
-        except OSError as error:
-            raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
-        with _forwarding(process):
-            code = process.wait()
+        with _publishing(recording, metrics):
+            try:
+                process = subprocess.Popen(program, env=recording.environment(os.environ))
+            except OSError as error:
+                raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
+            with _forwarding(process):
+                code = process.wait()
         found = recording.read()
     if out is not None:
         found.perfetto(out)

@@ -16,12 +16,14 @@ from typing import BinaryIO
 from cuda_gctx.interpose import compiled
 from cuda_gctx.partitions.trace_marks import TRACE_VARIABLE
 from cuda_gctx.tracing._lanes import Lane, lanes_of
+from cuda_gctx.tracing._live import LiveMetrics
 from cuda_gctx.tracing._marks import Mark, read_marks
+from cuda_gctx.tracing._metrics import published
 from cuda_gctx.tracing._records import Process, read_process
 from cuda_gctx.tracing._summary import Summary, summary
 from cuda_gctx.tracing._trace_file import write
 
-__all__ = ["NoCUPTI", "Recording", "Summary", "Trace", "find_cupti"]
+__all__ = ["NoCUPTI", "Recording", "Summary", "Trace", "find_cupti", "published"]
 
 RECORDER = "libcuda_gctx_recorder.so"
 INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
@@ -93,6 +95,10 @@ class Recording:
             CUPTI_VARIABLE: self._cupti,
             GRAPHS_VARIABLE: self._graphs,
         }
+
+    def metrics(self) -> LiveMetrics:
+        """The metrics of what is recorded, which grow while programs run."""
+        return LiveMetrics(Path(self._folder.name))
 
     def read(self) -> Trace:
         """Read what was recorded so far."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,3 +173,48 @@ def test_switches_are_marks(recorded: Recorded) -> None:
 def test_the_counter_has_the_sms_of_busy_partitions(recorded: Recorded) -> None:
     values = [value for _, value in recorded.track("SMs of busy partitions").values]
     assert (max(values), values[-1]) == (132, 0)
+
+
+# Reads its own metrics, when the recorder has flushed and before the program ends.
+SCRAPING = (
+    PROGRAM
+    + """
+import urllib.request
+seen = ""
+while 'cuda_gctx_kernels_total{partition="rest"' not in seen:
+    time.sleep(0.1)
+    seen = urllib.request.urlopen(sys.argv[1], timeout=10).read().decode()
+print(*(line for line in seen.splitlines() if line.startswith("cuda_gctx_kernels_total")), sep="\\n")
+"""
+)
+
+
+def test_metrics_are_served_while_the_program_runs() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/metrics"
+    done = traced("--metrics", str(port), "--", sys.executable, "-c", SCRAPING, url)
+    assert f"metrics at {url}" in done.stderr
+    counts = {line.split('"')[1]: int(line.split()[-1]) for line in done.stdout.splitlines()}
+    assert counts == {"control": 21, "rest": 1, "outside of all partitions": 3}
+
+
+def test_a_file_of_metrics_has_all_kernels_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.prom"
+    traced("--metrics", str(file), *program())
+    assert re.search(r'^cuda_gctx_kernels_total\{partition="control",.*\} 21$', file.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("where", "says"), [("none/metrics.prom", "No such file"), ("65536", "is not a port")])
+def test_metrics_that_cannot_be_published_are_an_error_before_the_command_starts(where: str, says: str) -> None:
+    done = subprocess.run(
+        command("--metrics", where, "--", sys.executable, "-c", "print('started')"),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "CUDA_GCTX_DRIVER": "sim:h200@13.0"},
+    )
+    assert done.returncode in (1, 2)
+    assert says in " ".join(done.stderr.split())
+    assert "started" not in done.stdout
