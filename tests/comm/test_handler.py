@@ -31,7 +31,6 @@ from cuda_gctx.comm import (
     TuningTable,
     _arguments,
     _building,
-    _calls,
     _driver_calls,
     _faults,
     _gradients,
@@ -269,7 +268,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, machine: Any) -> Iterator[Driver]:
     noted = Driver()
     for module in (_building, _faults, _launch, _memory, _nodes, _order, _tensors):
         monkeypatch.setattr(module, "call", noted.call)
-    monkeypatch.setattr(_calls, "Launches", noted.sequence)
+    monkeypatch.setattr("cuda_gctx.comm._calls.Launches", noted.sequence)
     image = SimpleNamespace(code=SimpleNamespace(code=IMAGE.encode()))
     for module in (_launch, _nodes):
         monkeypatch.setattr(module, "compile_kernels", lambda *arguments: image)
@@ -479,7 +478,7 @@ def test_more_shapes_than_are_kept_are_prepared_again_one_by_one(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few shapes more than are kept, in turn: most are known each time."""
-    monkeypatch.setattr(_calls, "MOST_KEPT", 64)
+    monkeypatch.setattr("cuda_gctx.comm._calls.MOST_KEPT", 64)
 
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         inputs = [Tensor(handler.device, torch.bfloat16, rows + 1, 64) for rows in range(72)]
