@@ -22,7 +22,6 @@ EXCEPTIONS: dict[str, set[str]] = {
     "cuda_gctx/tune/_causes.py": {"cuda_gctx.interop._frameworks"},
     "cuda_gctx/tune/_explain.py": {"cuda_gctx.interop._current"},
     "cuda_gctx/tune/_parts.py": {"cuda_gctx.interop._current"},
-    "tests/comm/cpu_kernels.py": {"_collect", "_largest_tile", "_spread"},
     "tests/comm/test_handler.py": {"_gpu", "_messages"},
     "tests/comm/test_tuning.py": {"cuda_gctx._core.progress"},
     "tests/compat/test_flashinfer.py": {"cuda_gctx._core.extension"},
