@@ -108,13 +108,14 @@ typedef int (*softwareDriverRecord)(void* id);
 typedef int (*softwareDriverSchedule)(softwareDriverRecord record, void* id);
 SOFTWARE_DRIVER_API void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord record);
 
-/* One thing that a device did, for profilers. Times are virtual nanoseconds. A context is reported when it is made, the
- * rest at its end. */
+/* One thing that a device did, or a call that profilers record, cuDriverGetVersion or cuGraphLaunch. Times are virtual
+ * nanoseconds. A context is reported when it is made, the rest at its end. */
 typedef enum softwareDriverActivityKind {
   softwareDriverContextActivity = 1,
   softwareDriverKernelActivity = 2,
   softwareDriverCopyActivity = 3,
-  softwareDriverFillActivity = 4
+  softwareDriverFillActivity = 4,
+  softwareDriverCallActivity = 5
 } softwareDriverActivityKind;
 
 typedef struct softwareDriverActivity {
@@ -131,11 +132,11 @@ typedef struct softwareDriverActivity {
   uint64_t started;
   uint64_t ended;
   uint64_t bytes;   /* that a fill or a copy within the device moves */
-  const char* name; /* of a kernel; valid during the call */
+  const char* name; /* of a kernel or a call; valid during the call */
 } softwareDriverActivity;
 
-/* Calls `observer` for each activity of this process from now on; null ends it. The machine is locked meanwhile, so the
- * observer must not call the driver. */
+/* Calls `observer` for each activity of this process from now on, and for each context that exists; null ends it. The
+ * machine is locked meanwhile, so the observer must not call the driver. */
 typedef void (*softwareDriverObserver)(const softwareDriverActivity* activity);
 SOFTWARE_DRIVER_API void softwareDriverObserve(softwareDriverObserver observer);
 

@@ -7,6 +7,7 @@
 
 #include "abi/cuda_software_driver.h"
 #include "calls/allocations.hpp"
+#include "calls/contexts.hpp"
 #include "chip/chip.hpp"
 #include "machine/json.hpp"
 #include "machine/observer.hpp"
@@ -241,7 +242,13 @@ void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord r
   with_machine(Tracer{}, [&](Machine& machine) { return machine.tracer = {schedule, record, this_thread()}; });
 }
 
-void softwareDriverObserve(softwareDriverObserver function) { observer.store(function, std::memory_order_release); }
+void softwareDriverObserve(softwareDriverObserver function) {
+  observer.store(function, std::memory_order_release);
+  with_machine(0, [](Machine& machine) {
+    machine.contexts.each([](const Context& context) { show_context(context); });
+    return 0;
+  });
+}
 
 uint64_t softwareDriverTime(void) {
   return with_machine(uint64_t{0}, [](Machine& machine) { return machine.clock.look(machine.thread().time); });

@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "calls/entry.hpp"
+#include "machine/observer.hpp"
 
 namespace software_driver {
 namespace {
@@ -88,7 +89,10 @@ SOFTWARE_DRIVER_CALL(cuInit, Call& c, unsigned) {
   load_profiler(c.lock);
 }
 
-SOFTWARE_DRIVER_CALL(cuDriverGetVersion, Call& c, int* version) { give(version, c.version()); }
+SOFTWARE_DRIVER_CALL(cuDriverGetVersion, Call& c, int* version) {
+  give(version, c.version());
+  observe_call("cuDriverGetVersion", c.machine.clock.look(c.thread.time), 0);
+}
 
 SOFTWARE_DRIVER_ROW(cuGetProcAddress, get_address)
 SOFTWARE_DRIVER_ROW(cuGetProcAddress_v2, get_address)

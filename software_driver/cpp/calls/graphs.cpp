@@ -6,6 +6,7 @@
 #include "calls/graph_nodes.hpp"
 #include "calls/launch.hpp"
 #include "calls/queueing.hpp"
+#include "machine/observer.hpp"
 
 namespace software_driver {
 namespace {
@@ -247,6 +248,7 @@ void replay(Call& c, GraphExec& exec, Stream& stream) {
   auto end = std::make_shared<Work>();
   end->seen = hides_from_primary(c, *stream.context) ? Seen::by_none : Seen::by_all;
   const WorkSource source{0, stream.id, exec.graph_id, begin->sequence};
+  observe_call("cuGraphLaunch", begin->submitted, begin->sequence);
   end->after = submit_nodes(c, exec.nodes, *stream.context, {begin, exec.last}, source);
   end->after.push_back(begin);
   put(c, stream, end);

@@ -15,4 +15,14 @@ inline void observe(const softwareDriverActivity& activity) {
   }
 }
 
+// Reports a call of this process. launch: the number of the work that it queues.
+inline void observe_call(const char* name, std::uint64_t time, std::uint64_t launch) {
+  softwareDriverActivity activity{};
+  activity.kind = softwareDriverCallActivity;
+  activity.launch = launch;
+  activity.started = activity.ended = time;
+  activity.name = name;
+  observe(activity);
+}
+
 }  // namespace software_driver

@@ -1,5 +1,5 @@
-// The part of CUPTI that a tracer uses: activity records of contexts, kernels, copies, fills and graphs, in the layout
-// of CUPTI 13.0. Records wait here until they are flushed, and then go into the buffers of the tracer.
+// The part of CUPTI that a tracer uses: activity records of contexts, kernels, copies, fills, graphs, and two calls, in
+// the layout of CUPTI 13.0. Records wait here until they are flushed, and then go into the buffers of the tracer.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -19,9 +19,12 @@ namespace {
 // CUptiResult.
 constexpr int success = 0, invalid_parameter = 1, max_limit_reached = 12, not_initialized = 15;
 // CUpti_ActivityKind.
-enum Kind : int { copy = 1, fill = 2, context = 9, kernel = 10, graph = 51 };
+enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, graph = 51 };
+// CUpti_driver_api_trace_cbid.
+constexpr std::uint32_t version_call = 2, graph_launch = 514;
 
-constexpr std::size_t kernel_size = 216, copy_size = 96, fill_size = 88, graph_size = 56, context_size = 32;
+constexpr std::size_t kernel_size = 216, copy_size = 96, fill_size = 88, graph_size = 56, context_size = 32,
+                      call_size = 40;
 // As much as the real library keeps.
 constexpr std::size_t most_waiting = 4'000'000;
 
@@ -46,6 +49,7 @@ using Complete = void (*)(void* context, std::uint32_t stream, std::uint8_t* buf
 struct State {
   std::mutex mutex;
   std::set<int> kinds;
+  std::set<std::uint32_t> calls;
   std::deque<Record> waiting;
   std::set<std::string> names;  // kernels' names live as long as the process
   std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> graphs;  // launches under way: begin and end
@@ -97,6 +101,15 @@ Record of_kernel(State& here, const softwareDriverActivity& activity) {
   put(record, 128, here.has_latencies ? activity.queued : std::uint64_t{0});
   put(record, 144, activity.graph != 0 ? activity.launch : std::uint64_t{0});
   put(record, 156, static_cast<std::uint32_t>(activity.graph));
+  return record;
+}
+
+Record of_call(const softwareDriverActivity& activity, std::uint32_t call) {
+  Record record = made(driver, call_size);
+  put(record, 4, call);
+  put(record, 8, activity.started);
+  put(record, 16, activity.ended);
+  put(record, 32, static_cast<std::uint32_t>(activity.launch));
   return record;
 }
 
@@ -159,7 +172,24 @@ void notice(const softwareDriverActivity* activity) {
         add(here, of_memory(*activity, fill, fill_size));
       }
       break;
+    case softwareDriverCallActivity: {
+      const std::uint32_t call = std::strcmp(activity->name, "cuGraphLaunch") == 0 ? graph_launch : version_call;
+      if (here.calls.count(call) != 0) {
+        add(here, of_call(*activity, call));
+      }
+      break;
+    }
   }
+}
+
+// The driver reports the contexts that exist, too. It calls notice(), so that the state must not be locked.
+int start_observing() {
+  auto* const start = of_driver<decltype(softwareDriverObserve)>("softwareDriverObserve");
+  if (start == nullptr) {
+    return not_initialized;
+  }
+  start(notice);
+  return success;
 }
 
 }  // namespace
@@ -178,16 +208,13 @@ CUPTI_STAND_IN int cuptiGetTimestamp(std::uint64_t* time) {
 }
 
 CUPTI_STAND_IN int cuptiActivityRegisterCallbacks(Request request, Complete complete) {
-  State& here = state();
-  const std::lock_guard lock(here.mutex);
-  here.request = request;
-  here.complete = complete;
-  auto* const start = of_driver<decltype(softwareDriverObserve)>("softwareDriverObserve");
-  if (start == nullptr) {
-    return not_initialized;
+  {
+    State& here = state();
+    const std::lock_guard lock(here.mutex);
+    here.request = request;
+    here.complete = complete;
   }
-  start(notice);
-  return success;
+  return start_observing();
 }
 
 CUPTI_STAND_IN int cuptiActivityEnable(int kind) {
@@ -198,6 +225,32 @@ CUPTI_STAND_IN int cuptiActivityEnable(int kind) {
   State& here = state();
   const std::lock_guard lock(here.mutex);
   here.kinds.insert(kind);
+  return success;
+}
+
+CUPTI_STAND_IN int cuptiActivityEnableAndDump(int kind) {
+  const int result = cuptiActivityEnable(kind);
+  if (kind == context) {
+    start_observing();
+  }
+  return result;
+}
+
+CUPTI_STAND_IN int cuptiActivityDisable(int kind) {
+  State& here = state();
+  const std::lock_guard lock(here.mutex);
+  here.kinds.erase(kind);
+  return success;
+}
+
+CUPTI_STAND_IN int cuptiActivityEnableDriverApi(std::uint32_t call, std::uint8_t enable) {
+  State& here = state();
+  const std::lock_guard lock(here.mutex);
+  if (enable != 0) {
+    here.calls.insert(call);
+  } else {
+    here.calls.erase(call);
+  }
   return success;
 }
 
@@ -236,6 +289,11 @@ CUPTI_STAND_IN int cuptiActivityFlushAll(std::uint32_t) {
     here.request(&buffer, &size, &most);
     {
       const std::lock_guard lock(here.mutex);
+      if (buffer == nullptr) {
+        here.dropped += here.waiting.size();
+        here.waiting.clear();
+        return success;
+      }
       while (!here.waiting.empty() && used + here.waiting.front().size() <= size) {
         const Record& record = here.waiting.front();
         std::memcpy(buffer + used, record.data(), record.size());
@@ -248,8 +306,8 @@ CUPTI_STAND_IN int cuptiActivityFlushAll(std::uint32_t) {
 }
 
 CUPTI_STAND_IN int cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid, std::uint8_t** record) {
-  static const std::map<int, std::size_t> sizes{
-      {copy, copy_size}, {fill, fill_size}, {context, context_size}, {kernel, kernel_size}, {graph, graph_size}};
+  static const std::map<int, std::size_t> sizes{{copy, copy_size},       {fill, fill_size},     {driver, call_size},
+                                                {context, context_size}, {kernel, kernel_size}, {graph, graph_size}};
   const auto size_of = [](const std::uint8_t* at) {
     int kind = 0;
     std::memcpy(&kind, at, sizeof kind);
