@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from cuda_gctx.partitions import Partitions as Partitions
     from cuda_gctx.partitions import PartitionSpec as PartitionSpec
     from cuda_gctx.partitions import VerifyReport as VerifyReport
+    from cuda_gctx.tracing.block import trace as trace
 
 # The list above is for type checkers, this one for the interpreter; a test compares them.
 _NAMES_OF_MODULE = {
@@ -108,6 +109,7 @@ _NAMES_OF_MODULE = {
         "Partitions",
         "VerifyReport",
     ),
+    "cuda_gctx.tracing.block": ("trace",),
 }
 
 # Type checkers read only the list above: __getattr__ would allow any name.

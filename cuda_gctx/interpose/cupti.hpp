@@ -15,8 +15,9 @@ constexpr int success = 0;
 enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, synchronization = 38, graph = 51 };
 // CUpti_ActivityAttribute.
 enum Attribute : int { device_buffer_size = 0, device_buffer_pool_limit = 2 };
-// CUpti_driver_api_trace_cbid.
-constexpr std::uint32_t graph_launches[] = {514, 515};
+// CUpti_driver_api_trace_cbid: cuDriverGetVersion, and the two variants of cuGraphLaunch.
+constexpr std::uint32_t call_of_version = 2;
+constexpr std::uint32_t recorded_driver_calls[] = {call_of_version, 514, 515};
 constexpr std::uint32_t flush_forced = 1;
 
 using Request = void (*)(std::uint8_t** buffer, std::size_t* size, std::size_t* most);
@@ -41,6 +42,7 @@ constexpr Layout of_fill{16, 24, 32, 36, 40, 44, 72, none, 8, none};
 constexpr Layout of_graph{8, 16, 24, 32, 36, 4, 28, none, none, none};
 constexpr Layout of_synchronization{8, 16, none, 28, 32, 24, none, none, none, none};
 constexpr Layout of_driver_call{8, 16, none, none, none, 32, none, none, none, none};
+constexpr std::size_t function_of_driver_call = 4;
 
 // CUpti_ActivityContext3.
 struct ContextFields {

@@ -1,6 +1,7 @@
 // Records what a program does on its GPUs, for cuda-gctx trace. CUDA loads this library into each process that starts
 // (CUDA_INJECTION64_PATH). It appends fixed-size records to a file of the process in the folder CUDA_GCTX_TRACE, which
-// the command reads at the end: a killed process loses what CUPTI has not flushed, 200 ms at most.
+// the command reads at the end: a killed process loses what CUPTI has not flushed, 200 ms at most. cuda_gctx.trace()
+// loads the library into its own process, and records from then on.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,6 +30,8 @@ namespace {
 using namespace gctx::cupti;
 
 constexpr std::size_t buffer_bytes = 256 * 1024;
+// Bounds the host memory of records that wait for the disk: 128 MiB. CUPTI drops and counts what finds no buffer.
+constexpr int most_buffers = 512;
 constexpr std::chrono::milliseconds flush_interval{200};
 constexpr std::uint32_t format_version = 1;
 
@@ -43,7 +47,8 @@ enum class Tag : std::uint8_t {
   wait = 9,
   launch = 10,   // of a graph, by the host
   dropped = 11,  // bytes: how many records
-  ended = 12
+  ended = 12,
+  replaced = 13  // another profiler receives the records
 };
 
 // One record of a file; tracing/_records.py reads it.
@@ -70,6 +75,7 @@ class Imported {
     function_ = reinterpret_cast<Function*>(dlsym(library, name));
     return function_ != nullptr;
   }
+  explicit operator bool() const { return function_ != nullptr; }
   template <class... Arguments>
   int operator()(Arguments... arguments) const {
     return function_(arguments...);
@@ -83,6 +89,8 @@ struct Functions {
   Imported<int(std::uint64_t*)> get_timestamp;
   Imported<int(Request, Complete)> register_callbacks;
   Imported<int(int)> enable;
+  Imported<int(int)> enable_and_dump;
+  Imported<int(int)> disable;
   Imported<int(std::uint8_t)> enable_latencies;
   Imported<int(int, std::size_t*, void*)> set_attribute;
   Imported<int(std::uint32_t)> flush;
@@ -94,18 +102,26 @@ struct Functions {
     enable_driver_call.find(library, "cuptiActivityEnableDriverApi");  // older ones have none
     return get_timestamp.find(library, "cuptiGetTimestamp") &&
            register_callbacks.find(library, "cuptiActivityRegisterCallbacks") &&
-           enable.find(library, "cuptiActivityEnable") &&
+           enable.find(library, "cuptiActivityEnable") && enable_and_dump.find(library, "cuptiActivityEnableAndDump") &&
+           disable.find(library, "cuptiActivityDisable") &&
            enable_latencies.find(library, "cuptiActivityEnableLatencyTimestamps") &&
            set_attribute.find(library, "cuptiActivitySetAttribute") && flush.find(library, "cuptiActivityFlushAll") &&
            next_record.find(library, "cuptiActivityGetNextRecord") &&
            get_dropped.find(library, "cuptiActivityGetNumDroppedRecords");
   }
-  bool has_driver_calls(void* library) { return dlsym(library, "cuptiActivityEnableDriverApi") != nullptr; }
+};
+
+struct Settings {
+  const char* folder;
+  const char* cupti;        // the library to load if the program has loaded none
+  bool has_whole_graphs;    // instead of their nodes
+  bool is_late;             // CUDA may have started before
+  const void* driver_code;  // an address in the driver
 };
 
 class Recorder {
  public:
-  bool begin();
+  bool begin(const Settings& settings);
   void finish();
 
  private:
@@ -118,6 +134,10 @@ class Recorder {
   std::uint32_t number_of(std::vector<Record>& records, const char* name);
   void add_clock(std::vector<Record>& records);
   void append(const std::vector<Record>& records);
+  std::size_t dropped_records();
+  void add_clock_and_losses(std::vector<Record>& records, std::size_t dropped);
+  void switch_kinds(bool on);
+  void call_driver();
   void flush_regularly();
 
   Functions cupti_;
@@ -127,7 +147,14 @@ class Recorder {
   std::unordered_map<std::string, std::uint32_t> names_;
   std::size_t reversed_ = 0;
   std::size_t lost_ = 0;  // that could not be written
-  std::atomic<bool> is_over_{false};
+  std::atomic<int> buffers_{0};
+  bool has_whole_graphs_ = false;
+  bool is_late_ = false;
+  int (*driver_version_)(int*) = nullptr;
+  std::uint64_t recorded_calls_ = 0;
+  std::thread thread_;
+  std::condition_variable stop_;
+  bool is_running_ = false;
 };
 
 Recorder& recorder() {
@@ -135,107 +162,160 @@ Recorder& recorder() {
   return *kept;
 }
 
-void* loaded_cupti() {
+void* loaded_cupti(const char* path) {
   // The program's own copy, if it has loaded one: a second copy of one name would never be loaded.
   for (const char* name : {"libcupti.so.13", "libcupti.so.12"}) {
     if (void* const library = dlopen(name, RTLD_NOW | RTLD_NOLOAD)) {
       return library;
     }
   }
-  const char* const path = std::getenv("CUDA_GCTX_CUPTI");
   return path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
 }
 
-bool Recorder::begin() {
-  const char* const folder = std::getenv("CUDA_GCTX_TRACE");
-  if (folder == nullptr) {
-    return false;
-  }
-  void* const library = loaded_cupti();
+// cuDriverGetVersion of the driver that contains an address.
+void* driver_version_at(const void* address) {
+  Dl_info info{};
+  void* const driver = dladdr(address, &info) != 0 && info.dli_fname != nullptr
+                           ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)
+                           : nullptr;
+  return driver != nullptr ? dlsym(driver, "cuDriverGetVersion") : nullptr;
+}
+
+bool Recorder::begin(const Settings& settings) {
+  void* const library = loaded_cupti(settings.cupti);
   if (library == nullptr || !cupti_.find(library)) {
     gctx::interpose::tell("is not traced: CUPTI could not be loaded");
     return false;
   }
   pid_ = getpid();
-  path_ = std::string(folder) + "/" + std::to_string(pid_) + "." + program_invocation_short_name + ".records";
-  const char* const graphs = std::getenv("CUDA_GCTX_TRACE_GRAPHS");
-  const bool whole = graphs != nullptr && std::strcmp(graphs, "whole") == 0;
+  path_ = std::string(settings.folder) + "/" + std::to_string(pid_) + "." + program_invocation_short_name + ".records";
+  has_whole_graphs_ = settings.has_whole_graphs;
+  is_late_ = settings.is_late;
+  names_.clear();
+  recorded_calls_ = 0;
   // Bounds what CUPTI keeps on the device: 32 buffers of 1 MiB.
   std::size_t bytes = std::size_t{1} << 20, buffers = 32, size = sizeof(std::size_t);
   cupti_.set_attribute(device_buffer_size, &size, &bytes);
   cupti_.set_attribute(device_buffer_pool_limit, &size, &buffers);
-  // Before CUDA starts, or it has no effect.
-  cupti_.enable_latencies(std::uint8_t{1});
+  if (!is_late_) {
+    cupti_.enable_latencies(std::uint8_t{1});  // has an effect before CUDA starts only
+  }
   if (cupti_.register_callbacks(give_buffer, take_buffer) != success) {
     gctx::interpose::tell("is not traced: another profiler uses CUPTI");
     return false;
-  }
-  for (const int kind : {static_cast<int>(context), static_cast<int>(kernel), static_cast<int>(copy),
-                         static_cast<int>(fill), static_cast<int>(synchronization)}) {
-    cupti_.enable(kind);
-  }
-  if (whole) {
-    cupti_.enable(graph);
-  }
-  if (cupti_.has_driver_calls(library)) {
-    for (const std::uint32_t call : graph_launches) {
-      cupti_.enable_driver_call(call, std::uint8_t{1});
-    }
   }
   std::vector<Record> records;
   Record first{.tag = Tag::program, .queued = static_cast<std::uint64_t>(pid_), .name = format_version};
   add_text(records, first, program_invocation_short_name);
   add_clock(records);
   append(records);
-  std::thread(&Recorder::flush_regularly, this).detach();
+  if (cupti_.enable_driver_call) {
+    driver_version_ = reinterpret_cast<int (*)(int*)>(driver_version_at(settings.driver_code));
+  }
+  switch_kinds(true);
+  is_running_ = true;
+  thread_ = std::thread(&Recorder::flush_regularly, this);
   return true;
+}
+
+void Recorder::switch_kinds(bool on) {
+  for (const int kind : {static_cast<int>(context), static_cast<int>(kernel), static_cast<int>(copy),
+                         static_cast<int>(fill), static_cast<int>(synchronization)}) {
+    on ? is_late_ ? cupti_.enable_and_dump(kind) : cupti_.enable(kind) : cupti_.disable(kind);
+  }
+  if (has_whole_graphs_) {
+    on ? cupti_.enable(graph) : cupti_.disable(graph);
+  }
+  if (cupti_.enable_driver_call) {
+    for (const std::uint32_t call : recorded_driver_calls) {
+      cupti_.enable_driver_call(call, static_cast<std::uint8_t>(on));
+    }
+  }
+}
+
+// Makes a call that CUPTI records. If the record never comes, another profiler receives the records of CUPTI.
+void Recorder::call_driver() {
+  if (int version = 0; driver_version_ != nullptr) {
+    driver_version_(&version);
+  }
 }
 
 void Recorder::finish() {
   // A forked child has no threads of CUPTI, whose flush would wait for them.
-  if (path_.empty() || getpid() != pid_ || is_over_.exchange(true)) {
+  if (path_.empty() || getpid() != pid_) {
     return;
   }
+  std::unique_lock lock(mutex_);
+  if (!std::exchange(is_running_, false)) {
+    return;
+  }
+  lock.unlock();
+  stop_.notify_all();
+  thread_.join();
+  lock.lock();
+  const std::uint64_t recorded_before = recorded_calls_;
+  lock.unlock();
+  call_driver();
   cupti_.flush(flush_forced);
-  std::size_t dropped = 0;
-  cupti_.get_dropped(nullptr, 0, &dropped);
+  const std::size_t dropped = dropped_records();
+  lock.lock();
+  const bool is_replaced = recorded_before > 0 && recorded_calls_ == recorded_before;
   std::vector<Record> records;
-  const std::lock_guard lock(mutex_);
-  add_clock(records);
-  records.push_back({.tag = Tag::dropped, .bytes = dropped + reversed_ + lost_});
+  add_clock_and_losses(records, dropped);
+  if (is_replaced) {
+    records.push_back({.tag = Tag::replaced});
+  }
   records.push_back({.tag = Tag::ended});
   append(records);
+  lock.unlock();
+  if (!is_replaced) {
+    switch_kinds(false);
+  }
+}
+
+std::size_t Recorder::dropped_records() {
+  std::size_t dropped = 0;
+  cupti_.get_dropped(nullptr, 0, &dropped);
+  return dropped;
+}
+
+void Recorder::add_clock_and_losses(std::vector<Record>& records, std::size_t dropped) {
+  add_clock(records);
+  dropped += std::exchange(reversed_, 0) + std::exchange(lost_, 0);
+  if (dropped > 0) {
+    records.push_back({.tag = Tag::dropped, .bytes = dropped});
+  }
 }
 
 void Recorder::flush_regularly() {
-  while (!is_over_) {
-    std::this_thread::sleep_for(flush_interval);
-    if (is_over_) {
-      return;
-    }
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_for(lock, flush_interval, [this] { return !is_running_; })) {
+    // CUPTI may hold locks of its own while it hands a buffer over.
+    lock.unlock();
+    call_driver();
     cupti_.flush(0);
-    std::size_t dropped = 0;
-    cupti_.get_dropped(nullptr, 0, &dropped);
+    const std::size_t dropped = dropped_records();
+    lock.lock();
     std::vector<Record> records;
-    const std::lock_guard lock(mutex_);
-    add_clock(records);
-    if (dropped + reversed_ + lost_ > 0) {
-      records.push_back(
-          {.tag = Tag::dropped, .bytes = dropped + std::exchange(reversed_, 0) + std::exchange(lost_, 0)});
-    }
+    add_clock_and_losses(records, dropped);
     append(records);
   }
 }
 
 void Recorder::give_buffer(std::uint8_t** buffer, std::size_t* size, std::size_t* most) {
-  *buffer = static_cast<std::uint8_t*>(std::aligned_alloc(8, buffer_bytes));
+  const bool is_free = recorder().buffers_.fetch_add(1) < most_buffers;
+  *buffer = is_free ? static_cast<std::uint8_t*>(std::aligned_alloc(8, buffer_bytes)) : nullptr;
   *size = *buffer != nullptr ? buffer_bytes : 0;
+  if (*buffer == nullptr) {
+    recorder().buffers_.fetch_sub(1);
+  }
   *most = 0;
 }
 
 void Recorder::take_buffer(void*, std::uint32_t, std::uint8_t* buffer, std::size_t, std::size_t valid) {
   recorder().take(buffer, valid);
   std::free(buffer);
+  recorder().buffers_.fetch_sub(1);
 }
 
 void Recorder::take(std::uint8_t* buffer, std::size_t valid) {
@@ -252,8 +332,10 @@ void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
     Record made{.tag = tag};
     made.start = read<std::uint64_t>(record, at.start);
     made.end = read<std::uint64_t>(record, at.end);
-    // CUPTI gives records without times, or with the end before the start, where it could not measure.
-    if (made.start == 0 || made.end < made.start) {
+    // CUPTI gives records without times, or with the end before the start, where it could not measure. A graph may
+    // have none if its nodes run in several contexts, and then stands at its launch.
+    const bool has_place = made.start != 0 || (tag == Tag::graph && cupti_.enable_driver_call);
+    if (!has_place || made.end < made.start) {
       ++reversed_;
       return;
     }
@@ -282,6 +364,10 @@ void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
     case synchronization:
       return timed(Tag::wait, of_synchronization);
     case driver:
+      if (read<std::uint32_t>(record, function_of_driver_call) == call_of_version) {
+        ++recorded_calls_;
+        return;
+      }
       return timed(Tag::launch, of_driver_call);
     case context: {
       Record made{.tag = Tag::context};
@@ -358,11 +444,37 @@ void Recorder::append(const std::vector<Record>& records) {
   errno = kept;
 }
 
+void finish_at_exit() {
+  [[maybe_unused]] static const int registered = std::atexit([] { recorder().finish(); });
+}
+
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int InitializeInjection() {
-  if (recorder().begin()) {
-    std::atexit([] { recorder().finish(); });
+#define RECORDER_API extern "C" __attribute__((visibility("default")))
+
+// CUDA calls this when it starts.
+RECORDER_API int InitializeInjection() {
+  const char* const folder = std::getenv("CUDA_GCTX_TRACE");
+  const char* const graphs = std::getenv("CUDA_GCTX_TRACE_GRAPHS");
+  if (folder != nullptr && recorder().begin({.folder = folder,
+                                             .cupti = std::getenv("CUDA_GCTX_CUPTI"),
+                                             .has_whole_graphs = graphs != nullptr && std::strcmp(graphs, "whole") == 0,
+                                             .is_late = false,
+                                             .driver_code = __builtin_return_address(0)})) {
+    finish_at_exit();
   }
   return 1;
 }
+
+// Records this process in a folder until cuda_gctx_end_recording(). Returns 0 if CUPTI cannot record.
+RECORDER_API int cuda_gctx_begin_recording(const char* folder, const char* cupti, int whole_graphs,
+                                           const void* driver_code) {
+  const bool begun = recorder().begin({.folder = folder,
+                                       .cupti = cupti,
+                                       .has_whole_graphs = whole_graphs != 0,
+                                       .is_late = true,
+                                       .driver_code = driver_code});
+  return begun ? 1 : 0;
+}
+
+RECORDER_API void cuda_gctx_end_recording() { recorder().finish(); }

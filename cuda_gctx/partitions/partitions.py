@@ -32,7 +32,7 @@ from cuda_gctx._core.text import ranges, table
 from cuda_gctx.partitions.free import open_free, wanted_among_free
 from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec, Request, layout_of
 from cuda_gctx.partitions.opening import Wanted, divided_sms, open_contexts, wanted_for, wanted_of
-from cuda_gctx.partitions.trace_marks import IS_TRACED, mark
+from cuda_gctx.partitions.trace_marks import mark_opening
 from cuda_gctx.partitions.verification import VerifyReport, verify
 from cuda_gctx.partitions.words import given_layout, given_names, no_layout
 
@@ -502,8 +502,7 @@ def assemble(
         _layout=layout,
         _pool=pool,
     )
-    if IS_TRACED:
-        mark("open", every)
+    mark_opening(parts, every)
     return parts
 
 

@@ -24,6 +24,7 @@ from cuda_gctx._core.extension import (
     is_idle,
     spelling,
 )
+from cuda_gctx.partitions import trace_marks
 from cuda_gctx.partitions.layout import Layout, Request, layout_of, remember
 from cuda_gctx.partitions.opening import claim_all, divided_sms, refuse_capture, wanted_for, warn_of_overlap
 from cuda_gctx.partitions.partitions import (
@@ -37,7 +38,6 @@ from cuda_gctx.partitions.partitions import (
     sms_of,
     with_background,
 )
-from cuda_gctx.partitions.trace_marks import IS_TRACED, mark
 
 # Layouts that a pool keeps. A program with more than these computes its layouts, and would fill the device memory.
 MOST_LAYOUTS = 64
@@ -192,16 +192,16 @@ class PartitionPool:
         except ClosedError:  # dropped
             known = None
         if known is not None:
-            return known if not IS_TRACED else self._marked(known)
+            if trace_marks.folder is not None:
+                trace_marks.mark("switch", with_background(known))
+            return known
         parts = self._known_or_built(spelled, layout_of(requests, named), stream)
         if parts not in self._switching:
             self._switching.add(parts, [(part.name, part.context, sms_of(part)) for part in with_background(parts)])
         if not self._switching.switch_to(parts):
             self._demand_open()
-        return parts if not IS_TRACED else self._marked(parts)
-
-    def _marked(self, parts: Partitions) -> Partitions:
-        mark("switch", with_background(parts))
+        if trace_marks.folder is not None:
+            trace_marks.mark("switch", with_background(parts))
         return parts
 
     def _build(self, layout: Layout, stream: Any) -> Partitions:

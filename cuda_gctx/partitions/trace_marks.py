@@ -1,19 +1,21 @@
-"""Tells ``cuda-gctx trace`` the names of contexts, and when layouts are opened and switched."""
+"""Tells a trace of this process the names of contexts, and when layouts are opened and switched."""
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-__all__ = ["IS_TRACED", "TRACE_VARIABLE", "mark"]
+__all__ = ["TRACE_VARIABLE", "folder", "mark", "mark_opening", "marks_in"]
 
 TRACE_VARIABLE = "CUDA_GCTX_TRACE"
-# Whether this process was started by cuda-gctx trace.
-IS_TRACED = TRACE_VARIABLE in os.environ
+# The folder of the trace; None without one.
+folder = os.environ.get(TRACE_VARIABLE)
 
 
 class _Part(Protocol):
@@ -23,11 +25,45 @@ class _Part(Protocol):
     def context(self) -> Any: ...
 
 
+# The layouts that are open: a trace that begins later has to know their names.
+_opened: WeakKeyDictionary[object, tuple[_Part, ...]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
 def mark(event: str, parts: Iterable[_Part]) -> None:
     """Note an event with the names of partitions and the numbers of their contexts. event: open or switch."""
+    place = folder
+    if place is None:
+        return
     contexts = {part.context.id: part.name for part in parts}
     line = json.dumps({"event": event, "time": time.time_ns(), "contexts": contexts})
-    with suppress(OSError):
-        file = os.path.join(os.environ[TRACE_VARIABLE], f"{os.getpid()}.marks")
-        with open(file, "a", encoding="utf-8") as marks:
-            marks.write(line + "\n")
+    with suppress(OSError), open(os.path.join(place, f"{os.getpid()}.marks"), "a", encoding="utf-8") as marks:
+        marks.write(line + "\n")
+
+
+def mark_opening(layout: object, parts: tuple[_Part, ...]) -> None:
+    """Note that a layout was opened, which stays known while the object lives."""
+    with _lock:
+        _opened[layout] = parts
+    mark("open", parts)
+
+
+@contextmanager
+def marks_in(place: str) -> Iterator[None]:
+    """Note events in a folder while the block runs; first, the layouts that are open.
+
+    Raises RuntimeError if the process is traced already.
+    """
+    global folder
+    with _lock:
+        if folder is not None:
+            raise RuntimeError("this process is traced already, and a process has one trace at a time")
+        folder = place
+        opened = list(_opened.values())
+    try:
+        for parts in opened:
+            with suppress(RuntimeError):  # closed meanwhile
+                mark("open", parts)
+        yield
+    finally:
+        folder = None

@@ -23,7 +23,7 @@ from cuda_gctx.tracing._records import Process, read_process
 from cuda_gctx.tracing._summary import Summary, summary
 from cuda_gctx.tracing._trace_file import write
 
-__all__ = ["NoCUPTI", "Recording", "Summary", "Trace", "find_cupti", "published"]
+__all__ = ["RECORDER", "NoCUPTI", "Recording", "Summary", "Trace", "find_cupti", "published"]
 
 RECORDER = "libcuda_gctx_recorder.so"
 INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
@@ -86,23 +86,28 @@ class Recording:
     ) -> None:
         self._folder.cleanup()
 
+    @property
+    def folder(self) -> str:
+        """The path of the folder."""
+        return self._folder.name
+
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The environment of a program that is to be recorded, and of its children."""
         return {
             **inherited,
             INJECTION_VARIABLE: str(compiled(RECORDER)),
-            TRACE_VARIABLE: self._folder.name,
+            TRACE_VARIABLE: self.folder,
             CUPTI_VARIABLE: self._cupti,
             GRAPHS_VARIABLE: self._graphs,
         }
 
     def metrics(self) -> LiveMetrics:
         """The metrics of what is recorded, which grow while programs run."""
-        return LiveMetrics(Path(self._folder.name))
+        return LiveMetrics(Path(self.folder))
 
     def read(self) -> Trace:
         """Read what was recorded so far."""
-        folder = Path(self._folder.name)
+        folder = Path(self.folder)
         found = [read_process(path) for path in sorted(folder.glob("*.records"))]
         # A launcher opens the driver, and runs nothing.
         processes = tuple(one for one in found if one.streams or not one.has_ended)

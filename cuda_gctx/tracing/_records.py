@@ -33,6 +33,7 @@ class Tag(IntEnum):
     LAUNCH = 10
     DROPPED = 11
     ENDED = 12
+    REPLACED = 13
 
 
 class Record(NamedTuple):
@@ -111,10 +112,11 @@ class StreamItems:
     def settle(self, shift: int, launches: dict[int, int]) -> None:
         """Shift times to another clock, look launches up, and sort by the start."""
         # A correlation, which is negative, stands for a launch that another record describes.
-        queued = (time if time > 0 else launches.get(-time, 0) for time in self.queued)
+        queued = array("q", (time if time > 0 else launches.get(-time, 0) for time in self.queued))
+        # A graph without times, because its nodes run in several contexts, stands at its launch.
+        self.starts = array("q", (shift + (time or begun) for time, begun in zip(self.starts, queued, strict=True)))
+        self.ends = array("q", (shift + (time or begun) for time, begun in zip(self.ends, queued, strict=True)))
         self.queued = array("q", (time + shift if time else 0 for time in queued))
-        self.starts = array("q", (time + shift for time in self.starts))
-        self.ends = array("q", (time + shift for time in self.ends))
         starts = self.starts
         if any(map(int.__gt__, starts, islice(starts, 1, None))):
             order = sorted(range(len(starts)), key=starts.__getitem__)
@@ -132,7 +134,8 @@ Place = tuple[int, int, int]
 class Process:
     """What one process recorded.
 
-    error_ns: how far its times may be from those of other processes. has_ended: false if it was killed.
+    error_ns: how far its times may be from those of other processes. has_ended: false if it was killed. was_replaced:
+    true if another profiler received the records from some time on.
     """
 
     pid: int
@@ -143,6 +146,7 @@ class Process:
     dropped: int = 0
     error_ns: int = 0
     has_ended: bool = False
+    was_replaced: bool = False
 
 
 def records_from(path: Path, place: int = 0) -> Iterator[tuple[Record, bytes, int]]:
@@ -210,6 +214,8 @@ def read_process(path: Path) -> Process:
             process.program = text_of(text)
         elif tag == Tag.ENDED:
             process.has_ended = True
+        elif tag == Tag.REPLACED:
+            process.was_replaced = True
     # The pair of clocks that were read in the shortest time.
     there, here, process.error_ns = min(clocks, key=lambda clock: clock[2], default=(0, 0, 0))
     shift = here - there

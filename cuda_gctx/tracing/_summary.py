@@ -75,11 +75,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class ProcessSummary:
-    """A traced process. has_ended: false if it was killed, which loses the last 200 ms. dropped: lost records."""
+    """A traced process.
+
+    has_ended: false if it was killed, which loses the last 200 ms. was_replaced: true if another profiler received the
+    records from some time on. dropped: lost records.
+    """
 
     pid: int
     program: str
     has_ended: bool
+    was_replaced: bool
     dropped: int
     error_ns: int
 
@@ -146,6 +151,12 @@ class Summary:
             f"process {process.pid} ({process.program}) was killed: up to 200 ms before its end are missing"
             for process in self.processes
             if not process.has_ended
+        ]
+        lines += [
+            f"process {process.pid} ({process.program}) has a profiler of its own, which took CUPTI over: later work "
+            "is missing"
+            for process in self.processes
+            if process.was_replaced
         ]
         return "\n".join(lines)
 
@@ -273,7 +284,8 @@ def summary(processes: Sequence[Process], lanes: Sequence[Lane], marks: Sequence
     return Summary(
         seconds=seconds,
         processes=tuple(
-            ProcessSummary(one.pid, one.program, one.has_ended, one.dropped, one.error_ns) for one in processes
+            ProcessSummary(one.pid, one.program, one.has_ended, one.was_replaced, one.dropped, one.error_ns)
+            for one in processes
         ),
         lanes=tuple(map(_lane, lanes)),
         kernels=tuple(_kernels(lanes)),

@@ -152,6 +152,7 @@ def arrows(root: Path) -> set[Arrow]:
 
 # The file of the method, and the room that the method imports when it is called. A stub names the types of the results.
 LATE = {
+    ("__init__.py", "tracing"),
     ("_core/context.pyx", "partitions"),
     ("_core/device.pyx", "interop"),
     ("_core/device.pyx", "partitions"),

@@ -35,6 +35,16 @@ def test_a_kernel_of_a_graph_was_queued_when_the_graph_was_launched(tmp_path: Pa
     assert item.start - item.queued == 120
 
 
+def test_a_graph_without_times_stands_at_its_launch(tmp_path: Path) -> None:
+    graph = record(Tag.GRAPH, context=2, stream=7, correlation=9, graph=5)
+    process = process_of(HEAD + record(Tag.LAUNCH, correlation=9, start=180, end=190) + graph, tmp_path)
+    [items] = process.streams.values()
+    [item] = items
+    assert (item.start, item.end) == (180 + SHIFT, 180 + SHIFT)
+    control = summaries(process)["control"]
+    assert (control.graphs, control.busy_ns) == (1, 0)
+
+
 def test_the_most_certain_pair_of_clocks_counts(tmp_path: Path) -> None:
     assert process_of(HEAD, tmp_path).error_ns == 9
 

@@ -1,0 +1,105 @@
+"""``with cuda_gctx.trace()``: a trace of this process from Python."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from contextlib import ExitStack
+from os import PathLike
+from types import TracebackType
+from typing import Literal
+
+from cuda_gctx._core.extension import system
+from cuda_gctx.draw.svg import Pictured
+from cuda_gctx.interpose import compiled
+from cuda_gctx.partitions.trace_marks import marks_in
+from cuda_gctx.tracing import RECORDER, Recording, Summary, Trace, find_cupti
+from cuda_gctx.tracing._picture import draw_lanes
+
+__all__ = ["BlockTrace", "trace"]
+
+
+class BlockTrace(Pictured):
+    """What this process did on GPUs in a ``with`` block. After the block, ``print()`` it, or show it in a notebook."""
+
+    def __init__(self, graphs: Literal["nodes", "whole"]) -> None:
+        if graphs not in ("nodes", "whole"):
+            raise ValueError(f"graphs must be 'nodes' or 'whole', not {graphs!r}")
+        self._graphs: Literal["nodes", "whole"] = graphs
+        self._found: Trace | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> BlockTrace:
+        driver = system.driver_path
+        # A driver that simulates a device has a CUPTI beside it.
+        beside = os.path.join(os.path.dirname(driver), "libcupti.so.13")
+        cupti = beside if os.path.exists(beside) else find_cupti()
+        recorder = ctypes.CDLL(str(compiled(RECORDER)))
+        address = ctypes.cast(ctypes.CDLL(driver).cuDriverGetVersion, ctypes.c_void_p)
+        with ExitStack() as stack:
+            recording = stack.enter_context(Recording(cupti, self._graphs))
+            stack.callback(self._read, recording)
+            stack.enter_context(marks_in(recording.folder))
+            if not recorder.cuda_gctx_begin_recording(
+                os.fsencode(recording.folder), os.fsencode(cupti), int(self._graphs == "whole"), address
+            ):
+                raise RuntimeError("CUPTI cannot record this process: end the other profiler that uses it")
+            stack.callback(recorder.cuda_gctx_end_recording)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _read(self, recording: Recording) -> None:
+        self._found = recording.read()
+
+    @property
+    def _trace(self) -> Trace:
+        if self._found is None:
+            raise RuntimeError("the trace has no values yet: read it after its with block")
+        return self._found
+
+    def summary(self) -> Summary:
+        """Summarize by partitions, kernels and overlaps. Raises RuntimeError before the end of the block."""
+        return self._trace.summary()
+
+    def to_json(self) -> str:
+        """The summary as JSON, with the fields of ``cuda-gctx trace --json``."""
+        return json.dumps(self.summary().to_dict(), indent=2)
+
+    def perfetto(self, path: str | PathLike[str]) -> None:
+        """Write a file for ui.perfetto.dev.
+
+        path: the file, which is replaced.
+        """
+        with open(path, "wb") as out:
+            self._trace.perfetto(out)
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def _title_of_page(self) -> str:
+        return "Trace"
+
+    def _picture(self) -> str:
+        return draw_lanes(self._trace.lanes)
+
+
+def trace(graphs: Literal["nodes", "whole"] = "nodes") -> BlockTrace:
+    """Trace this process in a ``with`` block; see BlockTrace.
+
+    graphs: "nodes" records each kernel of a graph, "whole" each launch of a graph.
+
+        with cuda_gctx.trace() as found:
+            ...  # work, and a wait for it
+        print(found)
+
+    Starts and ends are known, but not launches: only ``cuda-gctx trace`` starts CUPTI before CUDA. Work that still runs
+    at the end of the block is not recorded. Raises NoCUPTI if CUPTI is not installed, and RuntimeError if the process
+    is traced already.
+    """
+    return BlockTrace(graphs)
