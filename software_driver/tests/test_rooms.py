@@ -13,6 +13,7 @@ MAY_INCLUDE = {
     "abi": set(),
     "chip": set(),
     "preload": set(),
+    "profiler": {"abi"},
     "ptx": set(),
     "runtime": {"abi"},
     "machine": {"abi", "chip", "preload", "ptx"},
