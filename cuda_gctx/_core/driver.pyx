@@ -42,7 +42,7 @@ cdef list forgetters = []
 
 
 def before_driver_closes(forget):
-    """Call `forget` with the number of a driver (see _core.resources.driver_key) before that driver is closed."""
+    """Call `forget` with the number of a driver (see driver_and_device() in resources.pyx) before it is closed."""
     forgetters.append(forget)
 
 

@@ -518,9 +518,9 @@ def together(SMResource whole not None, resources):
     return SMResource.taking(whole._runtime, found)
 
 
-def driver_key(SMResource resource not None):
-    """The number of the driver that a resource belongs to; no two drivers of a process have the same."""
-    return <uintptr_t>resource._runtime
+def driver_and_device(SMResource resource not None):
+    """The number of the driver that a resource belongs to, different for each driver of a process, and its device."""
+    return <uintptr_t>resource._runtime, resource._sm.get().device
 
 
 def sm_identity(SMResource resource not None):

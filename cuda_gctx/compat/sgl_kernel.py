@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from cuda_gctx._core.extension import Device, SMResourceOptions, SplitError, as_int, before_driver_closes
+from cuda_gctx._core.extension import (
+    Device,
+    SMResourceOptions,
+    SplitError,
+    as_int,
+    before_driver_closes,
+    driver_and_device,
+)
 from cuda_gctx.compat._common import torch_device
 from cuda_gctx.interop.torch import torch_stream
 from cuda_gctx.partitions.layout import Layout
-from cuda_gctx.partitions.opening import driver_and_device
 from cuda_gctx.partitions.partitions import Partitions
 from cuda_gctx.partitions.pool import PartitionPool
 
@@ -34,7 +40,7 @@ before_driver_closes(_forget_driver)
 
 
 def _pool(device: Device) -> PartitionPool:
-    key = driver_and_device(device.resources.sm, device)
+    key = driver_and_device(device.resources.sm)
     with _making:
         if key not in _pools:
             _pools[key] = PartitionPool(device)

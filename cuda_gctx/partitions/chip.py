@@ -9,7 +9,7 @@ from cuda_gctx._core.extension import (
     Device,
     Stream,
     before_driver_closes,
-    driver_key,
+    driver_and_device,
     max_cluster_size,
     run_probe,
 )
@@ -75,7 +75,7 @@ def _look(device: Device, timeout_ns: int) -> Clusters:
 
 def known_clusters(device: Device) -> Clusters:
     """The previous result of `chip_clusters`; empty if it has not been called, or found nothing."""
-    return _known.get((driver_key(device.resources.sm), device.device_id), ())
+    return _known.get(driver_and_device(device.resources.sm), ())
 
 
 def chip_clusters(device: Device, timeout_ns: int) -> Clusters:
@@ -84,7 +84,7 @@ def chip_clusters(device: Device, timeout_ns: int) -> Clusters:
     A thread-block cluster runs inside one GPC, so the SMs of one cluster belong together. The measurement runs once for
     each device, and takes about ten milliseconds of short kernels on all of its SMs.
     """
-    key = driver_key(device.resources.sm), device.device_id
+    key = driver_and_device(device.resources.sm)
     if key not in _known:
         try:
             clusters = _look(device, timeout_ns)

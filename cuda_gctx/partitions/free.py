@@ -20,12 +20,13 @@ from cuda_gctx._core.extension import (
     SplitError,
     are_free,
     before_driver_closes,
+    driver_and_device,
     idle_identities,
     sm_identity,
     together,
 )
 from cuda_gctx.partitions.layout import Layout, PartitionSpec
-from cuda_gctx.partitions.opening import Wanted, claim_all, driver_and_device, known_split
+from cuda_gctx.partitions.opening import Wanted, claim_all, known_split
 from cuda_gctx.partitions.split import count_of
 
 __all__ = ["FreeSMs", "free_sms", "open_free", "pieces_of", "wanted_among_free"]
@@ -66,7 +67,7 @@ class FreeSMs:
         self.units = [unit for unit, free in zip(self.all_units, units, strict=True) if free]
         self.has_rest = bool(rest and self.rest.sm_count)
         self._is_rest_whole = True
-        self.driver, _ = driver_and_device(whole, whole.device)
+        self.driver, _ = driver_and_device(whole)
 
     @property
     def is_whole(self) -> bool:
@@ -218,7 +219,7 @@ def open_free(
 
     If another thread claims one of the SMs between the two steps, the function calls `find` again.
     """
-    driver, _ = driver_and_device(device.resources.sm, device)
+    driver, _ = driver_and_device(device.resources.sm)
     for _ in _tries():
         wanted = find()
         try:

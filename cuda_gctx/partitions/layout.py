@@ -84,6 +84,7 @@ class PartitionSpec:
     # Whether it requests SMs without a number. Only one partition of a layout can, unless the request is for SMs of one
     # locality domain.
     takes_the_remainder: bool = field(init=False, repr=False, compare=False)
+    stays_in_a_domain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         wants_aligned = self.aligned is not False and as_bool("aligned", self.aligned)
@@ -94,17 +95,10 @@ class PartitionSpec:
         object.__setattr__(self, "aligned", aligned or wants_aligned)
         takes_the_remainder = sms is None or (isinstance(sms, SMResourceOptions) and sms.count is None)
         object.__setattr__(self, "takes_the_remainder", takes_the_remainder)
+        domain = sms.locality_domain if isinstance(sms, SMResourceOptions) and not sms.backfill else None
+        object.__setattr__(self, "stays_in_a_domain", domain not in (None, "any"))
         if self.workqueue is not None and not isinstance(self.workqueue, WorkqueueResourceOptions):
             raise TypeError(f"workqueue must be WorkqueueResourceOptions, not {type(self.workqueue).__name__}")
-
-    @property
-    def _stays_in_a_domain(self) -> bool:
-        options = self.sms
-        return (
-            isinstance(options, SMResourceOptions)
-            and not options.backfill
-            and options.locality_domain not in (None, "any")
-        )
 
     @property
     def request(self) -> Request:
@@ -340,7 +334,7 @@ def _layout_of(requests: Mapping[str, Any] | Sequence[Any]) -> Layout:
         except (TypeError, ValueError) as error:
             raise type(error)(f"partition {name}: {error}") from None
         specs.append(spec)
-        if spec.takes_the_remainder and not spec._stays_in_a_domain:  # the split itself checks those
+        if spec.takes_the_remainder and not spec.stays_in_a_domain:  # the split itself checks those
             open_ones.append(name)
     if len(open_ones) > 1:
         raise ValueError(f"{' and '.join(open_ones)} request the remaining SMs: only one partition can")

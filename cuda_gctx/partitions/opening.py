@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from cuda_gctx._core.extension import (
@@ -19,12 +20,12 @@ from cuda_gctx._core.extension import (
     before_driver_closes,
     capturing_stream,
     claim,
-    driver_key,
+    driver_and_device,
     granted_context,
     is_capturing,
 )
-from cuda_gctx.partitions.layout import Layout, PartitionSpec
-from cuda_gctx.partitions.split import names_of_groups, split_layout
+from cuda_gctx.partitions.layout import BACKGROUND, Layout, PartitionSpec
+from cuda_gctx.partitions.split import split_layout
 
 # Splits that are remembered for each driver and device.
 MOST_SPLITS = 4096
@@ -57,10 +58,6 @@ def refuse_capture(whole: SMResource, streams: Sequence[Stream] = ()) -> None:
             f"{capturing} is capturing a graph, and contexts cannot be created during a capture: open the partitions "
             "first"
         )
-
-
-def driver_and_device(whole: SMResource, device: Device) -> tuple[int, int]:
-    return driver_key(whole), device.device_id
 
 
 def claim_all(
@@ -127,7 +124,7 @@ def open_contexts(
     with claim_all(
         device, wanted, exclusive=exclusive, are_partitions=are_partitions, inside=inside, advice=advice
     ) as opening:
-        key = driver_and_device(device.resources.sm, device) if told is not None else None
+        key = driver_and_device(device.resources.sm) if told is not None else None
         warn_of_overlap(opening, stacklevel + 1, told, key)
         return opening.lease()
 
@@ -148,7 +145,7 @@ before_driver_closes(_forget_driver)
 def known_split(device: Device, request: object, split: Callable[[], Known], streams: Sequence[Stream] = ()) -> Known:
     """The result of `split` for a request. It never changes, so `split` runs once for each driver and device."""
     whole = device.resources.sm
-    key = driver_and_device(whole, device)
+    key = driver_and_device(whole)
     splits = _known.get(key)
     if splits is None:
         splits = _known.setdefault(key, {})
@@ -167,7 +164,7 @@ def wanted_of(layout: Layout, whole: SMResource) -> tuple[Wanted, ...]:
     """The contexts of a layout over some SMs, that of the background partition last, if there is one."""
     groups = split_layout(layout, whole)
     wanted = []
-    for name, sms, spec in zip(names_of_groups(layout, groups), groups, [*layout.specs, REMAINING], strict=False):
+    for name, sms, spec in zip([*layout.names, BACKGROUND], groups, [*layout.specs, REMAINING], strict=False):
         wanted.append(Wanted(name, (sms,), spec))
     return tuple(wanted)
 
@@ -184,4 +181,4 @@ def wanted_for(whole: SMResource, layout: Layout, streams: Sequence[Stream] = ()
     """The same, remembered."""
     # Names and specs, and not the layout: they have all that a layout is equal by.
     key = whole, layout.names, layout.specs
-    return known_split(whole.device, key, lambda: wanted_of(layout, whole), streams)
+    return known_split(whole.device, key, partial(wanted_of, layout, whole), streams)

@@ -29,16 +29,6 @@ def count_of(name: str, spec: PartitionSpec, whole: SMResource) -> int | None:
     return units * grain
 
 
-def _split_options(requests: Sequence[tuple[str, PartitionSpec]], whole: SMResource) -> SMResourceOptions:
-    groups: list[tuple[Any, ...]] = []
-    for name, spec in requests:
-        if isinstance(spec.sms, SMResourceOptions):
-            groups.append(tuple(getattr(spec.sms, field) for field in OPTION_FIELDS))
-        else:
-            groups.append((count_of(name, spec, whole), None, None, False, None, False))
-    return SMResourceOptions(*zip(*groups, strict=True))
-
-
 def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMResource) -> str:
     advice = [error.advice] if error.advice else []
     if error.suggestion is not None:
@@ -53,7 +43,8 @@ def _refusal(error: SplitError, layout: Layout, names: Sequence[str], whole: SMR
 
 def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) -> list[SMResource]:
     """The groups in the order of the layout, then the remaining SMs, if there are any."""
-    counted: list[tuple[str, PartitionSpec]] = []
+    counted: list[str] = []
+    options: list[tuple[Any, ...]] = []
     open_at = None
     for position, (name, spec) in enumerate(zip(layout.names, layout.specs, strict=True)):
         if spec.workqueue is not None:
@@ -61,17 +52,21 @@ def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) ->
         # The partition that takes the whole remainder is not part of the split: it is what the split leaves.
         if spec.sms is None and not spec.aligned:
             open_at = position
+            continue
+        counted.append(name)
+        if isinstance(spec.sms, SMResourceOptions):
+            options.append(tuple(getattr(spec.sms, field) for field in OPTION_FIELDS))
         else:
-            counted.append((name, spec))
+            options.append((count_of(name, spec, whole), None, None, False, None, False))
     groups: list[SMResource] = []
     remainder = whole
     if counted:
         try:
-            groups, remainder = whole.split(_split_options(counted, whole), dry_run=dry_run)
+            groups, remainder = whole.split(SMResourceOptions(*zip(*options, strict=True)), dry_run=dry_run)
         except SplitError as error:
             if open_at is not None and error.suggestion == SMResourceOptions([None]):
                 error.suggestion, error.advice = None, f"request fewer, so that some remain for {layout.names[open_at]}"
-            error.args = (_refusal(error, layout, [name for name, _ in counted], whole),)
+            error.args = (_refusal(error, layout, counted, whole),)
             raise
     if open_at is None:
         return [*groups, remainder] if remainder.sm_count else groups
@@ -81,11 +76,6 @@ def split_layout(layout: Layout, whole: SMResource, *, dry_run: bool = False) ->
             f"{layout.names[open_at]}: request fewer for the others"
         )
     return [*groups[:open_at], remainder, *groups[open_at:]]
-
-
-def names_of_groups(layout: Layout, groups: Sequence[SMResource]) -> list[str]:
-    """The names of the groups of a layout, including that of the background partition."""
-    return [*layout.names, BACKGROUND][: len(groups)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +100,7 @@ def plan(device: Device, layout: Layout) -> tuple[PlannedPartition, ...]:
     requests = [*(spec.request for spec in layout.specs), None]
     return tuple(
         PlannedPartition(name, requested, group.sm_count, group.coscheduled_alignment, group.strategy)
-        for name, requested, group in zip(names_of_groups(layout, groups), requests, groups, strict=False)
+        for name, requested, group in zip([*layout.names, BACKGROUND], requests, groups, strict=False)
     )
 
 
