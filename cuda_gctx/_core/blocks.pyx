@@ -74,6 +74,7 @@ cdef dict given_here():
 
 
 @cython.final
+@cython.freelist(8)
 @cython.no_gc_clear  # __dealloc__ looks at the task
 cdef class CurrentBlock:
     """A ``with`` block in which a context is current on the calling thread."""
@@ -86,6 +87,7 @@ cdef class CurrentBlock:
         if self._block.get() != NULL:
             Py_INCREF(self._task)  # for ever: the block is open until its thread ends
 
+    @cython.binding(False)
     def __enter__(self):
         cdef PyThreadState* state = PyThreadState_GetUnchecked()
         # Steps that can raise come before the push.
@@ -98,10 +100,11 @@ cdef class CurrentBlock:
             context = self._context._slot.get()
             if context.get() == NULL:
                 cpp.live(self._context._slot)
-            self._block = cpp.this_thread().enter(context, task)
+            self._block = cpp.this_thread().enter(move(context), task)
             self._task = <object>task
         return self._context
 
+    @cython.binding(False)
     def __exit__(self, kind, error, trace):
         cdef cpp.BlockHandle block
         with cython.critical_section(self):

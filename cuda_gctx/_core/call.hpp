@@ -221,15 +221,14 @@ int make(ObjectSlot<Box>& slot, Arguments&&... arguments) {
   if (!calls::work_without_gil([&](auto&&... each) { made = std::invoke(function, each...); }, holds)) {
     return -1;
   }
-  if (slot.was_filled()) {  // by another call of __init__
+  if (!made) {
+    return 0;
+  }
+  if (slot.was_filled() || !slot.put(made)) {  // by another call of __init__
     drop(std::move(made));
     PyErr_Format(PyExc_RuntimeError, "this %s has been initialised already: make another object", Box::word);
     return -1;
   }
-  if (!made) {
-    return 0;
-  }
-  slot.put(std::move(made));
   return 1;
 }
 

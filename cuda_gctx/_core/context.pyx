@@ -50,7 +50,8 @@ cdef Context made_context(Context context):
 
 cdef Context context_of_handle(const cpp.ContextHandle& handle, object owner):
     cdef Context context = Context.__new__(Context)
-    context._slot.put(handle)
+    cdef cpp.ContextHandle box = handle
+    context._slot.put(box)
     context._owner = owner
     return made_context(context)
 

@@ -305,7 +305,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     ctypedef shared_ptr[Block] BlockHandle
 
     cdef cppclass ThreadBlocks:
-        BlockHandle enter(const ContextHandle&, const void*) except +raise_error
+        BlockHandle enter(ContextHandle, const void*) except +raise_error
         void leave(const BlockHandle&, const void*) except +raise_error
         void end() noexcept
 
@@ -362,7 +362,7 @@ cdef extern from "_core/call.hpp" namespace "gctx":
 
     # Where an object keeps its handle: a call works on a copy of it, and closing takes it away.
     cdef cppclass Slot "gctx::ObjectSlot"[Box](ChildSlot):
-        void put(shared_ptr[Box]) noexcept
+        cbool put(shared_ptr[Box]&) noexcept
         void share(const Slot[Box]&) noexcept
         shared_ptr[Box] get() noexcept
         cbool was_filled() noexcept

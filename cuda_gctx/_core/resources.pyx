@@ -462,7 +462,8 @@ cdef class DeviceResources:
     @staticmethod
     cdef DeviceResources of_context(const cpp.ContextHandle& context):
         cdef DeviceResources self = DeviceResources.__new__(DeviceResources)
-        self._context.put(context)
+        cdef cpp.ContextHandle box = context
+        self._context.put(box)
         self._runtime = &cpp.present(self._context).get().runtime()
         self._device = cpp.present(self._context).get().device()
         return self

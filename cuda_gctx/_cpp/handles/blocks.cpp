@@ -62,7 +62,16 @@ void ThreadBlocks::demand_task(const void* task) const {
   }
 }
 
-BlockHandle ThreadBlocks::enter(const ContextHandle& context, const void* task) {
+// Returns a block that can be put on the list without an allocation. Most threads enter one block after another.
+BlockHandle ThreadBlocks::unused_block() {
+  open_.reserve(open_.size() + 1);
+  if (spare_ && spare_.use_count() == 1) [[likely]] {
+    return std::move(spare_);
+  }
+  return std::make_shared<Block>(system_id_);
+}
+
+BlockHandle ThreadBlocks::enter(ContextHandle context, const void* task) {
   context->demand_live();
   context->demand_there();
   demand_task(task);
@@ -70,8 +79,7 @@ BlockHandle ThreadBlocks::enter(const ContextHandle& context, const void* task) 
   CUcontext before = nullptr;
   GCTX_CALL(driver, cuCtxGetCurrent, &before);
   const std::uint64_t before_id = id_of(driver, before, context->in_driver().primary);
-  auto block = std::make_shared<Block>(context, before, before_id, task, system_id_);
-  open_.reserve(open_.size() + 1);
+  BlockHandle block = unused_block();
   if (!context->lease().make_current()) [[unlikely]] {
     context->fail_closed();
   }
@@ -81,6 +89,11 @@ BlockHandle ThreadBlocks::enter(const ContextHandle& context, const void* task) 
     driver.fail(result, "cuCtxPushCurrent");
   }
   context->note_thread(system_id_);
+  block->context_ = std::move(context);
+  block->before_ = before;
+  block->before_id_ = before_id;
+  block->task_ = task;
+  block->state_.store(Block::State::open, std::memory_order_relaxed);
   open_.push_back(block);
   return block;
 }
@@ -110,9 +123,10 @@ void ThreadBlocks::leave(const BlockHandle& block, const void* task) {
     fail_state(block->name() + " was left before " + (*innermost)->name() + ", which was entered inside it" + until);
   }
   const bool is_same_task = block->task_ == task;
+  const std::string name = is_same_task ? std::string() : block->name();
   end_left();
   if (!is_same_task) {
-    fail_state(block->name() +
+    fail_state(name +
                " was entered in another task (another contextvars.Context) than it was left in, and its work may have "
                "been that of others meanwhile: a block must not contain an await or a switch");
   }
@@ -135,10 +149,12 @@ void ThreadBlocks::end_left() {
 }
 
 void ThreadBlocks::end_last() {
-  const BlockHandle block = std::move(open_.back());
+  spare_ = std::move(open_.back());
   open_.pop_back();
-  block->state_.store(Block::State::over);
-  const ContextBox& box = *block->context_;
+  Block* const block = spare_.get();
+  block->state_.store(Block::State::over, std::memory_order_relaxed);
+  const ContextHandle context = std::move(block->context_);
+  const ContextBox& box = *context;
   if (!box.runtime().is_usable()) {
     box.lease().make_not_current();
     return;
@@ -171,7 +187,7 @@ void ThreadBlocks::end_last() {
   }
   box.lease().make_not_current();
   if (is_lost) {
-    fail_state(block->name() +
+    fail_state("the block of " + box.label() +
                " has been left, but the context that was current before it is gone, and nothing is current now: make "
                "another context current by Device.set_current()");
   }

@@ -18,8 +18,7 @@ namespace gctx {
 
 class Block {
  public:
-  Block(ContextHandle context, CUcontext before, std::uint64_t before_id, const void* task, long thread) noexcept
-      : context_(std::move(context)), before_(before), before_id_(before_id), task_(task), thread_(thread) {}
+  explicit Block(long thread) noexcept : thread_(thread) {}
 
  private:
   friend class ThreadBlocks;
@@ -30,11 +29,11 @@ class Block {
   std::string name() const { return "the block of " + context_->label(); }
 
   std::atomic<State> state_{State::open};
-  const ContextHandle context_;
-  const CUcontext before_;  // current when the block began; null: nothing was
-  const std::uint64_t before_id_;
-  const void* const task_;  // tells tasks of one thread apart
-  const long thread_;       // the system's number
+  ContextHandle context_;       // null when the block is over
+  CUcontext before_ = nullptr;  // current when the block began; null: nothing was
+  std::uint64_t before_id_ = 0;
+  const void* task_ = nullptr;  // tells tasks of one thread apart
+  const long thread_;           // the system's number
 };
 using BlockHandle = std::shared_ptr<Block>;
 
@@ -49,7 +48,7 @@ class ThreadBlocks {
   static ThreadBlocks& here();
 
   // Begins a block; all or nothing. Refuses while a block of another task is open on the thread.
-  BlockHandle enter(const ContextHandle& context, const void* task);
+  BlockHandle enter(ContextHandle context, const void* task);
   // Ends a block. Throws if a block that was entered inside is still open, or on another thread; the block is then
   // marked as left. Throws as well, after the end, if the block was entered in another task, or if what was current
   // before is gone.
@@ -64,12 +63,14 @@ class ThreadBlocks {
 
  private:
   void demand_task(const void* task) const;
+  BlockHandle unused_block();
   ContextHandle& set_of(const Runtime& runtime);
   void end_left();
   void end_last();
 
   const long system_id_;
   std::vector<BlockHandle> open_;   // the innermost last
+  BlockHandle spare_;               // over: used again once nobody else holds it
   std::vector<ContextHandle> set_;  // by set_current, one of each driver
 };
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -14,39 +14,51 @@ namespace gctx {
 
 // A call gives up the lock of its language, so the slot counts the calls that work on its handle, and what is taken
 // meanwhile is let go by the last of them. The object of the slot outlives them. A box says its word for messages.
-// Not std::atomic<std::shared_ptr>: in libstdc++ 12 its load() races with a later exchange().
+// The state is one word, because each call changes it twice: a mutex would double the cost of the shortest calls. The
+// handle itself is plain, because std::atomic<std::shared_ptr> locks too, and its load() races with a later exchange()
+// in libstdc++ 12.
 template <typename Box>
 class Slot {
  public:
   using Handle = std::shared_ptr<Box>;
 
-  void put(Handle box) noexcept {  // while no call works on it
-    const std::lock_guard lock(mutex_);
-    was_filled_.store(true, std::memory_order_relaxed);
-    box_.swap(box);
+  // Moves a handle into an empty slot. Returns false and leaves the handle to the caller if the slot is not empty.
+  bool put(Handle& box) noexcept {
+    std::uint32_t word = word_.load(std::memory_order_relaxed);
+    do {
+      if ((word & ~was_filled_bit) != 0) {
+        return false;
+      }
+    } while (!word_.compare_exchange_weak(word, word | busy_bit, std::memory_order_acquire, std::memory_order_relaxed));
+    box_ = std::move(box);
+    word_.store(was_filled_bit | present_bit, std::memory_order_release);
+    return true;
   }
-  void share(const Slot& other) noexcept { put(other.get()); }
+  void share(const Slot& other) noexcept {
+    Handle box = other.get();
+    put(box);
+  }
   Handle get() const noexcept {  // null if it is closed, or was never filled
-    const std::lock_guard lock(mutex_);
-    return is_taken_ ? nullptr : box_;
+    if (!begin()) {
+      return nullptr;
+    }
+    Handle box = box_;
+    const Handle last = end();  // `box` outlives it
+    return box;
   }
-  const Handle* begin_call() noexcept {  // null as above, and then there is no call to end
-    const std::lock_guard lock(mutex_);
-    const bool is_there = box_ && !is_taken_;
-    calls_ += static_cast<unsigned>(is_there);
-    return is_there ? &box_ : nullptr;
-  }
-  Handle end_call() noexcept {  // what the caller has to let go of, without the lock of its language
-    const std::lock_guard lock(mutex_);
-    --calls_;
-    return calls_ == 0 && std::exchange(is_taken_, false) ? std::exchange(box_, nullptr) : nullptr;
-  }
+  const Handle* begin_call() noexcept { return begin() ? &box_ : nullptr; }  // null as above: there is no call to end
+  // Returns what the caller has to let go of, without the lock of its language.
+  Handle end_call() noexcept { return end(); }
   Handle take() noexcept {
-    const std::lock_guard lock(mutex_);
-    is_taken_ = calls_ != 0;
-    return is_taken_ ? nullptr : std::exchange(box_, nullptr);
+    std::uint32_t word = word_.load(std::memory_order_relaxed);
+    do {
+      if (!is_there(word)) {
+        return nullptr;
+      }
+    } while (!word_.compare_exchange_weak(word, word | busy_bit, std::memory_order_acq_rel, std::memory_order_relaxed));
+    return (word & calls) == 0 ? empty() : nullptr;
   }
-  bool was_filled() const noexcept { return was_filled_.load(std::memory_order_relaxed); }
+  bool was_filled() const noexcept { return (word_.load(std::memory_order_relaxed) & was_filled_bit) != 0; }
 
   [[noreturn]] void fail_empty() const {
     const std::string word = Box::word;
@@ -59,11 +71,33 @@ class Slot {
   }
 
  private:
-  mutable std::mutex mutex_;
-  Handle box_;
-  unsigned calls_ = 0;
-  bool is_taken_ = false;
-  std::atomic<bool> was_filled_{false};
+  // busy: the handle is being put into the slot, or the last call lets it go. No call begins meanwhile.
+  static constexpr std::uint32_t present_bit = 1U << 31, busy_bit = 1U << 30, was_filled_bit = 1U << 29;
+  static constexpr std::uint32_t calls = was_filled_bit - 1;
+
+  static bool is_there(std::uint32_t word) noexcept { return (word & (present_bit | busy_bit)) == present_bit; }
+  bool begin() const noexcept {
+    std::uint32_t word = word_.load(std::memory_order_relaxed);
+    do {
+      if (!is_there(word)) [[unlikely]] {
+        return false;
+      }
+    } while (!word_.compare_exchange_weak(word, word + 1, std::memory_order_acquire, std::memory_order_relaxed));
+    return true;
+  }
+  Handle end() const noexcept {
+    const std::uint32_t word = word_.fetch_sub(1, std::memory_order_acq_rel) - 1;
+    return (word & (busy_bit | calls)) == busy_bit ? empty() : nullptr;
+  }
+  // Takes the handle out of a busy slot without calls: no other thread touches it.
+  Handle empty() const noexcept {
+    Handle box = std::move(box_);
+    word_.store(was_filled_bit, std::memory_order_release);
+    return box;
+  }
+
+  mutable Handle box_;
+  mutable std::atomic<std::uint32_t> word_{0};
 };
 
 }  // namespace gctx

@@ -183,6 +183,22 @@ void a_block_that_is_left_on_another_thread_ends_with_its_own() {
   close_context(contexts[0]);
 }
 
+// A thread uses the memory of its last block again, but not while a caller still holds that block.
+void a_block_that_is_over_stays_over() {
+  Machine machine;
+  const auto contexts = two_contexts(machine.runtime());
+  const BlockHandle first = here().enter(contexts[0], nullptr);
+  here().leave(first, nullptr);
+  for (int round = 0; round < 3; ++round) {
+    const BlockHandle next = here().enter(contexts[1], nullptr);
+    CHECK(message_of<Error>([&] { here().leave(first, nullptr); }).find("not open") != std::string::npos);
+    CHECK(current_of(machine.runtime()) == contexts[1]->handle());
+    here().leave(next, nullptr);
+  }
+  close_context(contexts[0]);
+  close_context(contexts[1]);
+}
+
 void two_tasks_of_a_thread_cannot_have_a_block_each() {
   Machine machine;
   const auto contexts = two_contexts(machine.runtime());
@@ -217,7 +233,9 @@ void the_newest_form_of_a_function_is_called() {
 void what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them() {
   Machine machine;
   Slot<ContextBox> slot;
-  slot.put(two_contexts(machine.runtime())[0]);
+  std::vector<ContextHandle> contexts = two_contexts(machine.runtime());
+  CHECK(slot.put(contexts[0]) && !slot.put(contexts[1]));
+  CHECK(contexts[0] == nullptr && contexts[1] != nullptr);
   const std::weak_ptr<ContextBox> kept = slot.get();
   const ContextHandle* const first = slot.begin_call();
   const ContextHandle* const second = slot.begin_call();
@@ -227,7 +245,8 @@ void what_is_taken_from_a_slot_during_calls_goes_with_the_last_of_them() {
   CHECK((*second)->handle() != nullptr && !kept.expired());
   CHECK(slot.end_call() != nullptr);
   CHECK(kept.expired());
-  CHECK(slot.take() == nullptr);
+  CHECK(slot.take() == nullptr && slot.was_filled());
+  CHECK(slot.put(contexts[1]) && slot.take() != nullptr);  // it can be filled again
 }
 
 void a_context_of_a_device_that_is_not_listed_is_refused() {
@@ -334,6 +353,7 @@ int main() {
   a_context_that_is_current_elsewhere_cannot_be_closed();
   what_was_current_before_a_block_is_current_after_it();
   a_block_that_is_left_on_another_thread_ends_with_its_own();
+  a_block_that_is_over_stays_over();
   two_tasks_of_a_thread_cannot_have_a_block_each();
   what_was_set_goes_with_its_thread();
   the_newest_form_of_a_function_is_called();

@@ -154,7 +154,8 @@ void a_slot_is_emptied_under_its_users() {
   const ContextHandle context = machine.context();
   for (int round = 0; round < rounds; ++round) {
     Slot<StreamBox> slot;
-    slot.put(create_stream(context, std::nullopt, true));
+    StreamHandle made = create_stream(context, std::nullopt, true);
+    CHECK(slot.put(made));
     const CUstream handle = slot.get()->handle();
     std::atomic<int> wrong{0};
     std::atomic<int> used{0};
