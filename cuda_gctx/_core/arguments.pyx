@@ -39,7 +39,7 @@ cpdef object as_sm_count(str name, object value, object most=None):
         return None
     number = as_int(name, value)
     if number < 0:
-        raise ValueError(f"{name} must be an int that is not negative (0 and None: all remaining SMs), not {number}")
+        raise ValueError(f"{name} must be non-negative (0 and None: all remaining SMs), not {number}")
     return as_int(name, number, 0, most) or None
 
 

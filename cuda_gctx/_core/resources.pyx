@@ -9,7 +9,10 @@ cdef object checked_int(name, value, smallest, multiple=1):
     """`value` as an int of at least `smallest`; None stays None."""
     if value is None:
         return None
-    number = as_int(name, value, smallest, LARGEST_COUNT)
+    number = as_int(name, value)
+    if number < smallest:
+        raise ValueError(f"{name} must be >= {smallest}, not {number}")
+    as_int(name, number, smallest, LARGEST_COUNT)
     if number % multiple:
         raise ValueError(f"{name} must be an even number, not {number}")
     return number

@@ -125,9 +125,7 @@ def test_a_count_of_0_is_everything_left_as_none_is() -> None:
 
 @pytest.mark.parametrize("count", [-1, [8, -1]])
 def test_a_negative_count_is_called_negative(count: Any) -> None:
-    with pytest.raises(
-        ValueError, match=r"count must be an int that is not negative \(0 and None: all remaining SMs\), not -1"
-    ):
+    with pytest.raises(ValueError, match=r"count must be non-negative \(0 and None: all remaining SMs\), not -1"):
         SMResourceOptions(count)
 
 

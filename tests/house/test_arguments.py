@@ -358,7 +358,9 @@ def problems(world: Any, name: str, door: Door) -> Iterator[str]:
     refused = [(value, TypeError, type(value).__name__) for value in door.kind.wrong_types]
     refused += [(value, ValueError, re.escape(str(value))) for value in wrong_values]
     for value, kind, given in refused:
-        message = rf"{said} must be {door.kind.words}\b.*, not {given}$"
+        # cuda.core has words of its own for a count that is too small, and programs look for them.
+        words = rf"{door.kind.words}\b.*" if kind is TypeError else rf"(?:{door.kind.words}\b|>= \d+|non-negative).*"
+        message = rf"{said} must be {words}, not {given}$"
         try:
             door.call(world, value)
         except Exception as error:

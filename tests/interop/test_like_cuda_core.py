@@ -14,8 +14,11 @@ from cuda_gctx import (
     ContextOptions,
     CUDAError,
     Device,
+    DeviceResources,
+    SMResource,
     SMResourceOptions,
     SplitError,
+    WorkqueueResource,
     WorkqueueResourceOptions,
     WorkqueueSharingScopeType,
 )
@@ -112,6 +115,30 @@ def test_a_workqueue_has_the_scope_that_it_was_given(sim: Any) -> None:
     for scope in WorkqueueSharingScopeType:
         workqueue.configure(WorkqueueResourceOptions(sharing_scope=scope))
         assert workqueue.sharing_scope is scope
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (lambda: WorkqueueResourceOptions(concurrency_limit=0), "concurrency_limit must be >= 1, not 0"),
+        (lambda: WorkqueueResourceOptions(concurrency_limit=-3), "concurrency_limit must be >= 1, not -3"),
+        (lambda: SMResourceOptions(count=-1), "count must be non-negative"),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused_in_the_same_words(options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        options()
+
+
+@pytest.mark.parametrize("kind", [DeviceResources, SMResource, WorkqueueResource])
+def test_resources_are_not_made_by_their_types(kind: Any) -> None:
+    with pytest.raises(TypeError, match="come"):
+        kind()
+
+
+def test_a_primary_context_creates_streams(dev: Device) -> None:
+    with dev.context.create_stream() as stream:
+        assert stream.context == dev.context
 
 
 # ---- devices

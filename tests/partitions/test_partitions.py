@@ -306,7 +306,7 @@ def test_a_failure_of_the_driver_names_the_partition_and_says_what_to_do(sim: Ma
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
-        (-8, ValueError, "sms must be an int that is not negative (0 and None: all remaining SMs), not -8"),
+        (-8, ValueError, "sms must be non-negative (0 and None: all remaining SMs), not -8"),
         (True, TypeError, "sms must be an int, not bool"),
         (0.0, ValueError, "or a share of a device (a float above 0 and below 1), not"),
         (1.5, ValueError, "or a share of a device (a float above 0 and below 1), not"),
