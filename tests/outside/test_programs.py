@@ -594,3 +594,28 @@ def test_drjit_adopts_a_context(machine: Machine, driver: str) -> None:
             spin(adopted_stream, 24, KERNEL_NS)
             adopted_stream.sync()
         raw.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+
+
+# nano-vllm's preflight makes the contexts of decode and prefill current, and a second context for the group of decode.
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_nano_vllm_tries_its_contexts_before_it_serves(machine: Machine, driver: str) -> None:
+    machine(driver, contexts=3)
+    device = Device(0)
+    [group], rest = device.resources.sm.split(SMResourceOptions(count=16))
+    contexts = [device.create_context(ContextOptions(resources=[sms])) for sms in (group, rest)]
+    with pytest.warns(ResourceOverlapWarning, match="shares SMs") as warned:
+        contexts.append(device.create_context(ContextOptions(resources=[group])))
+    assert len(warned) == 1
+    for context, count in zip(contexts, (16, SMS - 16, 16), strict=True):
+        before = device.set_current(context)
+        stream = device.create_stream()
+        assert counts([context.create_stream()]) == [count]
+        assert device.set_current(before) is context
+        stream.close()
+    decode, prefill, again = (set(context.verify().contexts[0].sm_ids) for context in contexts)
+    assert decode == again
+    assert not decode & prefill
+    for context in contexts:
+        context.close()
