@@ -12,7 +12,8 @@ if there is a difference, or if pip fails for a package. ``--record`` writes the
 drop-ins have been brought up to date.
 
 Downloads wheels, about 900 MB, and reads single files of them. Nothing of them is installed or run. cuda.core has no
-source distribution in the registry: its stubs are compared, not its bodies.
+source distribution in the registry: its stubs are compared, not its bodies. Holoscan's classes are compiled: its public
+names are compared.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -73,6 +75,19 @@ PACKAGES = {
             "cuda/core/cu13/_context.pyi": Watched("cuda_gctx.Context"),
             "cuda/core/cu13/_device_resources.pyi": Watched("cuda_gctx.SMResource, cuda_gctx.WorkqueueResource"),
         }
+    ),
+    "holoscan-core-cu13": Package(
+        {
+            "holoscan/execution.pyi": Watched(
+                "docs/native.md, the table of Holoscan",
+                (
+                    *("CudaGreenContextPlacement.__init__", "CudaGreenContextPlacement.sm_count"),
+                    *("CudaGreenContextCapability.min_sm_partition_size", "query_cuda_green_context_capability"),
+                    "DeploymentBinding.bind_cuda_green_context",
+                ),
+            )
+        },
+        ("--platform", "manylinux_2_39_x86_64"),
     ),
     "nvidia-nccl-cu13": Package(
         {
@@ -245,7 +260,10 @@ def newest_python() -> str:
 
 
 def pip(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True, check=False)
+    # A constraint of this machine must not hide the newest release.
+    environment = {**os.environ, "PIP_CONSTRAINT": os.devnull}
+    command = [sys.executable, "-m", "pip", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise PipError(done.stderr.strip() or done.stdout.strip())
     return done.stdout

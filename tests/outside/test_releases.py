@@ -221,5 +221,10 @@ def test_a_failure_of_pip_has_its_words() -> None:
         releases.pip("nothing-like-this")
 
 
+def test_a_constraint_of_the_machine_hides_no_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_CONSTRAINT", "old-releases.txt")
+    assert "old-releases.txt" not in releases.pip("config", "list")
+
+
 def test_the_newest_supported_python_is_asked_for() -> None:
     assert releases.newest_python() == "3.14"
