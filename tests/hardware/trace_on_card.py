@@ -414,7 +414,7 @@ def profiler() -> Answer:
         {
             "the program succeeded": found.status == 0,
             "the program's profiler sees all": profiled == alone[0]["profiled"] == IN_CONTROL,
-            "a sentence says so": "profiler" in found.errors,
+            "the report says so": any(process["was_replaced"] for process in found.document["processes"]),
         },
         profiled=profiled,
         sentence=found.errors[-400:],
