@@ -59,7 +59,7 @@ def test_a_short_part_is_not_refused_when_the_host_stalls(dev: Device, monkeypat
     [
         (lambda: tune.overlap(nothing), ValueError, "from 2 to 8 parts, not 1"),
         (lambda: tune.overlap(nothing, nothing), ValueError, "two parts are named nothing"),
-        (lambda: tune.overlap(nothing, lambda stream: None), ValueError, "needs one: overlap(decode="),
+        (lambda: tune.overlap(nothing, lambda stream: None), ValueError, "needs one: overlap(control="),
         (lambda: tune.overlap(nothing, 3), TypeError, "not int"),  # type: ignore[arg-type]
         (lambda: tune.overlap(a=nothing, b=3), TypeError, "b must be a function"),  # type: ignore[arg-type]
         (lambda: tuned("a chain", objective="fast"), ValueError, "not 'fast'"),
