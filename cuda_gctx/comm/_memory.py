@@ -11,7 +11,6 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from functools import cache
 from typing import Any, NamedTuple
 
 from cuda_gctx import CUDAError, Device
@@ -47,13 +46,20 @@ def host_identity() -> str:
         return socket.gethostname()
 
 
-@cache
+# Made with the module: threads that ask for the first time at once would get two.
+_identities = [secrets.token_hex(16)]
+
+
 def process_identity() -> str:
     """Of this process, and of no other one: containers number their processes alike."""
-    return secrets.token_hex(16)
+    return _identities[0]
 
 
-os.register_at_fork(after_in_child=process_identity.cache_clear)
+def _renew_identity() -> None:
+    _identities[0] = secrets.token_hex(16)
+
+
+os.register_at_fork(after_in_child=_renew_identity)
 
 
 def _rounded(size: int, grain: int) -> int:

@@ -306,8 +306,10 @@ CUPTI_STAND_IN int cuptiActivityFlushAll(std::uint32_t) {
 }
 
 CUPTI_STAND_IN int cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid, std::uint8_t** record) {
-  static const std::map<int, std::size_t> sizes{{copy, copy_size},       {fill, fill_size},     {driver, call_size},
-                                                {context, context_size}, {kernel, kernel_size}, {graph, graph_size}};
+  // Never destroyed: a tracer flushes while the process ends.
+  static const auto& sizes =
+      *new const std::map<int, std::size_t>{{copy, copy_size},       {fill, fill_size},     {driver, call_size},
+                                            {context, context_size}, {kernel, kernel_size}, {graph, graph_size}};
   const auto size_of = [](const std::uint8_t* at) {
     int kind = 0;
     std::memcpy(&kind, at, sizeof kind);
