@@ -81,7 +81,7 @@ def lane(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One run of the program: the summary, and the tracks of the file."""
+    """A run of the program: the summary, and the tracks of the file."""
 
     document: dict[str, Any]
     tracks: list[Track]
@@ -122,6 +122,29 @@ def test_partitions_that_ran_at_the_same_time_are_a_pair(recorded: Recorded) -> 
 def test_whole_graphs_are_launches_and_no_kernels() -> None:
     control = lane(summary("--graphs", "whole", *program()), "control")
     assert (control["kernels"], control["graphs"]) == (1, 5)
+
+
+def test_whole_graphs_that_run_at_once_are_counted_once() -> None:
+    code = """
+from cuda_gctx import Device, tune
+dev = Device(0)
+with dev.partition(control=16, rest=None) as parts, dev.create_stream() as plain:
+    with plain.capture() as capture:
+        for _ in range(4):
+            tune.spin(plain, 8, 1_000_000)
+    with (
+        capture.graph.in_partition(parts.control, ordered=False) as one,
+        capture.graph.in_partition(parts.rest, ordered=False) as other,
+    ):
+        for _ in range(5):
+            one.launch(parts.control.stream)
+            other.launch(parts.rest.stream)
+        dev.sync()
+"""
+    found = summary("--graphs", "whole", "--", sys.executable, "-c", code)
+    for name in ("control", "rest"):
+        assert (lane(found, name)["kernels"], lane(found, name)["graphs"]) == (0, 5)
+        assert lane(found, name)["busy_ns"] == pytest.approx(20e6, rel=0.1)
 
 
 def test_a_killed_program_keeps_its_records_and_says_so() -> None:

@@ -115,7 +115,8 @@ typedef enum softwareDriverActivityKind {
   softwareDriverKernelActivity = 2,
   softwareDriverCopyActivity = 3,
   softwareDriverFillActivity = 4,
-  softwareDriverCallActivity = 5
+  softwareDriverCallActivity = 5,
+  softwareDriverGraphActivity = 6 /* the end of a launch of a graph, after its nodes */
 } softwareDriverActivityKind;
 
 typedef struct softwareDriverActivity {

@@ -193,7 +193,7 @@ std::vector<WorkPtr> submit_nodes(Call& c, const ExecNodes& nodes, const Context
     const WorkPtr work = work_of(c, one, launched_in);
     // Recorded: waits ask for the stream, and not for where its kernels run.
     work->owner = {launched_in.id, launched_in.root_id, false};
-    work->source = {work->source.context, source.stream, source.graph, source.launch};
+    work->source = {work->source.context, source.stream, source.graph, source.launch, false};
     work->seen = hides_from_primary(c, launched_in) ? seen(c, one.node) : Seen::by_all;
     work->after = begin;
     for (const std::size_t before : one.after) {
@@ -247,10 +247,12 @@ void replay(Call& c, GraphExec& exec, Stream& stream) {
   const WorkPtr begin = submit(c, stream, first, Seen::by_none);
   auto end = std::make_shared<Work>();
   end->seen = hides_from_primary(c, *stream.context) ? Seen::by_none : Seen::by_all;
-  const WorkSource source{0, stream.id, exec.graph_id, begin->sequence};
+  WorkSource source{0, stream.id, exec.graph_id, begin->sequence, false};
   observe_call("cuGraphLaunch", begin->submitted, begin->sequence);
   end->after = submit_nodes(c, exec.nodes, *stream.context, {begin, exec.last}, source);
   end->after.push_back(begin);
+  source.ends_launch = true;
+  end->source = source;
   put(c, stream, end);
   exec.last = end;
 }

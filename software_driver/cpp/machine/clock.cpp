@@ -349,11 +349,12 @@ namespace {
 
 void tell_observer(const Work& work) {
   const bool moves = work.engine != Engine::none || work.bytes > 0;
-  if (observer.load(std::memory_order_relaxed) == nullptr || !(work.grid || moves)) {
+  if (observer.load(std::memory_order_relaxed) == nullptr || !(work.grid || moves || work.source.ends_launch)) {
     return;
   }
   softwareDriverActivity activity{};
-  activity.kind = work.grid                     ? softwareDriverKernelActivity
+  activity.kind = work.source.ends_launch       ? softwareDriverGraphActivity
+                  : work.grid                   ? softwareDriverKernelActivity
                   : work.engine != Engine::none ? softwareDriverCopyActivity
                                                 : softwareDriverFillActivity;
   activity.device = work.device;

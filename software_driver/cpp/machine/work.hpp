@@ -130,12 +130,13 @@ struct Owner {
   bool is_blocking = false;   // what follows on the legacy default stream of the context waits for it
 };
 
-// Where work comes from, for profilers.
+// The source of work, for profilers.
 struct WorkSource {
   std::uint64_t context = 0;  // that it runs in
   std::uint64_t stream = 0;
   std::uint64_t graph = 0;   // that it is a node of
   std::uint64_t launch = 0;  // of that graph
+  bool ends_launch = false;  // a mark behind all of its nodes
 };
 
 // What of a primary context sees work of its green contexts: its waits and its events, or its waits alone.

@@ -25,7 +25,7 @@ constexpr std::uint32_t version_call = 2, graph_launch = 514;
 
 constexpr std::size_t kernel_size = 216, copy_size = 96, fill_size = 88, graph_size = 56, context_size = 32,
                       call_size = 40;
-// As much as the real library keeps.
+// The number of records that the real library keeps.
 constexpr std::size_t most_waiting = 4'000'000;
 
 // A function of the software driver, which the process has loaded.
@@ -51,8 +51,8 @@ struct State {
   std::set<int> kinds;
   std::set<std::uint32_t> calls;
   std::deque<Record> waiting;
-  std::set<std::string> names;  // kernels' names live as long as the process
-  std::map<std::uint64_t, std::pair<std::uint64_t, std::uint64_t>> graphs;  // launches under way: begin and end
+  std::set<std::string> names;                          // kernels' names live as long as the process
+  std::map<std::uint64_t, std::uint64_t> graph_starts;  // of launches under way
   std::size_t dropped = 0;
   bool has_latencies = false;
   Request request = nullptr;
@@ -127,27 +127,27 @@ Record of_memory(const softwareDriverActivity& activity, int kind, std::size_t s
   return record;
 }
 
+Record of_graph(const softwareDriverActivity& activity, std::uint64_t started) {
+  Record record = made(graph, graph_size);
+  put(record, 4, static_cast<std::uint32_t>(activity.launch));
+  put(record, 8, started);
+  put(record, 16, activity.ended);
+  put(record, 24, activity.device);
+  put(record, 28, static_cast<std::uint32_t>(activity.graph));
+  put(record, 32, static_cast<std::uint32_t>(activity.context));
+  put(record, 36, static_cast<std::uint32_t>(activity.stream));
+  return record;
+}
+
 void notice(const softwareDriverActivity* activity) {
   State& here = state();
   const std::lock_guard lock(here.mutex);
   if (activity->graph != 0 && here.kinds.count(graph) != 0) {
-    auto& [begin, end] = here.graphs.try_emplace(activity->launch, activity->started, activity->ended).first->second;
-    begin = std::min(begin, activity->started);
-    end = std::max(end, activity->ended);
-    Record record = made(graph, graph_size);
-    put(record, 4, static_cast<std::uint32_t>(activity->launch));
-    put(record, 8, begin);
-    put(record, 16, end);
-    put(record, 24, activity->device);
-    put(record, 28, static_cast<std::uint32_t>(activity->graph));
-    put(record, 32, static_cast<std::uint32_t>(activity->context));
-    put(record, 36, static_cast<std::uint32_t>(activity->stream));
-    // One record for a launch, whose end moves while its nodes end.
-    const bool follows = !here.waiting.empty() && std::memcmp(here.waiting.back().data(), record.data(), 8) == 0;
-    if (follows) {
-      here.waiting.back() = std::move(record);
-    } else {
-      add(here, std::move(record));
+    if (activity->kind != softwareDriverGraphActivity) {
+      std::uint64_t& start = here.graph_starts.try_emplace(activity->launch, activity->started).first->second;
+      start = std::min(start, activity->started);
+    } else if (const auto known = here.graph_starts.extract(activity->launch)) {
+      add(here, of_graph(*activity, known.mapped()));
     }
     return;
   }
@@ -179,6 +179,8 @@ void notice(const softwareDriverActivity* activity) {
       }
       break;
     }
+    case softwareDriverGraphActivity:
+      break;
   }
 }
 
