@@ -25,9 +25,10 @@ class _Part(Protocol):
     def context(self) -> Any: ...
 
 
-# The layouts that are open: a trace that begins later has to know their names.
+# The layouts that are open: a trace that begins later has to know their names. An opening enters its layout before it
+# looks at the folder, and a trace sets the folder before it reads the layouts, so that neither misses the other.
 _opened: WeakKeyDictionary[object, tuple[_Part, ...]] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.Lock()  # of beginning a trace
 
 
 def mark(event: str, parts: Iterable[_Part]) -> None:
@@ -43,9 +44,9 @@ def mark(event: str, parts: Iterable[_Part]) -> None:
 
 def mark_opening(layout: object, parts: tuple[_Part, ...]) -> None:
     """Note that a layout was opened, which stays known while the object lives."""
-    with _lock:
-        _opened[layout] = parts
-    mark("open", parts)
+    _opened[layout] = parts
+    if folder is not None:
+        mark("open", parts)
 
 
 @contextmanager
@@ -59,9 +60,8 @@ def marks_in(place: str) -> Iterator[None]:
         if folder is not None:
             raise RuntimeError("this process is traced already, and a process has one trace at a time")
         folder = place
-        opened = list(_opened.values())
     try:
-        for parts in opened:
+        for parts in list(_opened.values()):
             with suppress(RuntimeError):  # closed meanwhile
                 mark("open", parts)
         yield
