@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Thread
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Stream
@@ -23,7 +22,7 @@ from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._compile import FLAT, PLANS
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
-from cuda_gctx.comm._groups import Groups, demand_place
+from cuda_gctx.comm._groups import Groups, demand_place, wait_at_most
 from cuda_gctx.comm._launch import Kernels
 from cuda_gctx.comm._limits import Limits
 from cuda_gctx.comm._memory import Workspaces
@@ -74,7 +73,7 @@ STAGED_BYTES = 64 * 1024 * 1024
 MEETING_S = 5.0
 MEETINGS = 3
 NOT_BUILT = "the handler could not be built"
-# How much longer than a kernel waits for another rank recover() waits for the work of the device.
+# recover() waits this much longer for the work of the device than a kernel waits for another rank.
 RECOVER_S = 2.0
 FAULT_END = Geometry.CONTROL_EXCHANGES
 
@@ -403,25 +402,12 @@ class OnGpu:
 
 def _wait_for_work(device: Device, seconds: float) -> None:
     """Waits for what was launched on a device, in all of its contexts. RuntimeError after a time."""
-    problems: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            device.sync()
-        except CUDAError as error:
-            problems.append(error)
-
-    # A wait on the host has no time limit of its own. The thread ends with the work.
-    waiting = Thread(target=wait, name="cuda_gctx recovers", daemon=True)
-    waiting.start()
-    waiting.join(seconds)
-    if waiting.is_alive():
-        raise RuntimeError(
-            f"the work of {device!r} did not end within {seconds:g} s, and a replay in it may use the handler: end "
-            "that work, and call recover() again on all ranks"
-        )
-    if problems:
-        raise problems[0]
+    wait_at_most(
+        seconds,
+        device.sync,
+        f"the work of {device!r} did not end within {seconds:g} s, and a replay in it may use the handler: end that "
+        "work, and call recover() again on all ranks",
+    )
 
 
 def _are_threads_on_one_device(backend: CommBackend, index: int) -> bool:

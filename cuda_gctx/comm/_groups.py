@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from importlib import import_module
@@ -37,6 +37,28 @@ def demand_place(backend: CommBackend, info: ParallelInfo) -> None:
         raise ValueError(
             f"the backend is rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
         )
+
+
+def wait_at_most(seconds: float, work: Callable[[], object], too_late: str) -> None:
+    """Runs a wait on the host that has no time limit of its own. RuntimeError(too_late) after a time.
+
+    A thread waits, and ends with the work.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise RuntimeError(too_late)
+    for error in errors:
+        raise error
 
 
 class Groups:
@@ -135,26 +157,17 @@ class Groups:
         """
         made, self._made = self._made, {}
         distributed: Any = import_module("torch.distributed") if made else None
-        errors: list[Exception] = []
 
         def work() -> None:
-            try:
-                with import_module("torch").cuda.device(device) if device.type == "cuda" else nullcontext():
-                    for ranks in sorted(made, reverse=True):
-                        if not ranks or rank in ranks:
-                            distributed.destroy_process_group(made[ranks])
-            except Exception as error:
-                errors.append(error)
+            with import_module("torch").cuda.device(device) if device.type == "cuda" else nullcontext():
+                for ranks in sorted(made, reverse=True):
+                    if not ranks or rank in ranks:
+                        distributed.destroy_process_group(made[ranks])
 
-        if not made:
-            return
-        thread = Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if thread.is_alive():
-            raise RuntimeError(
+        if made:
+            wait_at_most(
+                seconds,
+                work,
                 f"its groups were not destroyed in {seconds:.0f} s: NCCL waits for the graphs that contain its calls. "
-                "Delete these before shutdown()"
+                "Delete these before shutdown()",
             )
-        for error in errors:
-            raise error
