@@ -18,9 +18,8 @@ from cuda_gctx.cli._output import write_json
 from cuda_gctx.cli._programs import chosen_driver
 from cuda_gctx.cli.sim import software_driver
 from cuda_gctx.interpose import InterposeError
+from cuda_gctx.interpose.supervision import FORWARDED
 from cuda_gctx.tracing import INJECTION_VARIABLE, NoCUPTI, Recording, find_cupti, published
-
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _cupti() -> str:

@@ -282,7 +282,7 @@ cdef class Plans:
         return key_of(op, mode, root, x_in, 0, 0, distance)
 
     cdef int _learn(self, tensor) except -1:
-        """How the tensors of a class are described: by a tensor that has been checked, so that it has memory."""
+        """Learns how the tensors of a class are described, from a checked one, which has memory."""
         cdef DLPackExchangeAPI* api
         cdef DLTensor found
         cdef Describe describe = NULL

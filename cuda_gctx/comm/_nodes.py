@@ -314,7 +314,7 @@ class NodeKernels:
         call = {**call, "rank": local_rank, "first_world_rank": info.inter_rank * node}
         self.sums = {
             NodeStep.COLLECT: Sums(node, plan.sources, (local_rank,), limits),
-            # What is added lies in this rank's region.
+            # The sums lie in this rank's region.
             NodeStep.SPREAD: Sums(node, (local_rank,) * added, plan.targets, limits),
         }
         self.launchers: dict[NodeStep, Launcher] = {}

@@ -31,7 +31,7 @@ Number read(const std::uint8_t* record, std::size_t offset) {
   return value;
 }
 
-// Where a kind of record has its fields; `none` where it has no such field.
+// The offsets of a kind of record's fields; `none`: it has no such field.
 constexpr std::size_t none = 0;
 struct Layout {
   std::size_t start, end, device, context, stream, correlation, graph, queued, bytes, name;

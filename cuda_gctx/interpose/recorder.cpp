@@ -51,7 +51,7 @@ enum class Tag : std::uint8_t {
   replaced = 13  // another profiler receives the records
 };
 
-// One record of a file; tracing/_records.py reads it.
+// A record of a file; tracing/_records.py reads it.
 struct Record {
   Tag tag{};
   std::uint8_t size_of_text = 0;  // in units of a record

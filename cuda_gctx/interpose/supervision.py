@@ -26,7 +26,7 @@ from cuda_gctx._core.text import table
 from cuda_gctx.interpose import LIBRARY, InterposeError
 from cuda_gctx.partitions.words import PART_VARIABLE
 
-__all__ = ["Program", "Supervision"]
+__all__ = ["FORWARDED", "Program", "Supervision"]
 
 REPORTS_VARIABLE = "CUDA_GCTX_REPORTS"
 STRICT_VARIABLE = "CUDA_GCTX_STRICT"

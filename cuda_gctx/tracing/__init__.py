@@ -1,10 +1,9 @@
-"""What ran where on a GPU: the trace of a command, its summary, and its file for ui.perfetto.dev."""
+"""The trace of a command by partitions, its summary, and its file for ui.perfetto.dev."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,12 +37,15 @@ class NoCUPTI(RuntimeError):
 def find_cupti() -> str:
     """The path of CUPTI: that of the Python packages of CUDA, or of a CUDA toolkit. Raises NoCUPTI."""
     package = importlib.util.find_spec("nvidia")
-    folders = [*(package.submodule_search_locations or ())] if package is not None else []
-    folders += [path for path in sys.path if os.path.basename(path) == "nvidia"]
-    places = [os.path.join(folder, "*", "lib") for folder in folders]
-    homes = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    places += [os.path.join(home, "extras", "CUPTI", "lib64") for home in homes if home]
-    places += [os.path.join(home, "lib64") for home in homes if home]
+    folders = package.submodule_search_locations or () if package is not None else ()
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    below = [
+        os.path.join(home, folder)
+        for folder in (os.path.join("extras", "CUPTI", "lib64"), "lib64")
+        for home in homes
+        if home
+    ]
+    places = [*(os.path.join(folder, "*", "lib") for folder in folders), *below]
     for name in NAMES:
         for place in places:
             if found := sorted(glob(os.path.join(place, name))):
@@ -53,7 +55,7 @@ def find_cupti() -> str:
 
 @dataclass(frozen=True)
 class Trace:
-    """What the processes of a command did on GPUs."""
+    """The work of the processes of a command on GPUs."""
 
     processes: tuple[Process, ...]
     lanes: tuple[Lane, ...]

@@ -60,7 +60,7 @@ class Lane:
     device: int
     name: str
     sm_count: int = 0
-    # By the number of the context, too: streams of two contexts may have one number.
+    # The key has the number of the context, too: streams of two contexts may have one number.
     streams: dict[tuple[int, int], StreamItems] = field(default_factory=dict)
     busy: Spans = field(default_factory=Spans)
 

@@ -1,4 +1,4 @@
-"""What the package and the library of ``cuda-gctx run`` tell a trace: names of contexts, openings and switches."""
+"""Marks of the package and of the library of ``cuda-gctx run``: names of contexts, openings and switches."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Context:
 
 
 class Item(NamedTuple):
-    """One thing that a device did. Times are nanoseconds of CLOCK_REALTIME; queued is 0 where it is unknown."""
+    """A kernel, copy, fill or launch of a graph. Times are nanoseconds of CLOCK_REALTIME; queued is 0 if unknown."""
 
     kind: int  # Tag.KERNEL, COPY, FILL or GRAPH
     name: str
@@ -83,7 +83,7 @@ class Item(NamedTuple):
 
 @dataclass
 class StreamItems:
-    """What a stream did, in the order of the starts.
+    """The items of a stream, in the order of the starts.
 
     Columns: a trace can have tens of millions of items, each of which takes 41 bytes here.
     """
@@ -132,7 +132,7 @@ Place = tuple[int, int, int]
 
 @dataclass
 class Process:
-    """What one process recorded.
+    """The records of a process.
 
     error_ns: how far its times may be from those of other processes. has_ended: false if it was killed. was_replaced:
     true if another profiler received the records from some time on.

@@ -91,7 +91,7 @@ class ProcessSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a traced command did."""
+    """The summary of a traced command."""
 
     seconds: float
     processes: tuple[ProcessSummary, ...]
@@ -238,7 +238,7 @@ def _strays(lanes: Sequence[Lane], marks: Sequence[Mark]) -> list[Stray]:
 
 
 def _common(first: Spans, second: Spans, error: int) -> int:
-    """How long two lists of spans overlap. Overlaps that are shorter than the error of the clocks do not count."""
+    """The time in which two lists of spans overlap. Overlaps shorter than the error of the clocks do not count."""
     total, i, j = 0, 0, 0
     while i < len(first) and j < len(second):
         overlap = min(first.ends[i], second.ends[j]) - max(first.starts[i], second.starts[j])

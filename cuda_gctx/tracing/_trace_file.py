@@ -27,7 +27,7 @@ def _details(item: Item) -> dict[str, int | str]:
 
 
 def _busy_sms(lanes: Sequence[Lane]) -> Iterator[tuple[int, int]]:
-    """How many SMs of busy partitions there are, from each time on at which that changes."""
+    """The SMs of busy partitions, from each time on at which that changes."""
 
     def changes(lane: Lane) -> Iterator[tuple[int, int]]:
         for start, end in lane.busy:

@@ -21,7 +21,7 @@ __all__ = ["BlockTrace", "trace"]
 
 
 class BlockTrace(Pictured):
-    """What this process did on GPUs in a ``with`` block. After the block, ``print()`` it, or show it in a notebook."""
+    """The work of this process on GPUs in a ``with`` block. After it, ``print()`` it, or show it in a notebook."""
 
     def __init__(self, graphs: Literal["nodes", "whole"]) -> None:
         if graphs not in ("nodes", "whole"):

@@ -397,7 +397,7 @@ class Ranks:
         return kind_and_peer >> 32, kind_and_peer & 0xFFFFFFFF
 
     def _fields(self, rank: int, peers: Sequence[int]) -> dict[str, Any]:
-        """Those that all calls of a rank share."""
+        """The fields that all calls of a rank share."""
         fault = int(self.faults[rank].ctypes.data)
         return {"peer": peers, "fault": fault, "limit": self.limit, "stops": self.stops}
 
@@ -412,7 +412,7 @@ class Ranks:
     def _host_calls(self, rank: int, plan: NotedPlan, **threads: int) -> list[HostCall]:
         """The kernels of a plan, each behind the copies before it. Arguments are kept until the run is over."""
         number = plan.number | (self._numbers[rank].take(1) % Numbers.COUNTS + 1)
-        # Of each kernel: one header is sent and checked by one thread for each rank.
+        # In each kernel, one thread for each rank sends and checks a header.
         fixed = {1: self.threads_of_two, BEGIN_PLAN: 2, END_PLAN: self.threads_of_two, TORN: THREADS_OF_TWO}
         made: list[HostCall] = []
         copies: list[tuple[Any, Any, int]] = []
@@ -443,7 +443,7 @@ class Ranks:
         dtype: str = "float16",
         seen: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> list[HostCall]:
-        """One call of one rank: all its kernels. seen: the addresses of input and output that other ranks are given."""
+        """The kernels of a call of one rank. seen: the addresses of input and output that other ranks are given."""
         kernels, plan = self._kernels(rank), NotedPlan(self.op)
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, mode, dtype, block, is_staged=False)
@@ -555,7 +555,7 @@ class Ranks:
         dtype: str = "float16",
         room: int = 1 << 40,
     ) -> list[HostCall]:
-        """One call of one rank in the hierarchical form: all its kernels. room: of a block, in each round."""
+        """The kernels of a call of one rank in the hierarchical form. room: of a block, in each round."""
         info, geometry, plan = self.info.at(rank), self.geometry, NotedPlan(self.op)
         # Of NVSHMEM, a rank knows its own region alone.
         owners = [rank] * info.inter_size if self.with_nvshmem else info.inter_ranks()

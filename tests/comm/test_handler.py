@@ -1041,7 +1041,7 @@ def test_streams_of_calls_end_when_their_owner_closes_them(driver: Any, machine:
             handler.shutdown()
             return during, handler
 
-        # Of each rank: the partition's own stream, the stream of the last call, and a closed one for the next request.
+        # Each rank keeps the partition's own stream, that of the last call, and a closed one for the next request.
         kept = world.run(run)
         assert [during for during, _ in kept] == [6, 6]
 

@@ -28,7 +28,7 @@ OUTSIDE = "outside of all partitions"
 LAYOUT = "control=16,rest"
 IN_CONTROL, IN_REST, STRAYS = 100, 50, 7
 MOVED_NODES, REPLAYS = 20, 30
-# How much work a killed process may lose: one interval between flushes, and as much again for a busy host.
+# The work that a killed process may lose: one interval between flushes, and as much again for a busy host.
 LOST_S = 0.4
 
 
@@ -257,7 +257,7 @@ class Traced(NamedTuple):
         return found[0] if len(found) == 1 else {"kernels": None, "sm_count": None, "graphs": None}
 
     def ran(self, word: str, partition: str) -> int:
-        """How many kernels whose names contain a word ran in a partition."""
+        """Counts the kernels in a partition whose names contain a word."""
         kernels = self.document["kernels"]
         return sum(kernel["count"] for kernel in kernels if word in kernel["name"] and kernel["partition"] == partition)
 
@@ -479,7 +479,7 @@ def cost() -> Answer:
 
 
 def records() -> Answer:
-    """How many records a second are kept, how many are dropped, and what reading them takes."""
+    """Measures the records that are kept per second, the dropped ones, and the time to read them."""
     untraced = run("many")[0][0]
     found = trace(program("many"))
     [said] = found.answers

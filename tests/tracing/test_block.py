@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ..common import run_python
 from .pftrace import read_tracks
 
 pytestmark = pytest.mark.sim_only
@@ -53,14 +54,7 @@ print(json.dumps(out))
 
 
 def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={**os.environ, "CUDA_GCTX_DRIVER": "sim:h200@13.0", **environment},
-    )
+    return run_python(code, *words, **{"CUDA_GCTX_DRIVER": "sim:h200@13.0", **environment})
 
 
 @pytest.fixture(scope="module")
