@@ -121,9 +121,17 @@ CUresult on_primary(CUcontext context, const Call& call) {
   return result;
 }
 
+// Reported at once, because a process may be killed before its first use of a device.
+__attribute__((constructor)) void report_begin() {
+  if (has_part()) {
+    report("\"event\": \"open\", \"part\": \"%s\"", part_name());
+  }
+}
+
 __attribute__((destructor)) void report_end() {
   if (has_part()) {
-    report("\"event\": \"end\", \"streams\": %lu", stream_count());
+    report("\"event\": \"end\", \"part\": \"%s\", \"streams\": %lu, \"contexts\": %lu", part_name(), stream_count(),
+           context_count());
   }
 }
 

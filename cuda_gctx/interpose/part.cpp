@@ -32,6 +32,7 @@ std::array<Part, most_devices>& parts() {
   return *all;
 }
 std::atomic<int> used_devices{0};  // one more than the highest device with a part
+std::atomic<unsigned long> contexts{0};
 
 struct Others {
   std::shared_mutex mutex;
@@ -188,7 +189,7 @@ CUresult guarded(CUdevice device, const Action& action) {
     result = error.code != CUDA_SUCCESS ? error.code : CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     static std::once_flag once;
     std::call_once(once, [&] {
-      tell("partition %s of device %d cannot be opened: %s", wish()->name.c_str(), device, error.what());
+      tell("partition %s of device %d cannot be opened: %s", part_name(), device, error.what());
       report("\"event\": \"failure\", \"device\": %d", device);
     });
   }
@@ -207,7 +208,7 @@ void mark_for_trace(CUcontext context) {
   const std::string path = std::string(folder) + "/" + std::to_string(getpid()) + ".marks";
   if (std::FILE* const marks = std::fopen(path.c_str(), "ae")) {
     std::fprintf(marks, "{\"event\": \"open\", \"time\": %lld%09ld, \"contexts\": {\"%llu\": \"%s\"}}\n",
-                 static_cast<long long>(now.tv_sec), now.tv_nsec, number, wish()->name.c_str());
+                 static_cast<long long>(now.tv_sec), now.tv_nsec, number, part_name());
     std::fclose(marks);
   }
 }
@@ -237,8 +238,9 @@ CUresult create_part(Part& part) {
       real.cuDevicePrimaryCtxRelease_v2(part.device);
       throw;
     }
+    ++contexts;
     mark_for_trace(part.context.load());
-    report("\"event\": \"part\", \"device\": %d, \"part\": \"%s\", \"sms\": %u", part.device, wish()->name.c_str(),
+    report("\"event\": \"part\", \"device\": %d, \"part\": \"%s\", \"sms\": %u", part.device, part_name(),
            part.sm_count.load());
   });
 }
@@ -269,6 +271,8 @@ int device_of_primary(CUcontext context) {
 }  // namespace
 
 bool has_part() { return wish() != nullptr; }
+
+const char* part_name() { return wish()->name.c_str(); }
 
 Part* part_of(CUcontext context) {
   const int used = used_devices.load(std::memory_order_acquire);
@@ -381,7 +385,7 @@ void add_foreign(CUcontext context) {
   Others& known = others();
   const std::lock_guard lock(known.mutex);
   known.former.erase(context);
-  known.foreign.insert(context);
+  contexts += known.foreign.insert(context).second;
 }
 
 bool is_foreign(CUcontext context) {
@@ -395,5 +399,7 @@ void drop_foreign(CUcontext context) {
   const std::lock_guard lock(known.mutex);
   known.foreign.erase(context);
 }
+
+unsigned long context_count() { return contexts.load(); }
 
 }  // namespace gctx::interpose

@@ -23,6 +23,9 @@ struct Part {
 // Returns whether the environment names a part. If not, the library only forwards.
 bool has_part();
 
+// The name of the part, if there is one.
+const char* part_name();
+
 // The part whose context this is, or null.
 Part* part_of(CUcontext context);
 
@@ -51,5 +54,8 @@ void close_part(CUdevice device);
 void add_foreign(CUcontext context);
 void drop_foreign(CUcontext context);
 bool is_foreign(CUcontext context);
+
+// The contexts in which the program has worked: those of parts, and those that it created itself.
+unsigned long context_count();
 
 }  // namespace gctx::interpose

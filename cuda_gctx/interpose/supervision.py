@@ -53,6 +53,7 @@ class Process:
     part: str | None = None
     sms: dict[int, int] = field(default_factory=dict)  # by device
     streams: int | None = None
+    contexts: int | None = None
     verified: str | None = None
     escapes: list[str] = field(default_factory=list)
 
@@ -236,9 +237,10 @@ class Supervision:
     def _note(self, report: Mapping[str, Any]) -> None:
         process = self._process(int(report["pid"]))
         process.program = str(report["program"])
+        if "part" in report:
+            process.part = str(report["part"])
         event = report["event"]
         if event == "part":
-            process.part = str(report["part"])
             process.sms[int(report["device"])] = int(report["sms"])
         elif event == "escape":
             process.escapes.append(str(report["what"]))
@@ -246,6 +248,7 @@ class Supervision:
             process.verified = f"{int(report['streams'])} streams, {int(report['sms'])} SMs"
         elif event == "end":
             process.streams = int(report["streams"])
+            process.contexts = int(report["contexts"])
 
     # ---- processes without the library
 
@@ -293,22 +296,26 @@ class Supervision:
         ]
 
     def __str__(self) -> str:
-        """The table of all processes that used the driver."""
-        if not self._processes:
-            return "no process opened the driver"
+        """The table of all processes that opened the driver, and the programs without one."""
         rows = [
             (
                 f"{process.pid} {process.program}",
                 process.part,
                 ", ".join(map(str, process.sms.values())) or None,
                 process.streams,
+                process.contexts,
                 *([process.verified] if self._verify else []),
                 len(process.escapes),
             )
             for process in self._processes.values()
         ]
-        columns = ("process", "partition", "SMs", "streams", *(["verified"] if self._verify else []), "escapes")
-        return "\n".join([table(columns, rows), *self.escapes])
+        proof = ["verified"] if self._verify else []
+        columns = ("process", "partition", "SMs", "streams", "contexts", *proof, "escapes")
+        parts = {process.part for process in self._processes.values()}
+        unused = [
+            f"no process of {program.name} opened the driver" for program in self._programs if program.name not in parts
+        ]
+        return "\n".join([*([table(columns, rows)] if rows else []), *self.escapes, *unused])
 
 
 def demand_command(command: Sequence[str]) -> None:

@@ -67,13 +67,13 @@ def test_a_program_and_its_children_run_in_the_partition() -> None:
         done = child(*AS_DECODE, "--", *command)
         assert (done.stdout, done.returncode) == ("16\n", 0), done.stderr
         assert "no MPS daemon runs, so processes take turns" in done.stderr
-        assert re.search(r"^\d+ python\S* +decode +16 +0 +0$", done.stderr, re.MULTILINE), done.stderr
+        assert re.search(r"^\d+ python\S* +decode +16 +0 +1 +0$", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_a_program_that_opens_no_driver_is_in_no_table() -> None:
     done = child(*AS_DECODE, "--", sys.executable, "-c", "raise SystemExit(5)")
     assert done.returncode == 5
-    assert "no process opened the driver" in done.stderr
+    assert "no process of decode opened the driver" in done.stderr
 
 
 def test_an_end_by_a_signal_is_the_status_of_a_shell() -> None:
@@ -108,7 +108,7 @@ def test_the_server_of_mps_is_no_escape(tmp_path: Path) -> None:
     command = ["env", "-u", "LD_AUDIT", f"LD_PRELOAD={library_path()}", str(server), "1.5"]
     done = child(*AS_DECODE, "--strict", "--", *command)
     assert done.returncode == 0, done.stderr
-    assert "no process opened the driver" in done.stderr
+    assert "no process of decode opened the driver" in done.stderr
 
 
 def test_programs_with_a_static_cublas_can_read_the_count_of_the_card() -> None:

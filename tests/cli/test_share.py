@@ -75,8 +75,8 @@ def folders_of_daemons(folder: Path) -> list[Path]:
 def test_each_program_has_its_part(share: Callable[..., CompletedProcess[str]]) -> None:
     done = share("control=16", "--", *python(SMS), ":", "rest", "--", *python(f"import time; time.sleep(0.5)\n{SMS}"))
     assert (done.stdout, done.returncode) == ("16\n116\n", 0), done.stderr
-    assert re.search(r"^\d+ python\S* +control +16 +0 +0$", done.stderr, re.MULTILINE), done.stderr
-    assert re.search(r"^\d+ python\S* +rest +116 +0 +0$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^\d+ python\S* +control +16 +0 +1 +0$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r"^\d+ python\S* +rest +116 +0 +1 +0$", done.stderr, re.MULTILINE), done.stderr
 
 
 def test_the_first_program_has_the_standard_input(share: Callable[..., CompletedProcess[str]]) -> None:
@@ -133,6 +133,32 @@ def test_a_program_that_is_killed_ends_the_others(share: Callable[..., Completed
 def test_until_ends_the_others_without_a_failure(share: Callable[..., CompletedProcess[str]]) -> None:
     done = share("--until", "a", "a=16", "--", "true", ":", "b=16", "--", *python(WAIT))
     assert done.returncode == 0, done.stderr
+
+
+def test_programs_that_end_before_they_use_the_gpu_are_listed(
+    share: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    opened = tmp_path / "opened"
+    wait = f"import os, time\nwhile not os.path.exists({str(opened)!r}): time.sleep(0.05)"
+    opening = f"from cuda.bindings import driver as cu\ncu.cuInit(0)\nopen({str(opened)!r}, 'w')\n{WAIT}"
+    done = share(
+        "--until",
+        "a",
+        "a=16",
+        "--",
+        *python(wait),
+        ":",
+        "b=16",
+        "--",
+        *python(opening),
+        ":",
+        "c=16",
+        "--",
+        *python(WAIT),
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\d+ python\S* +b +- +- +- +0$", done.stderr, re.MULTILINE), done.stderr
+    assert [name for name in "abc" if f"no process of {name} opened the driver" in done.stderr] == ["a", "c"]
 
 
 def begin(environment: dict[str, str], *words: str) -> subprocess.Popen[str]:

@@ -375,7 +375,7 @@ def test_three_programs_share_the_card(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == sorted(
         [" ".join(["16"] * 8), " ".join(["32"] * 4), f"{rest} {rest} {rest} 0 0 {rest} 0 0"]
     )
-    rows = re.findall(r"^\d+ \S+ +(a|b|rest) +(\d+) +\d+ +0$", done.stderr, re.MULTILINE)
+    rows = re.findall(r"^\d+ \S+ +(a|b|rest) +(\d+) +\d+ +\d+ +0$", done.stderr, re.MULTILINE)
     assert sorted(rows) == [("a", "16"), ("b", "32"), ("rest", rest)], done.stderr
 
 
