@@ -20,10 +20,11 @@ SM_COUNT_VARIABLE = "CUDA_GCTX_SM_COUNT"
 
 @dataclass(frozen=True)
 class ChosenDriver:
-    """A driver library, and the machine that it simulates, if it is the software driver."""
+    """A driver library; for the software driver, the machine that it simulates and the folder of its programs."""
 
     path: str
     machine: str | None = None
+    programs: str | None = None
 
 
 def chosen_driver() -> ChosenDriver:
@@ -35,7 +36,8 @@ def chosen_driver() -> ChosenDriver:
         if not os.path.exists(choice):
             raise InterposeError(f"the driver that CUDA_GCTX_DRIVER names does not exist: {choice}")
         return ChosenDriver(os.path.realpath(choice))
-    return ChosenDriver(str(software_driver().library_path()), choice.partition(":")[2] or "h200")
+    simulator = software_driver()
+    return ChosenDriver(simulator.library_path(), choice.partition(":")[2] or "h200", simulator.programs_folder())
 
 
 def program_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,9 +57,11 @@ def program_options(command: Callable[..., None]) -> Callable[..., None]:
     return strict(verify(sm_count(command)))
 
 
-def inherited_environment(sm_count: str) -> dict[str, str]:
-    """The environment of this command, with the choice of ``--sm-count`` for the library."""
+def inherited_environment(sm_count: str, real: ChosenDriver) -> dict[str, str]:
+    """The environment of this command, with the choice of ``--sm-count`` and the programs of the driver."""
     environment = {key: value for key, value in os.environ.items() if key != SM_COUNT_VARIABLE}
+    if real.programs is not None:
+        environment["PATH"] = os.pathsep.join([real.programs, environment.get("PATH", os.defpath)])
     return environment if sm_count == "part" else {**environment, SM_COUNT_VARIABLE: sm_count}
 
 

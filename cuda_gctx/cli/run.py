@@ -76,7 +76,7 @@ def _run_in_part(
     try:
         demand_command(program)
         real = chosen_driver()
-        environment = part_environment(layout, name, real, inherited_environment(sm_count))
+        environment = part_environment(layout, name, real, inherited_environment(sm_count, real))
         if not mps_settings().daemon:
             click.echo(f"cuda-gctx: {TURNS}", err=True)
         with Supervision(real.path, strict=strict, verify=wants_proof(verify, real)) as supervision:

@@ -113,7 +113,7 @@ def share(
     try:
         real = chosen_driver()
         supervision = Supervision(real.path, strict=strict, verify=wants_proof(verify, real))
-        ctx.exit(_run(layout, requests, until, real, inherited_environment(sm_count), supervision, without_mps))
+        ctx.exit(_run(layout, requests, until, real, inherited_environment(sm_count, real), supervision, without_mps))
     except InterposeError as error:
         raise Failure(str(error)) from None
 
@@ -132,10 +132,10 @@ def _run(
     part_environment(layout, layout.names[0], real, inherited)  # refuses before the daemon starts
     open_driver()
     planned = plan(Device(), layout)
-    daemon = nullcontext(dict[str, str]()) if without_mps else mps_daemon(real.machine is not None)
-    with daemon as variables, supervision:
+    daemon = nullcontext(dict(inherited)) if without_mps else mps_daemon(inherited, real.machine is not None)
+    with daemon as shared, supervision:
         for number, (name, request, part) in enumerate(zip(layout.names, requests, planned, strict=False)):
-            environment = part_environment(layout, name, real, {**inherited, **variables})
+            environment = part_environment(layout, name, real, shared)
             if request.memory is not None:
                 environment[MEMORY_VARIABLE] = f"0={request.memory}"
             click.echo(f"cuda-gctx: {name}, {part.sm_count} SMs: {' '.join(request.command)}", err=True)
@@ -149,6 +149,6 @@ def _run(
                 raise CannotRun(f"cannot run {request.command[0]}: {error.strerror}") from None
             if has_terminal and program.process is not None and program.process.stdin is not None:
                 _relay(program.process.stdin)
-        status = supervision.wait(until, partial(terminate_clients, variables))
+        status = supervision.wait(until, partial(terminate_clients, shared))
         click.echo(f"\n{supervision}", err=True)
     return status

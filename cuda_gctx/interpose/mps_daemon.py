@@ -84,7 +84,7 @@ def _refuse_unusable_devices(ignores_devices: bool) -> None:
             raise InterposeError("the compute mode of a GPU is Prohibited: no program can use it")
 
 
-def _own_running_daemon() -> bool:
+def _own_running_daemon(environment: Mapping[str, str]) -> bool:
     """Return whether a daemon of this user runs. Raises InterposeError for the daemon of another user."""
     settings = mps_settings()
     if not settings.daemon:
@@ -94,13 +94,13 @@ def _own_running_daemon() -> bool:
         raise InterposeError(
             f"a daemon of MPS of another user (uid {owner}) runs in {settings.folder}: only its user can share the GPU"
         )
-    return _answers(os.environ)  # a dead daemon leaves the file
+    return _answers(environment)  # a dead daemon leaves the file
 
 
-def _end_daemon(folder: Path) -> None:
+def _end_daemon(folder: Path, environment: Mapping[str, str]) -> None:
     """End the daemon of a folder, its servers and its clients, and remove the folder."""
     with suppress(OSError, subprocess.SubprocessError):
-        _control({**os.environ, PIPES: str(folder), LOGS: str(folder)}, "quit")
+        _control({**environment, PIPES: str(folder), LOGS: str(folder)}, "quit")
     setting = f"{PIPES}={folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -109,33 +109,34 @@ def _end_daemon(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end_abandoned_daemons() -> None:
+def _end_abandoned_daemons(environment: Mapping[str, str]) -> None:
     """End the daemons of commands that were killed. A command holds a lock as long as it lives."""
     for lock in Path(_base()).glob(f"gctx-mps-{os.getuid()}-*/lock"):
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _end_daemon(lock.parent)
+            _end_daemon(lock.parent, environment)
 
 
 @contextmanager
-def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
-    """Yield the variables of a running daemon: that of this user, or a new daemon that ends with the block.
+def mps_daemon(inherited: Mapping[str, str], ignores_devices: bool) -> Iterator[dict[str, str]]:
+    """Yield the environment with a running daemon: that of this user, or a new daemon that ends with the block.
 
-    ignores_devices: the modes of this machine's devices do not matter. Raises InterposeError where MPS cannot work.
+    inherited: the environment, whose PATH has the control program. ignores_devices: the modes of this machine's devices
+    do not matter. Raises InterposeError where MPS cannot work.
     """
-    if shutil.which(CONTROL) is None:
+    if shutil.which(CONTROL, path=inherited.get("PATH")) is None:
         raise InterposeError(
             f"{CONTROL} is not installed, and programs take turns without MPS: install it, or pass --no-mps"
         )
     _refuse_unusable_devices(ignores_devices)
-    _end_abandoned_daemons()
-    if _own_running_daemon():
-        yield {}
+    _end_abandoned_daemons(inherited)
+    if _own_running_daemon(inherited):
+        yield dict(inherited)
         return
     folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_base()))
     variables = {PIPES: str(folder), LOGS: str(folder)}
     # The daemon sees all devices; CUDA_VISIBLE_DEVICES selects those of each program.
-    environment = {key: value for key, value in os.environ.items() if key not in NOT_INHERITED} | variables
+    environment = {key: value for key, value in inherited.items() if key not in NOT_INHERITED} | variables
     with (folder / "lock").open("w") as lock, (folder / "output").open("wb") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
         daemon = subprocess.Popen(
@@ -148,7 +149,7 @@ def mps_daemon(ignores_devices: bool) -> Iterator[dict[str, str]]:
         )
         try:
             _wait_until_ready(daemon, folder, environment)
-            yield variables
+            yield {**inherited, **variables}
         finally:
             with suppress(OSError, subprocess.SubprocessError):
                 _control(environment, "quit")
@@ -178,9 +179,8 @@ def _wait_until_ready(daemon: subprocess.Popen[bytes], folder: Path, environment
     )
 
 
-def terminate_clients(variables: Mapping[str, str], processes: Sequence[int]) -> None:
+def terminate_clients(environment: Mapping[str, str], processes: Sequence[int]) -> None:
     """Tell the servers to end the clients among some processes, before these are killed."""
-    environment = {**os.environ, **variables}
     with suppress(OSError, subprocess.SubprocessError):
         for server in _control(environment, "get_server_list").stdout.split():
             clients = set(_control(environment, f"get_client_list {server}").stdout.split())

@@ -56,6 +56,11 @@ def test_run_keeps_the_rest_of_the_loaders_path(monkeypatch: pytest.MonkeyPatch)
     assert done.stdout.strip() == os.pathsep.join([sim.library_folder(), "/somewhere"])
 
 
+def test_run_gives_its_command_the_control_program_of_mps() -> None:
+    done = command("run", "--", "sh", "-c", "echo get_server_list | nvidia-cuda-mps-control")
+    assert (done.returncode, "Cannot find MPS control daemon process" in done.stderr) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [

@@ -14,6 +14,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from cuda_software_driver import library_path, programs_folder
+
 from .test_command_line import run
 
 pytestmark = pytest.mark.sim_only
@@ -22,6 +24,7 @@ SMS = (
     "from cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuDevicePrimaryCtxRetain(0)\n"
     "print(cu.cuDeviceGetAttribute(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0)[1])"
 )
+CONTROL = f"{programs_folder()}/nvidia-cuda-mps-control"
 # One call writes the line: Python may write it in two parts, between which the other program writes.
 WAIT = "import os, signal; os.write(1, b'ready\\n'); signal.pause()"
 
@@ -44,12 +47,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(tmp_path: Path, folder: Path) -> dict[str, str]:
-    """The environment with a control program of MPS, and no daemon."""
-    control = tmp_path / "nvidia-cuda-mps-control"
-    control.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cuda_software_driver.mps_control "$@"\n')
-    control.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none"), "TMPDIR": str(folder)}
+    """The environment without a daemon of MPS."""
+    return {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none"), "TMPDIR": str(folder)}
 
 
 @pytest.fixture
@@ -77,6 +76,19 @@ def test_each_program_has_its_part(share: Callable[..., CompletedProcess[str]]) 
     assert (done.stdout, done.returncode) == ("16\n116\n", 0), done.stderr
     assert re.search(r"^\d+ python\S* +control +16 +0 +1 +0$", done.stderr, re.MULTILINE), done.stderr
     assert re.search(r"^\d+ python\S* +rest +116 +0 +1 +0$", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_programs_are_side_by_side_on_a_simulated_machine(environment: dict[str, str]) -> None:
+    share = (
+        *arguments("a=16", "--", *python(SMS), ":", "rest", "--", *python(f"import time; time.sleep(0.5)\n{SMS}")),
+    )
+    inside = {key: value for key, value in environment.items() if key != "CUDA_GCTX_DRIVER"}
+    for command, variables in (
+        ([sys.executable, "-m", "cuda_gctx.cli", "sim", "run", "--gpu", "b200", "--", *share], inside),
+        (share, {**environment, "CUDA_GCTX_DRIVER": "sim:b200"}),
+    ):
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.stdout, done.returncode) == ("16\n132\n", 0), done.stderr
 
 
 def test_the_first_program_has_the_standard_input(share: Callable[..., CompletedProcess[str]]) -> None:
@@ -108,14 +120,12 @@ def test_a_daemon_of_this_user_is_used(
     share: Callable[..., CompletedProcess[str]], environment: dict[str, str], tmp_path: Path
 ) -> None:
     folder = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mine")}
-    subprocess.run(["nvidia-cuda-mps-control", "-d"], env={**environment, **folder}, check=True)
+    subprocess.run([CONTROL, "-d"], env={**environment, **folder}, check=True)
     show = python("import os; print(os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
     done = share("a=16", "--", *show, ":", "b=16", "--", "true", **folder)
     assert done.stdout == f"{tmp_path / 'mine'}\n", done.stderr
     assert (tmp_path / "mine" / "control").exists()
-    quit_ = subprocess.run(
-        ["nvidia-cuda-mps-control"], env={**environment, **folder}, input="quit\n", text=True, check=False
-    )
+    quit_ = subprocess.run([CONTROL], env={**environment, **folder}, input="quit\n", text=True, check=False)
     assert quit_.returncode == 0
 
 
@@ -231,7 +241,7 @@ def test_the_end_of_the_daemon_leaves_nothing_behind(environment: dict[str, str]
 
 
 def test_without_a_control_program_nothing_starts(tmp_path: Path) -> None:
-    path = {"PATH": "/usr/bin:/bin"}
+    path = {"PATH": "/usr/bin:/bin", "CUDA_GCTX_DRIVER": library_path()}
     done = subprocess.run(
         arguments("a=16", "--", "touch", str(tmp_path / "x"), ":", "b=16", "--", "touch", str(tmp_path / "y")),
         env={**os.environ, **path},

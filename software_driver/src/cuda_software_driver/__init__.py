@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._library import Block as Block
     from ._library import library_folder as library_folder
     from ._library import library_path as library_path
+    from ._library import programs_folder as programs_folder
     from ._session import Ledger as Ledger
     from ._session import LedgerError as LedgerError
     from ._session import LiveObject as LiveObject
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # The list above is for type checkers, this list is for the interpreter. Each name is imported at first use: every
 # pytest run loads the plugin of this package, which must be cheap.
 _NAMES_OF_MODULE = {
-    "_library": ("Block", "library_folder", "library_path"),
+    "_library": ("Block", "library_folder", "library_path", "programs_folder"),
     "_session": (
         "Ledger",
         "LedgerError",

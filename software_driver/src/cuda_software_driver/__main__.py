@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ._library import library_folder, library_path
+from ._library import library_folder, library_path, programs_folder
 from ._session import cards, library, make_spec
 
 __all__ = ["COMMANDS", "OPTIONS", "explain", "instructions", "main", "path", "profiles", "run"]
@@ -57,6 +57,7 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     environment.pop("CUDA_GCTX_DRIVER", None)  # programs that use cuda_gctx open libcuda.so.1 too
     inherited = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = library_folder() + (os.pathsep + inherited if inherited else "")
+    environment["PATH"] = os.pathsep.join([programs_folder(), environment.get("PATH", os.defpath)])
     keeper = os.path.join(library_folder(), "libsoftware_driver_keep_ptx.so")
     environment["LD_PRELOAD"] = os.pathsep.join(filter(None, [keeper, environment.get("LD_PRELOAD")]))
     print(f"running on a simulated machine: {spec}", file=sys.stderr)

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = ["Block", "Library", "library_folder", "library_path"]
+__all__ = ["Block", "Library", "library_folder", "library_path", "programs_folder"]
 
 # An editable install compiles changed sources when one of its compiled files is looked up as a module.
 find_spec(f"{__name__.rpartition('.')[0]}.lib.libcuda_software_driver")
@@ -31,6 +31,11 @@ def library_folder() -> str:
 def library_path() -> str:
     """The software driver itself."""
     return os.path.join(library_folder(), "libcuda_software_driver.so")
+
+
+def programs_folder() -> str:
+    """The folder with the stand-in for ``nvidia-cuda-mps-control``, for the PATH of programs."""
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs")
 
 
 class Block(ctypes.Structure):
