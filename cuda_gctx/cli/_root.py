@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -15,10 +15,12 @@ import click
 
 from cuda_gctx import __version__
 from cuda_gctx.cli._exit import Failure, Interrupted, NoDevice
-from cuda_gctx.cli._output import writing
+from cuda_gctx.cli._output import has_written_json, write_json, writing
 
 # The modules of the commands, each of which defines the command of its name.
 COMMANDS = ("run", "share", "trace", "tune", "plan", "verify", "info", "doctor", "demo", "sizes", "mps", "sim")
+
+WORDS = "cuda_gctx.cli.words"
 
 
 def _failure(error: Exception) -> Failure | None:
@@ -32,16 +34,39 @@ def _failure(error: Exception) -> Failure | None:
     return None
 
 
+def _json_command(command: click.Command, words: Sequence[str]) -> str | None:
+    """Names the command that the words call with ``--json``, also where they are wrong. None without ``--json``."""
+    path: list[str] = []
+    rest = list(words)
+    while True:
+        with click.Context(command, resilient_parsing=True, ignore_unknown_options=True) as context:
+            interspersed = command.context_settings.get("allow_interspersed_args", command.allow_interspersed_args)
+            context.allow_interspersed_args = interspersed
+            options, rest, _ = command.make_parser(context).parse_args(rest)
+            if not isinstance(command, click.Group):
+                return " ".join(path) if options.get("as_json") else None
+            if not rest:
+                return None
+            path.append(rest.pop(0))
+            try:
+                found = command.get_command(context, path[-1])
+            except click.ClickException:  # the software driver has the options of its commands, and is not installed
+                return " ".join(path) if "--json" in rest else None
+        if found is None:
+            return None
+        command = found
+
+
 @contextmanager
-def _readable() -> Iterator[None]:
-    """Wrap the messages of errors at the width of a terminal."""
+def _readable(group: click.Group, words: Sequence[str]) -> Iterator[None]:
+    """Write errors as JSON where the words ask for it, and wrap their messages at the width of a terminal."""
     try:
         with writing():
             yield
     except KeyboardInterrupt:
-        raise Interrupted("interrupted") from None
+        raise _written(Interrupted("interrupted"), group, words) from None
     except click.ClickException as error:
-        message = error.format_message()
+        message = _written(error, group, words).format_message()
         # Several lines are a help text, which has its layout.
         if "\n" not in message and sys.stderr is not None and sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
@@ -49,6 +74,14 @@ def _readable() -> Iterator[None]:
             # click puts "Error: " in front.
             error.format_message = lambda: text.removeprefix("Error: ")  # type: ignore[method-assign]
         raise
+
+
+def _written(error: click.ClickException, group: click.Group, words: Sequence[str]) -> click.ClickException:
+    """Writes the document of an error, if the words ask for one and none is written."""
+    with suppress(KeyboardInterrupt):  # a second Ctrl-C: the message stays
+        if not has_written_json() and (command := _json_command(group, words)) is not None:
+            write_json(command, {"error": {"message": error.format_message(), "status": error.exit_code}})
+    return error
 
 
 class Commands(click.Group):
@@ -72,12 +105,15 @@ class Commands(click.Group):
             ctx.fail(f"No such command {args[0]!r}: {hint}")
         return super().resolve_command(ctx, args)
 
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        with _readable():
-            return super().make_context(*args, **extra)
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
+        words = tuple(args)  # the parser consumes them
+        with _readable(self, words):
+            context = super().make_context(info_name, args, *rest, **extra)
+        context.meta[WORDS] = words
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _readable():
+        with _readable(self, ctx.meta[WORDS]):
             try:
                 return super().invoke(ctx)
             except (click.exceptions.Exit, click.ClickException, OSError):

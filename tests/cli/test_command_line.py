@@ -200,7 +200,7 @@ def test_help_reports_every_command_and_what_the_statuses_mean() -> None:
     ("arguments", "driver"),
     [
         pytest.param(words, driver, marks=() if number % 2 == at else pytest.mark.long)
-        for number, words in enumerate([*DEVICE_COMMANDS, ["info", "--json"]])
+        for number, words in enumerate(DEVICE_COMMANDS)
         for at, driver in enumerate(["/no/such/driver.so", "sim:h200,devices=0"])
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -332,6 +332,83 @@ def test_a_standard_output_that_is_full_is_one_message(arguments: list[str], unb
         done = child(*arguments, stdout=full, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 1
     assert done.stderr == "Error: cannot write the standard output: No space left on device\n"
+
+
+def error_of(done: Result | CompletedProcess[str]) -> dict[str, Any]:
+    """The error in the document on the standard output, which must be the whole of it."""
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert document["version"] == cuda_gctx.__version__
+    return document
+
+
+JSON_ERRORS = [
+    (["plan", "--json"], 2, "Missing argument"),
+    (["plan", "some", "--json"], 2, "invalid request 'some'"),
+    (["plan", "8", "--json", "--foo"], 2, "No such option"),
+    (["info", "--json", "--device"], 2, "requires an argument"),
+    (["sizes", "--json", "--profile", "voodoo"], 2, "unknown card 'voodoo'"),
+    (["verify", "--json", "16", "--svg", "no-such-folder/map.svg"], 2, "does not exist"),
+    (["mps", "16", "200", "--json"], 1, "does not fit"),
+    (["sizes", "--json", "--device", "7"], 3, "there is no device 7"),
+    (["demo", "--json", "--device", "7"], 3, "there is no device 7"),
+    (["info", "--json", "--device", "7"], 3, "there is no device 7"),
+    (["tune", "no_such_module:work", "--json"], 2, "no module named 'no_such_module'"),
+    (["trace", "--json", "--", "/no/such/program"], 127, "cannot run /no/such/program"),
+    (["doctor", "--json", "--driver", "13.1"], 2, "add --profile CARD"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"), JSON_ERRORS, ids=[" ".join(arguments) for arguments, *_ in JSON_ERRORS]
+)
+def test_an_error_with_json_is_a_document(
+    arguments: list[str], status: int, says: str, sim: Callable[..., Any]
+) -> None:
+    sim("h200")
+    done = run(*arguments)
+    document = error_of(done)
+    assert done.exit_code == document["error"]["status"] == status
+    assert says in document["error"]["message"]
+    assert document["command"] == arguments[0]
+    assert document["error"]["message"] in done.stderr
+
+
+def test_every_command_with_json_has_its_errors_as_documents() -> None:
+    unknown = {}
+    for path, command in commands(root):
+        if any("--json" in option.opts for option in command.params):
+            done = run(*path, "--json", "--no-such-option")
+            unknown[" ".join(path)] = json.loads(done.stdout)["command"]
+    assert {"plan", "trace", "tune", "sim profiles"} <= unknown.keys()
+    assert [path for path, named in unknown.items() if path != named] == []
+
+
+def test_without_a_driver_the_document_says_so() -> None:
+    done = child("info", "--json", CUDA_GCTX_DRIVER="/no/such/driver.so")
+    assert done.returncode == 3
+    assert error_of(done)["error"]["status"] == 3
+
+
+def test_interrupted_with_json_is_a_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cuda_gctx.cli.plan.plan_layout", interrupted)
+    assert error_of(run("plan", "8", "--json"))["error"] == {"message": "interrupted", "status": 130}
+
+
+def test_a_negative_answer_is_one_document_without_an_error(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    done = run("plan", "16", "200", "--json")
+    assert done.exit_code == 1
+    document = error_of(done)
+    assert document["fits"] is False
+    assert "error" not in document
+
+
+def test_json_that_a_traced_program_takes_is_no_json_of_trace(sim: Callable[..., Any]) -> None:
+    sim("h200")
+    assert not run("trace", "/no/such/program", "--json").stdout
 
 
 # ---- what it prints
