@@ -15,8 +15,9 @@ from cuda_gctx import CUDAError, Device, IsolationError, Layout, Partitions
 from cuda_gctx.cli import _on_a_card, _sum_kernel
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, device_of, driver_options, open_driver
-from cuda_gctx.cli._output import console, heading, on_what, table, write_json
+from cuda_gctx.cli._output import ResultTable, console, heading, on_what, write_json
 from cuda_gctx.cli.sim import is_installed, simulated
+from cuda_gctx.extending import Progress
 from cuda_gctx.measure.latencies import (
     LOAD_BLOCK_NS,
     LOAD_WAVES,
@@ -121,12 +122,15 @@ class _Story:
             (part["name"], "" if part["name"] == BACKGROUND else str(part["asked"]), part["sm_count"])
             for part in partitions
         ]
-        self.step(f"1. Partition: device.partition({asked})", "", table(("partition", "requested", "SMs"), rows), "")
+        self.step(
+            f"1. Partition: device.partition({asked})", "", ResultTable(("partition", "requested", "SMs"), rows), ""
+        )
 
     def verified(self, report: Any) -> None:
         result = "each SM was used by one partition only" if not report.problems else "; ".join(report.problems)
         self.step(f"2. Verify: a kernel on every SM reports where it runs: {result}")
-        self.step(str(report.sm_map()), preformatted=True)
+        if self._out is not None:
+            self.step(report.sm_map().text(self._out.width), preformatted=True)
         self.step("")
 
     def computed(self, results: dict[str, _sum_kernel.SumResult]) -> None:
@@ -159,7 +163,7 @@ class _Story:
         self.step(
             "4. Measure: the latency of a short kernel while a background load occupies all SMs that it may use "
             f"(launches of {LOAD_WAVES * LOAD_BLOCK_NS / 1e6:g} ms, always some queued)",
-            table(header, body),
+            ResultTable(header, body),
             "",
             "A partition alone reserves nothing: work outside of partitions uses all SMs. Run it in the background "
             "partition.",
@@ -173,7 +177,8 @@ class _Story:
 
 def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:
     try:
-        return measure_latencies(parts.control.context, parts.background.context, samples)
+        with Progress(None) as bar:
+            return measure_latencies(parts.control.context, parts.background.context, samples, bar.show)
     except SharedQueueError as error:
         raise Failure(str(error)) from None
 
@@ -212,6 +217,11 @@ def demo(number: int | None, profile: str | None, version: str | None, samples: 
 
     Takes a few seconds. Without a GPU, it uses a simulated one and says so. The exit status is 1 if the
     partitions are not isolated.
+
+    \b
+    Examples:
+      cuda-gctx demo
+      cuda-gctx demo --profile b200 --samples 100
     """
     story = _Story(silent=as_json)
     with _device(number, profile, version) as (device, reason):

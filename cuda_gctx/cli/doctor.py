@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import device_number, driver_options
-from cuda_gctx.cli._output import console, table, write_json
+from cuda_gctx.cli._output import ResultTable, console, write_json
 from cuda_gctx.cli.sim import simulated
 
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
@@ -25,6 +25,10 @@ def doctor(ctx: click.Context, number: int | None, profile: str | None, version:
 
     Checks the driver, the devices, MPS, MIG, settings and versions. The exit status is 1 if there is a problem, and 0
     if there are only warnings.
+
+    \b
+    Examples:
+      cuda-gctx doctor
     """
     from cuda_gctx.cli._checks import check_environment
 
@@ -36,7 +40,7 @@ def doctor(ctx: click.Context, number: int | None, profile: str | None, version:
     else:
         rows = [(Text(finding.state, COLOURS[finding.state]), finding.subject, finding.found) for finding in findings]
         out = console()
-        out.print(table(("state", "subject", "found"), rows))
+        out.print(ResultTable(("state", "subject", "found"), rows))
         for finding in findings:
             if finding.path is not None:
                 out.print(f"\n{finding.subject}: {finding.path}", soft_wrap=True)

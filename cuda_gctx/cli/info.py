@@ -8,7 +8,7 @@ import click
 
 from cuda_gctx import CUDAError, Device, FeatureNotSupported, system
 from cuda_gctx.cli._options import device_number, device_of, on_driver
-from cuda_gctx.cli._output import console, driver_version, table, write_json
+from cuda_gctx.cli._output import ResultTable, console, driver_version, write_json
 from cuda_gctx.measure.machine import memory_of
 
 
@@ -107,7 +107,13 @@ def _shown(field: str, value: Any) -> Any:
 @on_driver
 @device_number
 def info(number: int | None, as_json: bool) -> None:
-    """Show the devices, the driver, and its features."""
+    """Show the devices, the driver, and its features.
+
+    \b
+    Examples:
+      cuda-gctx info
+      cuda-gctx info --profile b200 --driver 13.4
+    """
     information = _information(number)
     if as_json:
         write_json("info", information)
@@ -116,7 +122,7 @@ def info(number: int | None, as_json: bool) -> None:
     out.print(f"CUDA driver {information['driver']}: {information['driver_path']}\n", soft_wrap=True)
     for header, fields in TABLES.items():
         rows = [[_shown(name, device[name]) for name in fields] for device in information["devices"]]
-        out.print(table(header, rows))
+        out.print(ResultTable(header, rows))
         out.print()
     features = [
         (
@@ -126,4 +132,4 @@ def info(number: int | None, as_json: bool) -> None:
         )
         for feature in information["features"].values()
     ]
-    out.print(table(("feature", "supported", "CUDA driver"), features))
+    out.print(ResultTable(("feature", "supported", "CUDA driver"), features))

@@ -22,6 +22,10 @@ def mps(device: Device, as_json: bool, layout: Layout) -> None:
 
     Prints the environment for percentages, the commands for static partitions, and the file of MPS v3. Starts nothing.
     LAYOUT has the same form as for plan.
+
+    \b
+    Examples:
+      cuda-gctx mps control=16 rest
     """
     try:
         planned = mps_plan(device, layout)

@@ -10,7 +10,7 @@ import click
 from cuda_gctx import Device, Layout, SMResourceOptions, SplitError
 from cuda_gctx.cli._exit import Failure
 from cuda_gctx.cli._options import LayoutCommand, on_device
-from cuda_gctx.cli._output import console, heading, on_what, table, write_json
+from cuda_gctx.cli._output import ResultTable, console, heading, on_what, write_json
 from cuda_gctx.cli._requests import layout_argument
 from cuda_gctx.partitions import BACKGROUND, REST, PlannedPartition
 from cuda_gctx.partitions import plan as plan_layout
@@ -44,7 +44,7 @@ def _show(device: Device, planned: tuple[PlannedPartition, ...]) -> None:
         )
         for part in planned
     ]
-    out.print(table(("partition", "requested", "SMs", "strategy"), rows))
+    out.print(ResultTable(("partition", "requested", "SMs", "strategy"), rows))
     left = _left(planned)
     out.print(
         f"{left} of {device.sm_count} SMs remain"
@@ -62,12 +62,17 @@ def _left(planned: tuple[PlannedPartition, ...]) -> int:
 def plan(device: Device, as_json: bool, layout: Layout) -> None:
     """Show the partitions of a layout without creating them.
 
-    LAYOUT has one word for each partition: a number of SMs, a share of the device below 1, or "rest" (or 0) for all
-    remaining SMs. Examples: 16 rest, 0.25 rest, and with names control=16 rest.
+    LAYOUT has one word for each partition: a number of SMs, a share of the device below 1, or "rest" for all
+    remaining SMs. Words can have names.
 
     The strategy says how the partition is formed: structured (by the structured split of driver 13.1 and newer),
     by-count (one of several equal units), composed (of several units), fine (of pairs of SMs), or bisected (by two
     splits).
+
+    \b
+    Examples:
+      cuda-gctx plan control=16 rest
+      cuda-gctx plan 0.25 64 --profile b200 --driver 13.4
     """
     try:
         planned = plan_layout(device, layout)

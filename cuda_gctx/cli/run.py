@@ -10,6 +10,7 @@ import click
 from cuda_gctx import Layout
 from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand
+from cuda_gctx.cli._output import tell
 from cuda_gctx.cli._programs import chosen_driver, inherited_environment, part_environment, program_options, wants_proof
 from cuda_gctx.cli._requests import layout_of
 from cuda_gctx.interop.mps import mps_settings
@@ -44,6 +45,12 @@ def run(
     --as, the partition is the whole device for the command and its children. LAYOUT has the same form as for plan, as
     one word; it can also be JSON or the path of a file. An invalid layout is an error before the command starts. A
     layout that does not fit the device is an error when it is opened.
+
+    \b
+    Examples:
+      cuda-gctx run --layout control=16,rest --as control \\
+        -- python loop.py
+      cuda-gctx run --layout control=16,rest -- python loop.py
     """
     if text is None:
         raise click.UsageError("no layout: cuda-gctx run --layout control=16,rest --as control -- COMMAND")
@@ -78,11 +85,11 @@ def _run_in_part(
         real = chosen_driver()
         environment = part_environment(layout, name, real, inherited_environment(sm_count, real))
         if not mps_settings().daemon:
-            click.echo(f"cuda-gctx: {TURNS}", err=True)
+            tell(f"cuda-gctx: {TURNS}")
         with Supervision(real.path, strict=strict, verify=wants_proof(verify, real)) as supervision:
             supervision.start(Program(name, program, environment))
             status = supervision.wait()
-            click.echo(f"\n{supervision}", err=True)
+            tell(f"\n{supervision}")
     except InterposeError as error:
         raise Failure(str(error)) from None
     except OSError as error:

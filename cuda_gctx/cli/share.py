@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import IO
@@ -18,6 +18,7 @@ import click
 from cuda_gctx import Device, Layout
 from cuda_gctx.cli._exit import CannotRun, Failure
 from cuda_gctx.cli._options import LayoutCommand, open_driver
+from cuda_gctx.cli._output import tell
 from cuda_gctx.cli._programs import (
     ChosenDriver,
     chosen_driver,
@@ -27,6 +28,7 @@ from cuda_gctx.cli._programs import (
     wants_proof,
 )
 from cuda_gctx.cli._requests import layout_of
+from cuda_gctx.extending import Progress
 from cuda_gctx.interpose import InterposeError
 from cuda_gctx.interpose.mps_daemon import MEMORY_VARIABLE, mps_daemon, terminate_clients
 from cuda_gctx.interpose.supervision import Program, Supervision, demand_command
@@ -105,6 +107,11 @@ def share(
     PART is a part of a layout: control=16, 0.25 or rest. A word mem=8G after it limits the device memory of device 0.
     Starts a daemon of MPS if none runs, and ends it with the programs. The first program has the standard input. If a
     program fails, the others end, and its status is that of the command.
+
+    \b
+    Examples:
+      cuda-gctx share control=16 -- python control.py : \\
+        rest -- python train.py
     """
     requests = _requests(words)
     layout = layout_of([request.word for request in requests])
@@ -133,12 +140,16 @@ def _run(
     open_driver()
     planned = plan(Device(), layout)
     daemon = nullcontext(dict(inherited)) if without_mps else mps_daemon(inherited, real.machine is not None)
-    with daemon as shared, supervision:
+    with ExitStack() as stack:
+        with Progress(False if without_mps else None) as bar:
+            bar.show(0, "starting the daemon of MPS")
+            shared = stack.enter_context(daemon)
+        stack.enter_context(supervision)
         for number, (name, request, part) in enumerate(zip(layout.names, requests, planned, strict=False)):
             environment = part_environment(layout, name, real, shared)
             if request.memory is not None:
                 environment[MEMORY_VARIABLE] = f"0={request.memory}"
-            click.echo(f"cuda-gctx: {name}, {part.sm_count} SMs: {' '.join(request.command)}", err=True)
+            tell(f"cuda-gctx: {name}, {part.sm_count} SMs: {' '.join(request.command)}")
             program = Program(name, request.command, environment)
             has_terminal = number == 0 and sys.stdin is not None and sys.stdin.isatty()
             stdin = subprocess.PIPE if has_terminal else subprocess.DEVNULL if number else None
@@ -150,5 +161,5 @@ def _run(
             if has_terminal and program.process is not None and program.process.stdin is not None:
                 _relay(program.process.stdin)
         status = supervision.wait(until, partial(terminate_clients, shared))
-        click.echo(f"\n{supervision}", err=True)
+        tell(f"\n{supervision}")
     return status

@@ -74,6 +74,11 @@ def _messages() -> Iterator[None]:
             sys.stdout.flush()
 
 
+def _with_examples(summary: str, *commands: str) -> str:
+    """The help of a command, with examples that click does not wrap."""
+    return "\n".join((summary, "", "\b", "Examples:", *(f"  {command}" for command in commands)))
+
+
 class Commands(click.Group):
     """The commands of the software driver, which names them and their options itself."""
 
@@ -94,7 +99,7 @@ class Commands(click.Group):
     def _listing(module: Any, name: str) -> click.Command:
         """A command that prints something, as text or as JSON."""
 
-        @click.command(name, help=module.COMMANDS[name])
+        @click.command(name, help=_with_examples(module.COMMANDS[name], f"cuda-gctx sim {name}"))
         @click.option("--json", "as_json", is_flag=True, help=module.OPTIONS["json"])
         def command(as_json: bool) -> None:
             with _messages():
@@ -104,7 +109,9 @@ class Commands(click.Group):
 
     @staticmethod
     def _run(module: Any) -> click.Command:
-        @click.command("run", help=module.COMMANDS["run"], context_settings={"allow_interspersed_args": False})
+        summary = _with_examples(module.COMMANDS["run"], "cuda-gctx sim run --gpu b200 -- python loop.py")
+
+        @click.command("run", help=summary, context_settings={"allow_interspersed_args": False})
         @click.option("--gpu", default=module.DEFAULT_CARD, shell_complete=complete_card, help=module.OPTIONS["gpu"])
         @click.option("--driver", shell_complete=complete_version, help=module.OPTIONS["driver"])
         @click.option("--devices", type=int, default=1, help=module.OPTIONS["devices"])

@@ -8,7 +8,7 @@ import click
 
 from cuda_gctx import Device
 from cuda_gctx.cli._options import on_device
-from cuda_gctx.cli._output import console, heading, on_what, table, write_json
+from cuda_gctx.cli._output import ResultTable, console, heading, on_what, write_json
 
 
 @click.command()
@@ -20,6 +20,10 @@ def sizes(device: Device, as_json: bool, unaligned: bool) -> None:
     Queries the driver for each size. SM counts are rounded up to an aligned size. Other sizes need backfill, and
     support only smaller thread-block clusters. "cuda-gctx plan --help" explains the strategies. JSON output always
     contains all sizes.
+
+    \b
+    Examples:
+      cuda-gctx sizes --profile rtx5080
     """
     possible = device.partition_sizes()
     if as_json:
@@ -32,7 +36,7 @@ def sizes(device: Device, as_json: bool, unaligned: bool) -> None:
         for size in sorted(possible, key=lambda size: not size.aligned)
         if size.aligned or unaligned
     ]
-    out.print(table(("SMs", "aligned", "clusters", "strategy"), rows))
+    out.print(ResultTable(("SMs", "aligned", "clusters", "strategy"), rows))
     hidden = len(possible) - len(rows)
     if hidden:
         out.print(f"\n{hidden} more sizes need backfill: cuda-gctx sizes --all lists them")

@@ -14,9 +14,10 @@ from typing import BinaryIO
 import click
 
 from cuda_gctx.cli._exit import CannotRun, Failure
-from cuda_gctx.cli._output import write_json
+from cuda_gctx.cli._output import tell, write_json
 from cuda_gctx.cli._programs import chosen_driver
 from cuda_gctx.cli.sim import software_driver
+from cuda_gctx.extending import Progress
 from cuda_gctx.interpose import InterposeError
 from cuda_gctx.interpose.supervision import FORWARDED
 from cuda_gctx.tracing import INJECTION_VARIABLE, NoCUPTI, Recording, find_cupti, published
@@ -62,7 +63,7 @@ def _publishing(recording: Recording, where: str | None) -> Iterator[None]:
                 raise Failure(f"cannot publish metrics at {where}: {error.strerror or error}") from None
             except ValueError as error:
                 raise click.BadParameter(str(error), param_hint="--metrics") from None
-            click.echo(f"cuda-gctx: metrics at {place}", err=True)
+            tell(f"cuda-gctx: metrics at {place}")
         yield
 
 
@@ -96,8 +97,11 @@ def trace(
     goes to the standard error, and with --json to the standard output. The exit status is that of the command.
 
     \b
-    cuda-gctx trace -o trace.pftrace -- python loop.py
-    cuda-gctx trace -- cuda-gctx share control=16 -- python control.py : rest -- python train.py
+    Examples:
+      cuda-gctx trace -o trace.pftrace -- python loop.py
+      cuda-gctx trace -- cuda-gctx share \\
+        control=16 -- python control.py : \\
+        rest -- python train.py
     """
     if other := os.environ.get(INJECTION_VARIABLE):
         raise Failure(f"another profiler is loaded into the programs ({INJECTION_VARIABLE}={other}): use one at a time")
@@ -110,11 +114,15 @@ def trace(
                 raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
             with _forwarding(process):
                 code = process.wait()
-        found = recording.read()
-    if out is not None:
-        found.perfetto(out)
+        with Progress(None) as bar:
+            found = recording.read(bar.show)
+            bar.show(1, "summarizing")
+            summary = found.summary()
+            if out is not None:
+                bar.show(1, f"writing {out.name}")
+                found.perfetto(out)
     if as_json:
-        write_json("trace", found.summary().to_dict())
+        write_json("trace", summary.to_dict())
     else:
-        click.echo(f"\n{found.summary() if found.processes else 'no process used CUDA'}", err=True)
+        tell(f"\n{summary if found.processes else 'no process used CUDA'}")
     ctx.exit(code if code >= 0 else 128 - code)

@@ -182,6 +182,12 @@ def tune(
 
     Where the evidence does not decide, the answer is "undecided", "choice" is null in the JSON document, and the exit
     code is 0.
+
+    \b
+    Examples:
+      cuda-gctx tune my_module:control my_module:bulk
+      cuda-gctx tune my_module:work --tail-latency control \\
+        --budget 5
     """
     from cuda_gctx.tune import overlap
 

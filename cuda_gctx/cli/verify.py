@@ -26,13 +26,13 @@ HUES = ("blue", "green", "yellow", "magenta", "cyan")
 SIXTEEN = (*HUES, *(f"bright_{hue}" for hue in HUES))
 
 
-def _coloured(picture: SMMap, terminal: str | None) -> Text:
+def _coloured(picture: SMMap, terminal: str | None, width: int) -> Text:
     """The SM map in the colours of the pictures, as far as the terminal supports them."""
     few = terminal in ("standard", "windows")
     palette = cycle(SIXTEEN) if few else picture.colours.values()
     colours = {**dict(zip(picture.letters.values(), palette, strict=False)), SHARED: "bold red"}
     shown = Text()
-    for number, line in enumerate(picture.lines()):
+    for number, line in enumerate(picture.lines(width)):
         shown.append("\n" if number else "")
         for text, mark in line:
             shown.append(text, colours.get(mark))
@@ -51,6 +51,10 @@ def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | Non
 
     LAYOUT has the same form as for plan (default: small=0.25 large=rest). The exit status is 1 if the partitions are
     not isolated.
+
+    \b
+    Examples:
+      cuda-gctx verify control=16 rest --svg map.svg
     """
     with open_layout(device, layout or DEFAULT) as parts:
         try:
@@ -69,7 +73,7 @@ def verify(device: Device, as_json: bool, layout: Layout | None, svg: Path | Non
         show_report(str(report))
         out = console()
         out.print()
-        out.print(_coloured(picture, out.color_system), soft_wrap=True)
+        out.print(_coloured(picture, out.color_system, out.width), soft_wrap=True)
     if svg is not None:
         write_file(svg, picture.svg())
     if html is not None:

@@ -194,14 +194,18 @@ class MPSPlan:
         ]
         return "\n".join(
             [
-                "# percentages, any driver: how many SMs, not which ones; no partitions inside; wrong GEMMs on an H200",
+                "# percentages, any driver: how many SMs, not which ones; a",
+                "# partition inside gets fewer SMs than it reports; warning:",
+                "# with 75 and 88, fp16 GEMMs of cuBLAS were wrong on an H100",
                 *environments,
                 "",
-                f"# static partitions in chunks of {self.chunk_sms} SMs, MPS v2, driver 13.1 and newer;",
-                f"# each process gets what its line prints in {STATIC}",
+                f"# static partitions in chunks of {self.chunk_sms} SMs, MPS v2, from driver",
+                "# 13.1 on; each process gets what its line prints in",
+                f"# {STATIC}",
                 *self.v2,
                 "",
-                "# the same as a file for MPS v3: nvidia-cuda-mps-control -d -p 3 -a FILE",
+                "# the same as a file for MPS v3:",
+                "# nvidia-cuda-mps-control -d -p 3 -a FILE",
                 self.v3,
             ]
         )

@@ -75,8 +75,8 @@ def stream_next_to(load: Load, make: Callable[[], Stream]) -> Stream:
     )
 
 
-def _latencies(stream: Stream, load: Load | None, count: int) -> list[float]:
-    """Latencies of the short kernel in seconds, one launch after the other."""
+def _latencies(stream: Stream, load: Load | None, count: int, show: Callable[[float], None]) -> list[float]:
+    """Latencies of the short kernel in seconds, one launch after the other. show: takes the share that is done."""
     samples: list[float] = []
     launch = partial(spin, stream, SHORT_BLOCKS, SHORT_NS)
     give_up = clock.now() + LONGEST_ROW_S
@@ -85,6 +85,7 @@ def _latencies(stream: Stream, load: Load | None, count: int) -> list[float]:
             if load is not None:
                 load.fill()
             seconds = timer.seconds(launch)
+            show(number / (WARM_UPS + count))
             if number >= WARM_UPS:
                 samples.append(seconds)
                 if clock.now() > give_up:
@@ -92,18 +93,24 @@ def _latencies(stream: Stream, load: Load | None, count: int) -> list[float]:
     return samples
 
 
-def _measured(make: Callable[[], Stream], make_load: Callable[[], Stream] | None, count: int) -> list[float]:
+def _measured(
+    make: Callable[[], Stream], make_load: Callable[[], Stream] | None, count: int, show: Callable[[float], None]
+) -> list[float]:
     with ExitStack() as closing:
         if make_load is None:
-            return _latencies(closing.enter_context(make()), None, count)
+            return _latencies(closing.enter_context(make()), None, count, show)
         load = closing.enter_context(background_load(closing.enter_context(make_load())))
-        return _latencies(closing.enter_context(stream_next_to(load, make)), load, count)
+        return _latencies(closing.enter_context(stream_next_to(load, make)), load, count, show)
 
 
-def measure_latencies(inside: Context, outside: Context, count: int) -> tuple[LatencyRow, ...]:
+def measure_latencies(
+    inside: Context, outside: Context, count: int, show: Callable[[float, str], None]
+) -> tuple[LatencyRow, ...]:
     """Measure the short kernel `count` times on each kind of stream, with and without the load.
 
     inside: the context of the short kernel. outside: the context of the load, on other SMs.
+
+    show: takes the share of the work that is done, and what is measured.
 
     The launches follow each other without a pause, like the requests of one client.
     """
@@ -120,7 +127,13 @@ def measure_latencies(inside: Context, outside: Context, count: int) -> tuple[La
         ("partition_only", name, apart, "plain stream", plain),
         ("isolated", name, apart, f"background ({outside.sm_count} SMs)", load),
     )
-    return tuple(
-        LatencyRow(key, short_on, load_on, summary(_measured(make, make_load, count), 1e-6, 2))
-        for key, short_on, make, load_on, make_load in rows
-    )
+
+    def row_of(number: int) -> LatencyRow:
+        key, short_on, make, load_on, make_load = rows[number]
+
+        def show_row(share: float) -> None:
+            show((number + share) / len(rows), f"measuring on a {short_on}, load: {load_on}")
+
+        return LatencyRow(key, short_on, load_on, summary(_measured(make, make_load, count, show_row), 1e-6, 2))
+
+    return tuple(map(row_of, range(len(rows))))

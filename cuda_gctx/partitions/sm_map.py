@@ -23,7 +23,8 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 NOBODY, SHARED = ".", "!"
 SMS_OF_A_LINE = 32  # of text, if the GPCs are not known
 SMS_OF_A_PANEL = 16  # of the picture, likewise
-COLUMNS = 80  # of text
+COLUMNS = 80  # of text, at most
+LEAST_OF_IDS = 16  # columns
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,12 @@ class SMMap:
             return SHARED
         return self.letters[cell.owners[0]] if cell.owners else NOBODY
 
-    def lines(self) -> tuple[tuple[tuple[str, str], ...], ...]:
-        """The lines of the text as runs of (text, mark): the letter of an owner, or of what is shared, or ""."""
+    def lines(self, columns: int = COLUMNS) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """The lines of the text as runs of (text, mark): the letter of an owner, or of what is shared, or "".
+
+        columns: the width of the text; more than 80 are not used.
+        """
+        columns = min(columns, COLUMNS)
         rows = self.rows()
         width = max((len(row.label) for row in rows), default=0)
         marks = [" ".join("".join(map(self._mark, pair)) for pair in _pieces(row.cells, 2)) for row in rows]
@@ -123,29 +128,33 @@ class SMMap:
                 continue
             indent = len(head) + longest + 2
             ids = f"SM {ranges(cell.sm for cell in row.cells)}"
-            first, *more = wrap(ids, COLUMNS - indent, subsequent_indent="   ")
+            first, *more = wrap(ids, max(columns - indent, LEAST_OF_IDS), subsequent_indent="   ")
             lines.append((*runs, (" " * (longest - len(mark) + 2) + first, "")))
             lines += [((" " * indent + text, ""),) for text in more]
-        return (*lines, *self._legend_lines())
+        return (*lines, *self._legend_lines(columns))
 
-    def _legend_lines(self) -> list[tuple[tuple[str, str], ...]]:
+    def _legend_lines(self, columns: int) -> list[tuple[tuple[str, str], ...]]:
         entries = [(letter, f" = {name}") for name, letter in self.letters.items()]
         everyone = self._owners_of.values()
         entries += [(SHARED, " = shared")] if any(len(owners) > 1 for owners in everyone) else []
         entries += [(NOBODY, " = nobody")] if not all(everyone) else []
         lines: list[list[tuple[str, str]]] = []
-        length = COLUMNS
+        length = columns
         for position, (mark, text) in enumerate(entries):
             comma = ", " if position < len(entries) - 1 else ""
-            if length + len(mark + text + comma.rstrip()) > COLUMNS:
+            if length + len(mark + text + comma.rstrip()) > columns:
                 lines.append([])
                 length = 0
             lines[-1] += [(mark, mark.strip(NOBODY)), (text + comma, "")]
             length += len(mark + text + comma)
         return [tuple(line) for line in lines]
 
+    def text(self, columns: int = COLUMNS) -> str:
+        """The map as text. columns: its width; more than 80 are not used."""
+        return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines(columns))
+
     def __str__(self) -> str:
-        return "\n".join("".join(text for text, _ in line).rstrip() for line in self.lines())
+        return self.text()
 
     def svg(self, path: str | PathLike[str] | None = None) -> str:
         """The picture as SVG; also written to `path`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -107,10 +107,14 @@ class Recording:
         """The metrics of what is recorded, which grow while programs run."""
         return LiveMetrics(Path(self.folder))
 
-    def read(self) -> Trace:
-        """Read what was recorded so far."""
+    def read(self, show: Callable[[float, str], None] = lambda share, what: None) -> Trace:
+        """Read what was recorded so far. show: takes the share that is done, and what is read."""
         folder = Path(self.folder)
-        found = [read_process(path) for path in sorted(folder.glob("*.records"))]
+        files = sorted(folder.glob("*.records"))
+        found = []
+        for number, path in enumerate(files):
+            show(number / len(files), f"reading {path.stat().st_size / 1e6:.1f} MB of {path.stem}")
+            found.append(read_process(path))
         # A launcher opens the driver, and runs nothing.
         processes = tuple(one for one in found if one.streams or not one.has_ended)
         names, marks = read_marks(sorted(folder.glob("*.marks")))

@@ -305,17 +305,18 @@ def test_a_module_that_cannot_import_what_it_needs_is_reported(dev: Device, tune
     assert "needy_work cannot be imported: No module named 'no_such_framework'" in done.stderr
 
 
-def test_the_report_is_wrapped_at_the_width_of_the_terminal_but_not_its_tables(
+def test_the_report_is_wrapped_at_the_width_of_the_terminal_and_its_tables_between_cells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    _output.show_report("- a reason in more than thirty columns\n\nplan     step     a cell that is wide")
+    _output.show_report("- a reason in more than thirty columns\n\nplan     step     a cell that is 1.5 us")
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "- a reason in more than thirty",
         "  columns",
         "",
-        "plan     step     a cell that is wide",
+        "plan     step",
+        "    a cell that is 1.5 us",
     ]
 
 
