@@ -188,6 +188,11 @@ def test_a_trace_has_a_lane_for_each_partition_and_a_row_for_each_stream(recorde
     assert slices == {"outside of all partitions": 3, "control (16 SMs)": 21, "rest (116 SMs)": 1}
 
 
+def test_waits_of_the_host_have_a_row_as_long_as_the_work(recorded: Recorded) -> None:
+    waits = recorded.track("waits of the host").slices
+    assert sum(one.end - one.begin for one in waits) == pytest.approx(3e6 + 20e6, rel=0.1)
+
+
 def test_switches_are_marks(recorded: Recorded) -> None:
     names = [name.split()[0] for _, name, _ in recorded.track("marks").instants]
     assert (names[0], names.count("switch")) == ("open", 3)

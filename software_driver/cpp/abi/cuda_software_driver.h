@@ -116,7 +116,8 @@ typedef enum softwareDriverActivityKind {
   softwareDriverCopyActivity = 3,
   softwareDriverFillActivity = 4,
   softwareDriverCallActivity = 5,
-  softwareDriverGraphActivity = 6 /* the end of a launch of a graph, after its nodes */
+  softwareDriverGraphActivity = 6, /* the end of a launch of a graph, after its nodes */
+  softwareDriverWaitActivity = 7   /* of the host, for a context, a stream or an event */
 } softwareDriverActivityKind;
 
 typedef struct softwareDriverActivity {

@@ -230,10 +230,12 @@ SOFTWARE_DRIVER_CALL(cuCtxGetId, Call& c, CUcontext handle, unsigned long long* 
   *id = find_context(c, handle, true).id;
 }
 
-SOFTWARE_DRIVER_CALL(cuCtxSynchronize, Call& c) { return wait_for(c, outstanding_of(c.machine, *c.current)); }
+SOFTWARE_DRIVER_CALL(cuCtxSynchronize, Call& c) {
+  return synchronize(c, c.current->id, 0, outstanding_of(c.machine, *c.current));
+}
 
 SOFTWARE_DRIVER_CALL(cuCtxSynchronize_v2, Call& c, Context& context) {
-  return wait_for(c, outstanding_of(c.machine, context));
+  return synchronize(c, context.id, 0, outstanding_of(c.machine, context));
 }
 
 SOFTWARE_DRIVER_CALL(cuCtxSetLimit, Call& c, CUlimit limit, std::size_t value) {

@@ -194,7 +194,9 @@ SOFTWARE_DRIVER_QUERY(cuEventQuery, Call& c, Event& event) {
   return CUDA_SUCCESS;
 }
 
-SOFTWARE_DRIVER_CALL(cuEventSynchronize, Call& c, Event& event) { return wait_for(c, awaited(c, event)); }
+SOFTWARE_DRIVER_CALL(cuEventSynchronize, Call& c, Event& event) {
+  return synchronize(c, event.root_id, 0, {awaited(c, event)});
+}
 
 SOFTWARE_DRIVER_ROW(cuEventRecord, record_event)
 SOFTWARE_DRIVER_ROW(cuEventRecordWithFlags, record_event)

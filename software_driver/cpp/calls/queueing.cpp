@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "calls/grids.hpp"
+#include "machine/observer.hpp"
 
 namespace software_driver {
 namespace {
@@ -125,6 +126,19 @@ void wait_for(Call& c, const WorkPtr& work) { return wait_for(c, std::vector{wor
 
 void wait_for(Call& c, const std::vector<WorkPtr>& works) {
   finish(c, works);
+  report_failures(c, works);
+}
+
+void synchronize(Call& c, std::uint64_t context, std::uint64_t stream, const std::vector<WorkPtr>& works) {
+  softwareDriverActivity activity{};
+  activity.kind = softwareDriverWaitActivity;
+  activity.context = context;
+  activity.stream = stream;
+  activity.started = c.machine.clock.now(c.thread.time);
+  activity.name = "";
+  finish(c, works);
+  activity.ended = c.machine.clock.now(c.thread.time);
+  observe(activity);
   report_failures(c, works);
 }
 

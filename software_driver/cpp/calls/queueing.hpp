@@ -23,6 +23,9 @@ void report_failures(Call& call, const std::vector<WorkPtr>& works);
 // Does both, as calls do that wait for results.
 void wait_for(Call& call, const WorkPtr& work);
 void wait_for(Call& call, const std::vector<WorkPtr>& works);
+
+// The same, which profilers see. stream: 0 where the program names none.
+void synchronize(Call& call, std::uint64_t context, std::uint64_t stream, const std::vector<WorkPtr>& works);
 // What was queued on a context and is not done; a primary context answers for its green contexts too, as the header of
 // cuCtxSynchronize says.
 std::vector<WorkPtr> outstanding_of(Machine& machine, const Context& context);

@@ -115,7 +115,9 @@ SOFTWARE_DRIVER_QUERY(cuStreamQuery, Call& c, Stream& stream) {
   return CUDA_SUCCESS;
 }
 
-SOFTWARE_DRIVER_CALL(cuStreamSynchronize, Call& c, Stream& stream) { return wait_for(c, stream.last); }
+SOFTWARE_DRIVER_CALL(cuStreamSynchronize, Call& c, Stream& stream) {
+  return synchronize(c, stream.context->id, stream.id, {stream.last});
+}
 
 SOFTWARE_DRIVER_CALL(cuStreamSetAttribute, Call&, Stream& stream, CUstreamAttrID which,
                      const CUstreamAttrValue* value) {

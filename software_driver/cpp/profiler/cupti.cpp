@@ -19,12 +19,12 @@ namespace {
 // CUptiResult.
 constexpr int success = 0, invalid_parameter = 1, max_limit_reached = 12, not_initialized = 15;
 // CUpti_ActivityKind.
-enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, graph = 51 };
+enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, synchronization = 38, graph = 51 };
 // CUpti_driver_api_trace_cbid.
 constexpr std::uint32_t version_call = 2, graph_launch = 514;
 
 constexpr std::size_t kernel_size = 216, copy_size = 96, fill_size = 88, graph_size = 56, context_size = 32,
-                      call_size = 40;
+                      call_size = 40, wait_size = 56;
 // The number of records that the real library keeps.
 constexpr std::size_t most_waiting = 4'000'000;
 
@@ -127,6 +127,15 @@ Record of_memory(const softwareDriverActivity& activity, int kind, std::size_t s
   return record;
 }
 
+Record of_wait(const softwareDriverActivity& activity) {
+  Record record = made(synchronization, wait_size);
+  put(record, 8, activity.started);
+  put(record, 16, activity.ended);
+  put(record, 28, static_cast<std::uint32_t>(activity.context));
+  put(record, 32, static_cast<std::uint32_t>(activity.stream));
+  return record;
+}
+
 Record of_graph(const softwareDriverActivity& activity, std::uint64_t started) {
   Record record = made(graph, graph_size);
   put(record, 4, static_cast<std::uint32_t>(activity.launch));
@@ -179,6 +188,11 @@ void notice(const softwareDriverActivity* activity) {
       }
       break;
     }
+    case softwareDriverWaitActivity:
+      if (here.kinds.count(synchronization) != 0) {
+        add(here, of_wait(*activity));
+      }
+      break;
     case softwareDriverGraphActivity:
       break;
   }
@@ -220,7 +234,7 @@ CUPTI_STAND_IN int cuptiActivityRegisterCallbacks(Request request, Complete comp
 }
 
 CUPTI_STAND_IN int cuptiActivityEnable(int kind) {
-  static const std::set<int> known{copy, fill, context, kernel, graph};
+  static const std::set<int> known{copy, fill, context, kernel, synchronization, graph};
   if (known.count(kind) == 0) {
     return invalid_parameter;
   }
@@ -309,9 +323,9 @@ CUPTI_STAND_IN int cuptiActivityFlushAll(std::uint32_t) {
 
 CUPTI_STAND_IN int cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid, std::uint8_t** record) {
   // Never destroyed: a tracer flushes while the process ends.
-  static const auto& sizes =
-      *new const std::map<int, std::size_t>{{copy, copy_size},       {fill, fill_size},     {driver, call_size},
-                                            {context, context_size}, {kernel, kernel_size}, {graph, graph_size}};
+  static const auto& sizes = *new const std::map<int, std::size_t>{
+      {copy, copy_size},     {fill, fill_size},   {driver, call_size},         {context, context_size},
+      {kernel, kernel_size}, {graph, graph_size}, {synchronization, wait_size}};
   const auto size_of = [](const std::uint8_t* at) {
     int kind = 0;
     std::memcpy(&kind, at, sizeof kind);
