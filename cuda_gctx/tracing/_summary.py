@@ -135,7 +135,7 @@ class Summary:
             found = [(_short(one.name), one.partition, one.count, in_words(one.total_ns)) for one in self.kernels]
             lines += ["", table(("kernel", "partition", "count", "time"), found)]
         lines += [
-            f"{stray.kernel} ran {stray.count} times on stream {stray.stream}, outside of all partitions, although "
+            f"{stray.kernel} ran {_times(stray.count)} on stream {stray.stream}, outside of all partitions, although "
             f"partitions of process {stray.pid} were open"
             for stray in self.strays[:MOST_ROWS]
         ]
@@ -159,6 +159,10 @@ class Summary:
             if process.was_replaced
         ]
         return "\n".join(lines)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _short(name: str, most: int = 60) -> str:

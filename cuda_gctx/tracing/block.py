@@ -10,14 +10,16 @@ from os import PathLike
 from types import TracebackType
 from typing import Literal
 
-from cuda_gctx._core.extension import system
+from cuda_gctx._core.extension import Context, system
 from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.interpose import compiled
 from cuda_gctx.partitions.trace_marks import marks_in
 from cuda_gctx.tracing import RECORDER, Recording, Summary, Trace, find_cupti
+from cuda_gctx.tracing._lanes import OUTSIDE
 from cuda_gctx.tracing._picture import draw_lanes
+from cuda_gctx.tracing._records import Tag
 
-__all__ = ["BlockTrace", "trace"]
+__all__ = ["OUTSIDE", "BlockTrace", "trace"]
 
 
 class BlockTrace(Pictured):
@@ -78,6 +80,21 @@ class BlockTrace(Pictured):
         """
         with open(path, "wb") as out:
             self._trace.perfetto(out)
+
+    def kernels_outside_of(self, context: Context) -> list[tuple[str, str]]:
+        """The kernels that ran in other contexts than one: the name of each, and the partition.
+
+        context: the one.
+        """
+        found = {
+            (items.name_of(kind, number), lane.name)
+            for lane in self._trace.lanes
+            for (ran_in, _), items in lane.streams.items()
+            if ran_in != context.id
+            for kind, number in zip(items.kinds, items.name_numbers, strict=True)
+            if kind == Tag.KERNEL
+        }
+        return sorted(found)
 
     def __str__(self) -> str:
         return str(self.summary())

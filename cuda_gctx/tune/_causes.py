@@ -11,6 +11,7 @@ from cuda_gctx._core.text import ranges
 from cuda_gctx.draw.durations import in_words
 from cuda_gctx.interop._frameworks import LEGACY_DEFAULT
 from cuda_gctx.partitions.causes import lack_of_concurrency, launches_block, too_few_queues
+from cuda_gctx.tune._elsewhere import elsewhere
 from cuda_gctx.tune._explain import LEAST_OVERLAP, STAND_IN_NS, ExplainReport, Runs, Where, Work, measured
 from cuda_gctx.tune._words import WAITS
 
@@ -52,13 +53,14 @@ def explain(first: Where | tuple[Where, Work], second: Where | tuple[Where, Work
     rounds: how often each is measured, 1 to 1000.
 
     A place without work runs a small kernel, which shows whether two streams of a running program can overlap. explain
-    first waits for the work queued on the streams. Raises ValueError for streams of two devices, and RuntimeError
-    during a capture or if work raises.
+    first waits for the work queued on the streams. Where cuda_gctx.trace() works, it also names the kernels that the
+    work runs outside of its place. Raises ValueError for streams of two devices, and RuntimeError during a capture or
+    if work raises.
     """
     report, runs = measured(first, second, as_int("rounds", rounds, 1, 1000))
     why_not = chain(_of_streams(report, runs), _of_launches(report), _of_sms(report, runs))
     answer = _costs(report) if report.overlaps else islice(why_not, 1)  # the first cause that fits
-    return replace(report, causes=(*answer, *_notes(report, runs)))
+    return replace(report, causes=(*elsewhere(report, runs), *answer, *_notes(report, runs)))
 
 
 def _knows_sms(report: ExplainReport) -> bool:

@@ -43,7 +43,7 @@ STANDS_ON: dict[str, set[str]] = {
     "interop": {"measure"},
     "compat": {"cuda_gctx", "interop"},
     "interpose": {"_cpp/resources", "cuda_gctx", "interop"},
-    "tune": {"cuda_gctx", "draw", "interop"},
+    "tune": {"cuda_gctx", "draw", "interop", "tracing"},
     "tracing": {"draw", "interpose"},
     "comm": {"cuda_gctx", "extending", "interop"},
     "cli": {"comm", "compat", "interpose", "tracing", "tune"},

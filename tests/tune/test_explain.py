@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cuda_gctx import Context, ContextOptions, Device, Event, Stream, StreamOptions
+from cuda_gctx import Context, ContextOptions, Device, Event, Stream, StreamOptions, trace
 from cuda_gctx.tune import explain, spin
 from cuda_gctx.tune._explain import ExplainReport
 
@@ -34,6 +34,32 @@ def busy(blocks: int, ns: int = 2 * MS, times: int = 1) -> Work:
 def cause(report: ExplainReport) -> str:
     assert not report.overlaps, str(report)
     return report.causes[0]
+
+
+# ---- where it runs
+
+
+def test_kernels_outside_of_the_place_of_the_work_are_named_with_where_they_ran(sim: Machines) -> None:
+    sim("h200")
+    with Device().partition(control=16, rest=None) as parts, Device().create_stream() as plain:
+
+        def leaves(stream: Stream) -> None:
+            spin(stream, 16, MS)
+            spin(plain, 8, MS)
+            spin(parts.rest.stream, 8, MS)
+
+        report = explain((parts.control, leaves), (parts.rest, busy(16)))
+        [first, second] = report.causes[:2]
+        assert first.startswith("leaves also runs cuda_gctx_probe outside of all partitions")
+        assert second.startswith("leaves also runs cuda_gctx_probe in rest")
+        assert not any("cuda_gctx_probe" in cause for cause in explain(parts.control, parts.rest).causes)
+
+
+def test_a_process_that_is_traced_already_gets_its_report_without_that_question(sim: Machines) -> None:
+    sim("h200")
+    with Device().partition(control=16, rest=None) as parts, Device().create_stream() as plain, trace():
+        report = explain((parts.control, lambda stream: spin(plain, 8, MS)), (parts.rest, busy(16)))
+    assert not any("cuda_gctx_probe" in cause for cause in report.causes)
 
 
 # ---- they overlap
