@@ -151,6 +151,51 @@ def with_profiler() -> None:
     answer(profiled=sum(event.count for event in profiled.key_averages() if "sin_kernel" in event.key))
 
 
+def in_a_block() -> None:
+    """cuda_gctx.trace() in a process that uses CUDA already, what it leaves behind, and explain() with it."""
+    import torch
+
+    import cuda_gctx
+    from cuda_gctx import Device, tune
+
+    x = torch.ones(1 << 16, device="cuda")
+
+    def us_of_launches() -> float:
+        times = []
+        for _ in range(7):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(2000):
+                x.sin_()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) / 2000 * 1e6)
+        return round(statistics.median(times[2:]), 2)
+
+    us = [us_of_launches()]
+    kernels = []
+    with Device(0).partition(control=16, rest=None) as parts:
+        for _ in range(2):
+            with cuda_gctx.trace() as found:
+                with parts.control.torch():
+                    for _ in range(IN_CONTROL):
+                        x.sin_()
+                torch.cuda.synchronize()
+            kernels.append([[one.partition, one.count] for one in found.summary().kernels if "sin" in one.name])
+            us.append(us_of_launches())
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "trace.pftrace")
+            found.perfetto(file)
+            has_waits = b"\x04wait" in file.read_bytes()  # the name of a slice, behind its length
+
+        def leaves(stream: object) -> None:
+            x.sin_()
+            with torch.cuda.stream(torch.cuda.default_stream()):
+                x.exp_()
+
+        causes = tune.explain((parts.control, leaves), (parts.rest, lambda stream: x.cos_())).causes
+    answer(kernels=kernels, us=us, has_waits=has_waits, causes=causes)
+
+
 def costs() -> None:
     """Microseconds of launches and of graphs, with kernels of about 10 us and with short ones."""
     import torch
@@ -232,6 +277,7 @@ PROGRAMS = {
         loop,
         with_children,
         with_profiler,
+        in_a_block,
         costs,
         many,
     )
@@ -270,7 +316,16 @@ class Traced(NamedTuple):
         return sum(process["dropped"] for process in self.document["processes"])
 
     def lanes(self) -> list[list[Any]]:
-        columns = ("partition", "sm_count", "kernels", "graphs", "copies", "queueing_p50_ns", "queueing_p99_ns")
+        columns = [
+            "partition",
+            "sm_count",
+            "kernels",
+            "graphs",
+            "copies",
+            "busy_ns",
+            "queueing_p50_ns",
+            "queueing_p99_ns",
+        ]
         return [[lane[column] for column in columns] for lane in self.document["lanes"]]
 
 
@@ -421,6 +476,36 @@ def profiler() -> Answer:
     )
 
 
+def block() -> Answer:
+    """A trace from Python, twice in a process, and what a launch costs before and after it."""
+    [[said], status] = run("in_a_block")
+    checks = {
+        "the program succeeded": status == 0,
+        "each block has its kernels in control": said["kernels"] == [[["control", IN_CONTROL]]] * 2,
+        "waits of the host are recorded": said["has_waits"],
+        "explain names the kernel outside": any("exp" in cause for cause in said["causes"]),
+    }
+    return {"wrong": [check for check, holds in checks.items() if not holds], **said}
+
+
+def metrics() -> Answer:
+    """Metrics in a file, while a program runs in two partitions."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "metrics.prom")
+        found = trace(program("in_two_partitions"), "--metrics", str(file))
+        lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
+    kernels = [line for line in lines if line.startswith("cuda_gctx_kernels_total")]
+    counts = {
+        name: sum(float(line.split()[-1]) for line in kernels if f'partition="{name}"' in line)
+        for name in ("control", "rest")
+    }
+    return judged(
+        found,
+        {"the metrics count the kernels": all(counts[name] == found.lane(name)["kernels"] for name in counts)},
+        metrics=[line for line in lines if "bucket" not in line],
+    )
+
+
 def in_part() -> Answer:
     """An unmodified program in a partition."""
     found = trace(command_line("run", "--layout", LAYOUT, "--as", "control", "--", *program("loop")))
@@ -508,6 +593,8 @@ QUESTIONS = {
     "worker": Question(worker, 60),
     "children": Question(children, 60),
     "profiler": Question(profiler, 60),
+    "block": Question(block, 60),
+    "metrics": Question(metrics, 60),
     "in_part": Question(in_part, 60),
     "share": Question(share, 90),
     "cost": Question(cost, 240),
