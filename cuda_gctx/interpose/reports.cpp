@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -32,15 +33,20 @@ void report(const char* members, ...) {
   }
   text[size++] = '}';
   // A new socket for each message: programs close descriptors that they do not know.
-  const int out = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int out = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (out < 0) {
     return;
   }
+  // The socket of the command holds ten messages. A command that does not read them holds a program up for this long.
+  const timeval limit{.tv_sec = 1, .tv_usec = 0};
+  setsockopt(out, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
   address.sun_family = AF_UNIX;
   std::strcpy(address.sun_path, path);
   const int kept = errno;
-  sendto(out, text, static_cast<std::size_t>(size), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address),
-         sizeof address);
+  while (sendto(out, text, static_cast<std::size_t>(size), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address),
+                sizeof address) < 0 &&
+         errno == EINTR) {
+  }
   errno = kept;
   close(out);
 }

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -288,11 +289,11 @@ class Supervision:
 
     @property
     def escapes(self) -> list[str]:
-        """Work that left its partition, one line each."""
+        """Work that left its partition, one line for each kind of each process."""
         return [
-            f"process {process.pid} ({process.program}): {escape}"
+            f"process {process.pid} ({process.program}): {escape}{f' ({count} times)' if count > 1 else ''}"
             for process in self._processes.values()
-            for escape in process.escapes
+            for escape, count in Counter(process.escapes).items()
         ]
 
     def __str__(self) -> str:

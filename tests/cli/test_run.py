@@ -102,6 +102,13 @@ def test_what_leaves_the_partition_is_listed_and_strict_makes_it_a_failure() -> 
             assert escape in done.stderr
 
 
+def test_no_escape_of_many_is_lost() -> None:
+    code = "from cuda.bindings import driver as cu\ncu.cuInit(0)\nfor _ in range(300): cu.cuCtxCreate(None, 0, 0)"
+    done = child(*AS_DECODE, "--", sys.executable, "-c", code)
+    assert re.search(r"^\d+ python\S* +decode +- +0 +300 +300$", done.stderr, re.MULTILINE), done.stderr
+    assert re.search(r": cuCtxCreate by cydriver\S+ \(300 times\)$", done.stderr.rstrip()), done.stderr
+
+
 def test_the_server_of_mps_is_no_escape(tmp_path: Path) -> None:
     server = tmp_path / "nvidia-cuda-mps-server"
     shutil.copy(shutil.which("sleep") or "sleep", server)
