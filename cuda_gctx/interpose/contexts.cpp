@@ -1,4 +1,6 @@
 // Functions in which the primary context and the part's context stand for each other, and the SM counts of the part.
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +54,12 @@ CUresult create_foreign(CUcontext* context, CUdevice device, const void* caller,
     report("\"event\": \"escape\", \"device\": %d, \"what\": \"cuCtxCreate by %s\"", device, library);
   }
   return result;
+}
+
+// Notes the end of a context of the program, which may end its streams.
+void end_foreign(CUcontext context) {
+  drop_foreign(context);
+  forget_verified_streams();
 }
 
 // Scales the grid that fills the device to the SMs of the part.
@@ -121,15 +129,18 @@ CUresult on_primary(CUcontext context, const Call& call) {
   return result;
 }
 
+pid_t opener = 0;  // the process that opened the library; its forked children have the library as well
+
 // Reported at once, because a process may be killed before its first use of a device.
 __attribute__((constructor)) void report_begin() {
+  opener = getpid();
   if (has_part()) {
     report("\"event\": \"open\", \"part\": \"%s\"", part_name());
   }
 }
 
 __attribute__((destructor)) void report_end() {
-  if (has_part()) {
+  if (has_part() && (getpid() == opener || context_count() > 0)) {
     report("\"event\": \"end\", \"part\": \"%s\", \"streams\": %lu, \"contexts\": %lu", part_name(), stream_count(),
            context_count());
   }
@@ -182,11 +193,11 @@ INTERPOSE_API CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {
 
 // A program may not destroy the primary context: the driver answers for the part as it does for the primary context.
 INTERPOSE_API CUresult cuCtxDestroy(CUcontext ctx) {
-  drop_foreign(ctx);
+  end_foreign(ctx);
   return real.cuCtxDestroy(outside(ctx));
 }
 INTERPOSE_API CUresult cuCtxDestroy_v2(CUcontext ctx) {
-  drop_foreign(ctx);
+  end_foreign(ctx);
   return real.cuCtxDestroy_v2(outside(ctx));
 }
 INTERPOSE_API CUresult cuCtxDetach(CUcontext ctx) { return real.cuCtxDetach(outside(ctx)); }
@@ -219,7 +230,7 @@ INTERPOSE_API CUresult cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
 INTERPOSE_API CUresult cuGreenCtxDestroy(CUgreenCtx hCtx) {
   CUcontext context = nullptr;
   if (has_part() && real.cuCtxFromGreenCtx(&context, hCtx) == CUDA_SUCCESS) {
-    drop_foreign(context);
+    end_foreign(context);
   }
   return real.cuGreenCtxDestroy(hCtx);
 }

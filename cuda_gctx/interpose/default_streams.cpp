@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "per_process.hpp"
 #include "verification.hpp"
 
 namespace gctx::interpose {
@@ -11,6 +12,9 @@ namespace gctx::interpose {
 std::atomic<bool> watching{verifies()};
 
 namespace {
+
+// Set while there is a stream that the NULL stream is ordered with.
+std::atomic<bool> ordering{false};
 
 // A blocking stream, or the stream of a thread.
 struct Member {
@@ -27,13 +31,10 @@ struct Order {
   std::unordered_map<const Part*, std::uint64_t> null_work;  // calls in the NULL stream of each part
   std::unordered_map<const Part*, CUevent> null_events;
   std::unordered_map<const Part*, std::vector<CUstream>> idle;  // streams of threads that have ended
+  std::atomic<unsigned long> streams{0};                        // that the program created
 };
-// Never destroyed: threads end after main() does.
-Order& order() {
-  static auto* const the_order = new Order;
-  return *the_order;
-}
-std::atomic<unsigned long> streams{0};
+const PerProcess<Order> the_order;
+Order& order() { return *the_order; }
 
 // The streams of this thread, for the threads after it.
 struct ThreadStreams {
@@ -103,6 +104,9 @@ void add_member(CUstream stream, Part* part, bool is_own) {
   member.part = part;
   member.is_own = is_own;
   known.members[stream] = member;
+  // The NULL stream may have work from before the first member.
+  ++known.null_work[part];
+  ordering.store(true);
   watching.store(true);
 }
 
@@ -138,6 +142,9 @@ CUstream actual_stream(CUstream stream, bool of_thread) {
 CUresult Turn::begin(CUstream stream) {
   if (verifies()) {
     verify_stream(stream);
+  }
+  if (!ordering.load(std::memory_order_relaxed)) {
+    return CUDA_SUCCESS;
   }
   Order& known = order();
   const std::lock_guard lock(known.mutex);
@@ -175,28 +182,26 @@ CUresult Turn::begin(CUstream stream) {
 
 // Notes the work after the call: the program orders calls of other threads behind the end of this call.
 void Turn::end() {
+  if (part_ == nullptr && blocking_ == nullptr) {
+    return;
+  }
   Order& known = order();
   const std::lock_guard lock(known.mutex);
   if (part_ != nullptr) {
     ++known.null_work[part_];
-  } else if (blocking_ != nullptr) {
-    const auto found = known.members.find(blocking_);
-    if (found != known.members.end()) {
-      found->second.has_work = true;
-    }
+  } else if (const auto found = known.members.find(blocking_); found != known.members.end()) {
+    found->second.has_work = true;
   }
 }
 
 void add_stream(CUstream stream, unsigned flags) {
-  streams.fetch_add(1, std::memory_order_relaxed);
+  ++order().streams;
   if ((flags & CU_STREAM_NON_BLOCKING) != 0) {
     return;
   }
   if (Part* const part = current_part(); part != nullptr) {
     const std::lock_guard lock(order().mutex);
     add_member(stream, part, false);
-    // The NULL stream may have work from before the first blocking stream.
-    ++order().null_work[part];
   }
 }
 
@@ -204,6 +209,7 @@ void drop_stream(CUstream stream) {
   if (!watches()) {
     return;
   }
+  forget_verified_streams();
   Order& known = order();
   const std::lock_guard lock(known.mutex);
   const auto found = known.members.find(stream);
@@ -246,7 +252,7 @@ void forget_streams(Part& part) {
   known.idle.erase(&part);
 }
 
-unsigned long stream_count() { return streams.load(); }
+unsigned long stream_count() { return order().streams.load(); }
 
 }  // namespace gctx::interpose
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "driver/driver.hpp"
+#include "per_process.hpp"
 #include "real_driver.hpp"
 #include "reports.hpp"
 #include "resources/descriptor.hpp"
@@ -26,23 +27,19 @@ namespace {
 
 constexpr int most_devices = 64;
 
-// Never destroyed: programs use the driver at exit.
-std::array<Part, most_devices>& parts() {
-  static auto* const all = new std::array<Part, most_devices>;
-  return *all;
-}
+using Parts = std::array<Part, most_devices>;
+const PerProcess<Parts> all_parts;
+Parts& parts() { return *all_parts; }
 std::atomic<int> used_devices{0};  // one more than the highest device with a part
-std::atomic<unsigned long> contexts{0};
 
 struct Others {
   std::shared_mutex mutex;
   std::unordered_set<CUcontext> foreign;           // contexts of the program
   std::unordered_map<CUcontext, CUdevice> former;  // contexts of parts that a reset has ended
+  std::atomic<unsigned long> contexts{0};          // all contexts of the program, with those of its parts
 };
-Others& others() {
-  static auto* const all = new Others;
-  return *all;
-}
+const PerProcess<Others> all_others;
+Others& others() { return *all_others; }
 
 // The part as the environment names it: NAME, its position, and the groups of the layout.
 struct Wish {
@@ -238,7 +235,7 @@ CUresult create_part(Part& part) {
       real.cuDevicePrimaryCtxRelease_v2(part.device);
       throw;
     }
-    ++contexts;
+    ++others().contexts;
     mark_for_trace(part.context.load());
     report("\"event\": \"part\", \"device\": %d, \"part\": \"%s\", \"sms\": %u", part.device, part_name(),
            part.sm_count.load());
@@ -385,7 +382,7 @@ void add_foreign(CUcontext context) {
   Others& known = others();
   const std::lock_guard lock(known.mutex);
   known.former.erase(context);
-  contexts += known.foreign.insert(context).second;
+  known.contexts += known.foreign.insert(context).second;
 }
 
 bool is_foreign(CUcontext context) {
@@ -400,6 +397,6 @@ void drop_foreign(CUcontext context) {
   known.foreign.erase(context);
 }
 
-unsigned long context_count() { return contexts.load(); }
+unsigned long context_count() { return others().contexts.load(); }
 
 }  // namespace gctx::interpose

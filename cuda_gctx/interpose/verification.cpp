@@ -1,5 +1,6 @@
 #include "verification.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <set>
@@ -9,6 +10,7 @@
 
 #include "driver/probe_ptx.hpp"
 #include "part.hpp"
+#include "per_process.hpp"
 #include "real_driver.hpp"
 #include "reports.hpp"
 
@@ -31,11 +33,10 @@ struct Probes {
   CUkernel kernel = nullptr;
   std::unordered_map<const Part*, PartProbe> parts;
 };
-// Never destroyed: threads end after main() does.
-Probes& probes() {
-  static auto* const all = new Probes;
-  return *all;
-}
+const PerProcess<Probes> all_probes;
+Probes& probes() { return *all_probes; }
+
+std::atomic<unsigned long> generation{0};  // counts the ends of streams
 
 // Calls that wait would end a capture of another stream.
 class Relaxed {
@@ -111,15 +112,23 @@ bool verifies() {
 }
 
 void verify_stream(CUstream stream) {
-  thread_local std::set<std::pair<CUstream, CUcontext>> verified;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  thread_local std::set<std::pair<CUstream, CUcontext>> verified;  // without a context: of any but the NULL stream
+  thread_local unsigned long known_generation = 0;
+  if (const unsigned long now = generation.load(std::memory_order_acquire); known_generation != now) {
+    verified.clear();
+    known_generation = now;
+  }
   const bool is_null = stream == nullptr || stream == CU_STREAM_LEGACY;
+  if (!is_null && verified.count({stream, nullptr}) != 0) {
+    return;
+  }
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (!is_null &&
       (real.cuStreamIsCapturing(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE)) {
     return;
   }
   const CUcontext context = context_of(stream);
-  if (context == nullptr || !verified.emplace(stream, context).second) {
+  if (context == nullptr || !verified.emplace(stream, is_null ? context : nullptr).second) {
     return;
   }
   const Part* const part = part_of(context);
@@ -154,7 +163,10 @@ void verify_stream(CUstream stream) {
   }
 }
 
+void forget_verified_streams() { generation.fetch_add(1, std::memory_order_release); }
+
 void forget_probe(const Part& part) {
+  forget_verified_streams();
   const std::lock_guard lock(probes().mutex);
   probes().parts.erase(&part);
 }

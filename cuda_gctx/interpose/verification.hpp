@@ -14,6 +14,9 @@ bool verifies();
 // the stream. Reports work outside of the part.
 void verify_stream(CUstream stream);
 
+// Verifies streams again at their next use, because a new stream may have the handle of a destroyed one.
+void forget_verified_streams();
+
 // Forgets the memory of the probe in a part that a reset ends.
 void forget_probe(const Part& part);
 

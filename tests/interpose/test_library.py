@@ -158,6 +158,19 @@ print(is_done(NULL))
     assert answers(code).split() == [str(blocking)] * 3 + [str(not blocking)]
 
 
+@pytest.mark.parametrize("stream", ["cu.CUstream(2)", "ask(cu.cuStreamCreate(0))"])
+def test_the_first_use_of_a_stream_waits_for_the_null_stream(stream: str) -> None:
+    code = f"""
+use()
+launch(cu.CUstream(0))
+event = ask(cu.cuEventCreate(0))
+ask(cu.cuEventRecord(event, {stream}))
+ask(cu.cuEventSynchronize(event))
+print(is_done(cu.CUstream(0)))
+"""
+    assert answers(code) == "True"
+
+
 def test_a_capture_of_a_blocking_stream_is_left_alone() -> None:
     code = """
 use()
