@@ -234,14 +234,3 @@ def test_attributes_of_a_kernel_node_are_set_and_copied() -> None:
         raw.call("cuGraphKernelNodeGetAttribute", second, PRIORITY, answer)
         assert answer[0] == -3
         assert raw.code("cuGraphKernelNodeSetAttribute", first, SYNC_POLICY, value) == INVALID_VALUE
-
-
-def test_allocation_class_of_a_tensor_map_has_no_effect() -> None:
-    with session("b200", driver="13.5", check=False):
-        dev = Device()
-        dev.raw.set_current(dev.handle)
-        tensor, found = (ctypes.c_uint64 * 16)(), ctypes.c_int(7)
-        assert dev.raw.code("cuTensorMapSetAllocationClass", tensor, 2, ctypes.byref(found)) == 0
-        assert found.value == 1
-        assert dev.raw.code("cuTensorMapSetAllocationClass", tensor, 3, ctypes.byref(found)) == INVALID_VALUE
-        assert dev.raw.code("cuFabricCpyBatchAsync") == NOT_SUPPORTED

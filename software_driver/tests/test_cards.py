@@ -90,22 +90,7 @@ class Memory(ctypes.Structure):
     _fields_ = [("total", ctypes.c_uint64), ("free", ctypes.c_uint64), ("used", ctypes.c_uint64)]
 
 
-class Memory2(ctypes.Structure):
-    _fields_ = [
-        ("version", ctypes.c_uint32),
-        *((name, ctypes.c_uint64) for name in ("total", "reserved", "free", "used")),
-    ]
-
-
-class Pci(ctypes.Structure):
-    _fields_ = [("legacy", ctypes.c_char * 16), ("numbers", ctypes.c_uint32 * 5), ("bus_id", ctypes.c_char * 32)]
-
-
-class Process(ctypes.Structure):
-    _fields_ = [("pid", ctypes.c_uint32), ("used", ctypes.c_uint64), ("instances", ctypes.c_uint32 * 2)]
-
-
-UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, INSUFFICIENT_SIZE, VERSION_MISMATCH = 1, 2, 3, 6, 7, 25
+UNINITIALIZED, INVALID_ARGUMENT, INSUFFICIENT_SIZE = 1, 2, 7
 
 
 class Nvml:
@@ -145,61 +130,35 @@ def nvml(library: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvml]:
 def test_tools_see_every_card_and_who_it_is(nvml: Nvml) -> None:
     assert nvml.get("DeviceGetCount_v2", ctypes.c_uint()) == DEVICES
     card = nvml.card(2)
-    identity, bus = nvml.text("DeviceGetUUID", card), nvml.get("DeviceGetPciInfo_v3", Pci(), card).bus_id
-    assert identity.startswith(f"GPU-{SIM}03-")
-    assert bus == b"00000000:1A:00.0"
+    assert nvml.text("DeviceGetUUID", card).startswith(f"GPU-{SIM}03-")
     assert nvml.text("DeviceGetName", card) == "NVIDIA H200 (simulated)"
-    assert nvml.get("DeviceGetHandleByUUID", ctypes.c_void_p(), identity.encode()) == card.value
-    assert nvml.get("DeviceGetHandleByPciBusId_v2", ctypes.c_void_p(), bus) == card.value
-    assert nvml.get("DeviceGetIndex", ctypes.c_uint(), card) == 2
-    assert nvml.get("DeviceGetClockInfo", ctypes.c_uint(), card, 1) == 1980
-    assert nvml.get("DeviceGetMaxClockInfo", ctypes.c_uint(), card, 2) > 1000
-    major, mode = ctypes.c_int(), ctypes.c_uint(7)
-    assert (nvml.get("DeviceGetCudaComputeCapability", ctypes.c_int(), card, ctypes.byref(major)), major.value) == (
-        0,
-        9,
-    )
-    assert (nvml.get("DeviceGetMigMode", ctypes.c_uint(7), card, ctypes.byref(mode)), mode.value) == (0, 0)
 
 
 def test_tools_see_the_version_of_the_driver(nvml: Nvml) -> None:
-    assert nvml.text("SystemGetDriverVersion") == nvml.text("SystemGetNVMLVersion") == "13.0"
+    assert nvml.text("SystemGetDriverVersion") == "13.0"
     assert nvml.get("SystemGetCudaDriverVersion_v2", ctypes.c_int()) == 13000
 
 
 def test_tools_see_what_the_program_has_on_its_card(nvml: Nvml, library: Any) -> None:
-    assert nvml.code("DeviceGetComputeRunningProcesses_v3", nvml.card(3), ctypes.byref(ctypes.c_uint()), None) == 0
     context, memory = ctypes.c_void_p(), ctypes.c_void_p()
     assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
     assert library.cuCtxPushCurrent_v2(context) == 0
     assert library.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(1 << 20)) == 0
     assert [nvml.get("DeviceGetMemoryInfo", Memory(), nvml.card(index)).used for index in (2, 3)] == [0, 1 << 20]
-    newer = Memory2(version=ctypes.sizeof(Memory2) | 2 << 24)
-    assert nvml.get("DeviceGetMemoryInfo_v2", newer, nvml.card(3)).free == newer.total - (1 << 20)
-    count = ctypes.c_uint(0)
-    function = "DeviceGetComputeRunningProcesses_v3"
-    assert nvml.code(function, nvml.card(3), ctypes.byref(count), None) == INSUFFICIENT_SIZE
-    found = nvml.get(function, Process(), nvml.card(3), ctypes.byref(count))
-    assert (count.value, found.pid, found.used) == (1, os.getpid(), 1 << 20)
     assert library.cuMemFree_v2(memory) == 0
     assert library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
 
 
-def test_what_is_not_measured_is_not_supported(nvml: Nvml) -> None:
-    out = ctypes.create_string_buffer(64)
-    for function, arguments in (("UtilizationRates", ()), ("PowerUsage", ()), ("Temperature", (0,))):
-        assert nvml.code(f"DeviceGet{function}", nvml.card(0), *arguments, out) == NOT_SUPPORTED
-    assert nvml.code("SystemGetDriverBranch", out, len(out)) == NOT_SUPPORTED
-    nvml.library.nvmlErrorString.restype = ctypes.c_char_p
-    assert nvml.library.nvmlErrorString(NOT_SUPPORTED) == b"not supported by the simulated device"
+def test_functions_that_tools_can_do_without_are_missing(nvml: Nvml) -> None:
     assert not hasattr(nvml.library, "nvmlDeviceGetFanSpeed")
+    nvml.library.nvmlErrorString.restype = ctypes.c_char_p
+    assert nvml.library.nvmlErrorString(0) == b"success"
 
 
 def test_wrong_questions_have_the_documented_answers(nvml: Nvml) -> None:
     out, small = ctypes.c_void_p(), ctypes.create_string_buffer(4)
     assert nvml.code("DeviceGetHandleByIndex_v2", DEVICES, ctypes.byref(out)) == INVALID_ARGUMENT
-    assert nvml.code("DeviceGetHandleByUUID", b"GPU-1", ctypes.byref(out)) == NOT_FOUND
     assert nvml.code("DeviceGetName", None, small, len(small)) == INVALID_ARGUMENT
     assert nvml.code("DeviceGetName", nvml.card(0), small, len(small)) == INSUFFICIENT_SIZE
     assert nvml.code("DeviceGetName", nvml.card(0), None, 96) == INVALID_ARGUMENT
-    assert nvml.code("DeviceGetMemoryInfo_v2", nvml.card(0), ctypes.byref(Memory2())) == VERSION_MISMATCH
+    assert nvml.code("DeviceGetMemoryInfo", nvml.card(0), None) == INVALID_ARGUMENT

@@ -7,10 +7,18 @@
 #define SOFTWARE_DRIVER_ABSENT(symbol, base, since) SOFTWARE_DRIVER_NAME(symbol)
 #define SOFTWARE_DRIVER_PER_THREAD(symbol, variant) SOFTWARE_DRIVER_NAME(variant)
 #define SOFTWARE_DRIVER_ABSENT_PER_THREAD(symbol, variant) SOFTWARE_DRIVER_NAME(variant)
-#define SOFTWARE_DRIVER_NVML(symbol, parameters) SOFTWARE_DRIVER_NAME(symbol)
 #ifdef SOFTWARE_DRIVER_FACE_OF_NVML
-#include "abi/nvml.def"
+SOFTWARE_DRIVER_NAME(nvmlInit_v2)
+SOFTWARE_DRIVER_NAME(nvmlInitWithFlags)
+SOFTWARE_DRIVER_NAME(nvmlShutdown)
 SOFTWARE_DRIVER_NAME(nvmlErrorString)
+SOFTWARE_DRIVER_NAME(nvmlSystemGetDriverVersion)
+SOFTWARE_DRIVER_NAME(nvmlSystemGetCudaDriverVersion_v2)
+SOFTWARE_DRIVER_NAME(nvmlDeviceGetCount_v2)
+SOFTWARE_DRIVER_NAME(nvmlDeviceGetHandleByIndex_v2)
+SOFTWARE_DRIVER_NAME(nvmlDeviceGetName)
+SOFTWARE_DRIVER_NAME(nvmlDeviceGetUUID)
+SOFTWARE_DRIVER_NAME(nvmlDeviceGetMemoryInfo)
 #else
 #include "abi/absent.def"
 #include "abi/functions.def"

@@ -186,9 +186,4 @@ void release(Machine& machine, std::uint64_t address) {
   machine.allocations.erase(found);
 }
 
-void release(Machine& machine, const Array& array) {
-  machine.device(array.device).allocated -= array.bytes();
-  machine.arrays.remove(array);
-}
-
 }  // namespace software_driver

@@ -39,7 +39,6 @@ void release_if(Machine& machine, Is&& is_meant) {
   }
   std::ranges::for_each(addresses, [&](std::uint64_t address) { release(machine, address); });
 }
-void release(Machine& machine, const Array& array);
 bool may_be_freed(const Allocation& allocation);
 // Made by cuMemAlloc, or as if.
 bool is_plain(const Allocation& allocation);

@@ -95,16 +95,6 @@ void destroy_owned(Machine& machine, std::uint64_t owner, bool remembered) {
     }
     unload(machine, module);
   });
-  each_owned(machine.textures, owner, [&](const Texture& texture) { machine.textures.remove(texture); });
-  each_owned(machine.surfaces, owner, [&](const Surface& surface) { machine.surfaces.remove(surface); });
-  each_owned(machine.mipmapped_arrays, owner, [&](const MipmappedArray& array) {
-    machine.mipmapped_arrays.orphan(array);
-    machine.mipmapped_arrays.remove(array);
-  });
-  each_owned(machine.arrays, owner, [&](const Array& array) {
-    machine.arrays.orphan(array);
-    release(machine, array);
-  });
   release_if(machine, [&](const Allocation& allocation) { return allocation.owner == owner; });
 }
 

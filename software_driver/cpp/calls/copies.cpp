@@ -27,7 +27,7 @@ struct Side {
   bool known = false;         // memory of the driver: its bounds are checked
   bool device = false;        // in device memory
   bool shows = false;         // the host reads it too
-  Storage array;
+  Storage staged;             // bytes that were read when the call was made
 };
 
 struct Extent {
@@ -42,7 +42,6 @@ struct Extent {
 struct Place {
   CUmemorytype type = CU_MEMORYTYPE_UNIFIED;
   std::uint64_t address = 0;
-  CUarray array = nullptr;
   std::size_t x = 0;
   std::size_t y = 0;
   std::size_t z = 0;
@@ -53,46 +52,26 @@ struct Place {
 Place source_of(const CUDA_MEMCPY3D& copy) {
   const bool host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
   return {copy.srcMemoryType, host ? reinterpret_cast<std::uint64_t>(copy.srcHost) : copy.srcDevice,
-          copy.srcArray,      copy.srcXInBytes,
-          copy.srcY,          copy.srcZ,
-          copy.srcPitch,      copy.srcHeight};
+          copy.srcXInBytes,   copy.srcY,
+          copy.srcZ,          copy.srcPitch,
+          copy.srcHeight};
 }
 
 Place target_of(const CUDA_MEMCPY3D& copy) {
   const bool host = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
   return {copy.dstMemoryType, host ? reinterpret_cast<std::uint64_t>(copy.dstHost) : copy.dstDevice,
-          copy.dstArray,      copy.dstXInBytes,
-          copy.dstY,          copy.dstZ,
-          copy.dstPitch,      copy.dstHeight};
+          copy.dstXInBytes,   copy.dstY,
+          copy.dstZ,          copy.dstPitch,
+          copy.dstHeight};
 }
 
 std::size_t span_of(const Extent& extent, const Side& side) {
   return (extent.depth - 1) * side.slice + (extent.height - 1) * side.pitch + extent.width;
 }
 
-Side locate_array(const Array& array, const Place& place, const Extent& extent) {
-  const auto fits = [](std::size_t at, std::size_t size, std::size_t whole) {
-    return at <= whole && size <= whole - at;
-  };
-  refuse_if(!fits(place.x, extent.width, array.row_bytes()) || !fits(place.y, extent.height, array.rows()) ||
-                !fits(place.z, extent.depth, array.slices()),
-            CUDA_ERROR_INVALID_VALUE);
-  Side side;
-  side.pitch = array.row_bytes();
-  side.slice = side.pitch * array.rows();
-  side.address = array.storage.address + place.z * side.slice + place.y * side.pitch + place.x;
-  side.span = span_of(extent, side);
-  side.device = true;
-  side.known = true;
-  side.array = array.storage;
-  return side;
-}
-
 // Where the bytes are; refused if they are not where the call says.
 Side locate(Call& c, const Place& place, const Extent& extent, bool writes) {
-  if (place.type == CU_MEMORYTYPE_ARRAY) {
-    return locate_array(need(c.machine.arrays.find(place.array), CUDA_ERROR_INVALID_VALUE), place, extent);
-  }
+  refuse_if(place.type == CU_MEMORYTYPE_ARRAY, CUDA_ERROR_NOT_SUPPORTED);
   refuse_if(place.type < CU_MEMORYTYPE_HOST || place.type > CU_MEMORYTYPE_UNIFIED || place.address == 0,
             CUDA_ERROR_INVALID_VALUE);
   constexpr std::size_t limit = std::size_t{1} << 40;  // beyond it, products of what follows could overflow
@@ -131,11 +110,11 @@ Side locate(Call& c, const Place& place, const Extent& extent, bool writes) {
 
 // The memory may have been freed on another stream meanwhile: then there are none, and nothing is copied.
 Bytes bytes_of(Machine& machine, const Side& side) {
-  if (side.known && side.array.address == 0) {
+  if (side.known && side.staged.address == 0) {
     return bytes_at(machine, side.address, side.span);
   }
   Bytes found;
-  Storage own = side.array;
+  Storage own = side.staged;
   if (!side.known) {
     own.host = reinterpret_cast<char*>(side.address);
   }
@@ -250,11 +229,11 @@ void stage(Call& c, const Extent& extent, Side& from) {
   packed.pitch = extent.width;
   packed.slice = extent.width * extent.height;
   packed.span = packed.slice * extent.depth;
-  packed.array = take_from_host(packed.span);
-  packed.address = packed.array.address;
+  packed.staged = take_from_host(packed.span);
+  packed.address = packed.staged.address;
   packed.known = true;
   Bytes target;
-  target.add(packed.array, 0, packed.span);
+  target.add(packed.staged, 0, packed.span);
   const Bytes source = bytes_of(c.machine, from);
   c.lock.unlock();
   each_row(extent, packed, from, [&](std::size_t to_at, std::size_t from_at, std::size_t size) {
@@ -298,17 +277,12 @@ void copy(Call& c, const CUDA_MEMCPY3D& what, Queue queue) {
 struct End {
   CUmemorytype type;
   std::uint64_t address;
-  CUarray array = nullptr;
-  std::size_t offset = 0;
 };
-
-End of(CUarray array, std::size_t offset) { return {CU_MEMORYTYPE_ARRAY, 0, array, offset}; }
 
 CUDA_MEMCPY3D row_of(const End& to, const End& from, std::size_t size) {
   const auto pointer = [](const End& end) { return reinterpret_cast<void*>(end.address); };
-  return {from.offset, 0,         0,    0, from.type, pointer(from), from.address, from.array, nullptr,  0,
-          0,           to.offset, 0,    0, 0,         to.type,       pointer(to),  to.address, to.array, nullptr,
-          0,           0,         size, 1, 1};
+  return {0, 0, 0,       0,           from.type,  pointer(from), from.address, nullptr, nullptr, 0,    0, 0, 0,
+          0, 0, to.type, pointer(to), to.address, nullptr,       nullptr,      0,       0,       size, 1, 1};
 }
 
 void copy_row(Call& c, const End& to, const End& from, std::size_t size, Queue queue) {
@@ -330,17 +304,6 @@ constexpr CUmemorytype anywhere = CU_MEMORYTYPE_UNIFIED;
 template <CUmemorytype to_type, CUmemorytype from_type>
 void copy_linear(Call& c, Address to, Address from, std::size_t size, Queue queue) {
   return copy_row(c, {to_type, to.number}, {from_type, from.number}, size, queue);
-}
-template <CUmemorytype type>
-void copy_to_array(Call& c, CUarray to, std::size_t offset, Address from, std::size_t size, Queue queue) {
-  return copy_row(c, of(to, offset), {type, from.number}, size, queue);
-}
-template <CUmemorytype type>
-void copy_from_array(Call& c, Address to, CUarray from, std::size_t offset, std::size_t size, Queue queue) {
-  return copy_row(c, {type, to.number}, of(from, offset), size, queue);
-}
-void copy_arrays(Call& c, CUarray to, std::size_t to_offset, CUarray from, std::size_t from_offset, std::size_t size) {
-  return copy_row(c, of(to, to_offset), of(from, from_offset), size, {});
 }
 void copy_peer(Call& c, CUdeviceptr to, const Context&, CUdeviceptr from, const Context&, std::size_t size) {
   return copy_row(c, {on_device, to}, {on_device, from}, size, {});
@@ -498,8 +461,7 @@ void plan_fill(Call& c, const CUDA_MEMSET_NODE_PARAMS_v2& what, GraphNode& node)
   const bool aligned = what.dst % size == 0 && (what.height == 1 || what.pitch % size == 0);
   refuse_if(!aligned || what.width > (std::size_t{1} << 40), CUDA_ERROR_INVALID_VALUE);
   const Extent extent{what.width * size, what.height, 1};
-  const Side side =
-      locate(c, {on_device, what.dst, nullptr, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0}, extent, true);
+  const Side side = locate(c, {on_device, what.dst, 0, 0, 0, what.height > 1 ? what.pitch : 0, 0}, extent, true);
   node.type = CU_GRAPH_NODE_TYPE_MEMSET;
   node.parameters.memset = what;
   node.duration = start_ns;
@@ -536,13 +498,6 @@ SOFTWARE_DRIVER_ROW(cuMemcpyDtoD_v2, copy_linear<on_device, on_device>)
 SOFTWARE_DRIVER_ROW(cuMemcpyDtoDAsync_v2, copy_linear<on_device, on_device>)
 SOFTWARE_DRIVER_ROW(cuMemcpyPeer, copy_peer)
 SOFTWARE_DRIVER_ROW(cuMemcpyPeerAsync, copy_peer_on)
-SOFTWARE_DRIVER_ROW(cuMemcpyHtoA_v2, copy_to_array<on_host>)
-SOFTWARE_DRIVER_ROW(cuMemcpyHtoAAsync_v2, copy_to_array<on_host>)
-SOFTWARE_DRIVER_ROW(cuMemcpyDtoA_v2, copy_to_array<on_device>)
-SOFTWARE_DRIVER_ROW(cuMemcpyAtoH_v2, copy_from_array<on_host>)
-SOFTWARE_DRIVER_ROW(cuMemcpyAtoHAsync_v2, copy_from_array<on_host>)
-SOFTWARE_DRIVER_ROW(cuMemcpyAtoD_v2, copy_from_array<on_device>)
-SOFTWARE_DRIVER_ROW(cuMemcpyAtoA_v2, copy_arrays)
 SOFTWARE_DRIVER_ROW(cuMemcpy2D_v2, copy_flat)
 SOFTWARE_DRIVER_ROW(cuMemcpy2DUnaligned_v2, copy_flat)
 SOFTWARE_DRIVER_ROW(cuMemcpy2DAsync_v2, copy_flat)

@@ -130,14 +130,10 @@ SOFTWARE_DRIVER_TABLE(GraphExec, CUgraphExec, graph_execs, VALUE, "the executabl
 SOFTWARE_DRIVER_TABLE(UserObject, CUuserObject, user_objects, VALUE, "the last reference to the user object is gone")
 SOFTWARE_DRIVER_TABLE(Link, CUlinkState, links, HANDLE, "the link is destroyed")
 SOFTWARE_DRIVER_TABLE(Pool, CUmemoryPool, pools, VALUE, "the memory pool is destroyed")
-SOFTWARE_DRIVER_TABLE(Texture, CUtexObject, textures, VALUE, "the texture is destroyed")
-SOFTWARE_DRIVER_TABLE(Surface, CUsurfObject, surfaces, VALUE, "the surface is destroyed")
 SOFTWARE_DRIVER_TABLE(Module, CUmodule, modules, HANDLE, "the module is unloaded")
 SOFTWARE_DRIVER_TABLE(Library, CUlibrary, libraries, HANDLE, "the library is unloaded")
 SOFTWARE_DRIVER_TABLE(Kernel, CUkernel, kernels, HANDLE, "the library of the kernel is unloaded")
 SOFTWARE_DRIVER_TABLE(Function, CUfunction, functions, HANDLE, "the module of the function is unloaded")
-SOFTWARE_DRIVER_TABLE(Array, CUarray, arrays, HANDLE, "the array is destroyed")
-SOFTWARE_DRIVER_TABLE(MipmappedArray, CUmipmappedArray, mipmapped_arrays, HANDLE, "the mipmapped array is destroyed")
 
 // What the body of a function takes for an argument, as a number: the argument itself, or the address of the object
 // that a handle names.

@@ -133,18 +133,3 @@ SOFTWARE_DRIVER_CALL(cuTensorMapEncodeIm2colWide, Call& c, CUtensorMap* map, CUt
   return encode(c, {map, type, rank, 3, address, dimensions, strides, element_strides, channels, interleave, swizzle,
                     promotion, fill});
 }
-
-SOFTWARE_DRIVER_CALL(cuTensorMapReplaceAddress, Call&, CUtensorMap* map, void* address) {
-  CUtensorMap changed;
-  std::memcpy(&changed, static_cast<const void*>(map), sizeof changed);
-  const std::size_t alignment = (changed.opaque[1] >> 16 & 0xff) == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
-  refuse_if(reinterpret_cast<std::uint64_t>(address) % alignment != 0, CUDA_ERROR_INVALID_VALUE);
-  changed.opaque[0] = reinterpret_cast<std::uint64_t>(address);
-  std::memcpy(static_cast<void*>(map), &changed, sizeof changed);
-}
-
-// Documented: without a choice of classes, all requests succeed and change nothing. Assumed: no modelled card has one.
-SOFTWARE_DRIVER_CALL(cuTensorMapSetAllocationClass, Call&, CUtensorMap*, CUtensorMapAllocClass,
-                     CUtensorMapAllocClass* out) {
-  give(out, CU_TENSOR_MAP_ALLOC_CLASS_SMALL);
-}

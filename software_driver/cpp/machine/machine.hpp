@@ -85,10 +85,6 @@ struct Machine {
   HandleTable<Pool> pools{++tables, epoch};
   Pools host_pools;
   Pools managed_pools;
-  HandleTable<Array> arrays{++tables, epoch};
-  HandleTable<MipmappedArray> mipmapped_arrays{++tables, epoch};
-  HandleTable<Texture> textures{++tables, epoch};
-  HandleTable<Surface> surfaces{++tables, epoch};
   std::map<std::uint64_t, Allocation> allocations;  // by address
   HandleTable<MemoryHandle> memory_handles{++tables, epoch};
   std::map<std::uint64_t, std::unique_ptr<AddressRange>> reservations;  // by address

@@ -1,10 +1,8 @@
 // The objects that a program makes on a machine, and the devices that it finds there.
 #pragma once
 
-#include <algorithm>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -118,34 +116,6 @@ struct Pool : Object {
 struct Pools {
   Pool* standard = nullptr;
   Pool* current = nullptr;
-};
-
-// Pixels of one, two or three dimensions. Their rows stand one behind the other.
-struct Array : Object {
-  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
-  std::size_t element_bytes = 0;
-  int device = 0;
-  Storage storage;  // copies that are under way keep it
-
-  std::size_t row_bytes() const noexcept { return descriptor.Width * element_bytes; }
-  std::size_t rows() const noexcept { return std::max<std::size_t>(descriptor.Height, 1); }
-  std::size_t slices() const noexcept { return std::max<std::size_t>(descriptor.Depth, 1); }
-  std::size_t bytes() const noexcept { return row_bytes() * rows() * slices(); }
-};
-
-struct MipmappedArray : Object {
-  CUDA_ARRAY3D_DESCRIPTOR descriptor{};
-  std::vector<Array*> levels;
-};
-
-struct Texture : Object {
-  CUDA_RESOURCE_DESC resource{};
-  CUDA_TEXTURE_DESC texture{};
-  std::optional<CUDA_RESOURCE_VIEW_DESC> view;
-};
-
-struct Surface : Object {
-  CUDA_RESOURCE_DESC resource{};
 };
 
 // What the program said of a piece of managed memory.

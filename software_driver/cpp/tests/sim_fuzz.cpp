@@ -172,10 +172,6 @@ Handles<void*> ranges;     // of reserved addresses
 Handles<void*> memory_handles;
 Handles<CUuserObject> objects;
 Handles<void*> conditions;
-Handles<CUarray> arrays;
-Handles<CUmipmappedArray> mipmapped_arrays;
-Handles<void*> textures;
-Handles<void*> surfaces;
 std::mutex resource_mutex;
 std::vector<CUdevResource> resources;
 
@@ -279,7 +275,7 @@ class Fuzzer {
       case 39:
         return managed_memory();
       case 40:
-        return array_calls();
+        return box_copy();
       case 41:
         return virtual_memory();
       case 42:
@@ -567,16 +563,14 @@ class Fuzzer {
 
   CUDA_MEMCPY3D any_copy() {
     CUDA_MEMCPY3D copy{};
-    const auto side = [&](CUmemorytype& type, CUdeviceptr& device, CUarray& array, std::size_t& pitch,
-                          std::size_t& height) {
+    const auto side = [&](CUmemorytype& type, CUdeviceptr& device, std::size_t& pitch, std::size_t& height) {
       type = static_cast<CUmemorytype>(1 + pick(4));
       device = address();
-      array = arrays.get(random_);
       pitch = pick(2) * 64;
       height = pick(2) * 8;
     };
-    side(copy.srcMemoryType, copy.srcDevice, copy.srcArray, copy.srcPitch, copy.srcHeight);
-    side(copy.dstMemoryType, copy.dstDevice, copy.dstArray, copy.dstPitch, copy.dstHeight);
+    side(copy.srcMemoryType, copy.srcDevice, copy.srcPitch, copy.srcHeight);
+    side(copy.dstMemoryType, copy.dstDevice, copy.dstPitch, copy.dstHeight);
     // Unknown addresses are the caller's own memory, which a copy may reach: only memory of this program is named so.
     copy.srcHost = copy.dstHost = buffer_;
     if (copy.srcMemoryType == CU_MEMORYTYPE_UNIFIED) {
@@ -591,6 +585,11 @@ class Fuzzer {
     copy.srcXInBytes = pick(8) == 0 ? pick(64) : 0;
     copy.dstZ = pick(8) == 0 ? pick(4) : 0;
     return copy;
+  }
+
+  void box_copy() {
+    const CUDA_MEMCPY3D copy = any_copy();
+    DRIVER(cuMemcpy3DAsync_v2, &copy, stream());
   }
 
   CUgraphNodeParams any_parameters(CUgraphNodeType type) {
@@ -804,60 +803,6 @@ class Fuzzer {
       default:
         DRIVER(cuMemRangeGetAttribute, value.data(), 4 * (1 + pick(4)), static_cast<CUmem_range_attribute>(pick(10)),
                address(), 1 + pick(64));
-    }
-  }
-
-  void array_calls() {
-    CUarray made = nullptr;
-    CUmipmappedArray mipmapped = nullptr;
-    CUtexObject texture = 0;
-    CUDA_RESOURCE_DESC resource{};
-    CUDA_TEXTURE_DESC description{};
-    const CUDA_ARRAY3D_DESCRIPTOR shape{pick(65), pick(9), pick(5), CU_AD_FORMAT_FLOAT, 1 + pick(4), 2 * pick(3)};
-    const CUDA_MEMCPY3D copy = any_copy();
-    switch (pick(9)) {
-      case 0:
-        if (DRIVER(cuArray3DCreate_v2, &made, &shape) == CUDA_SUCCESS) {
-          arrays.add(made);
-        }
-        return;
-      case 1:
-        DRIVER(cuArrayDestroy, arrays.get(random_));
-        return;
-      case 2:
-        if (DRIVER(cuMipmappedArrayCreate, &mipmapped, &shape, 1 + pick(6)) == CUDA_SUCCESS) {
-          mipmapped_arrays.add(mipmapped);
-        }
-        return;
-      case 3:
-        if (DRIVER(cuMipmappedArrayGetLevel, &made, mipmapped_arrays.get(random_), pick(4)) == CUDA_SUCCESS) {
-          arrays.add(made);
-        }
-        return;
-      case 4:
-        DRIVER(cuMipmappedArrayDestroy, mipmapped_arrays.get(random_));
-        return;
-      case 5:
-        resource.resType = static_cast<CUresourcetype>(pick(2));
-        resource.res.array.hArray = arrays.get(random_);
-        if (pick(2) == 0) {
-          resource.res.mipmap.hMipmappedArray = mipmapped_arrays.get(random_);
-        }
-        description.flags = 2 * pick(2);
-        if (pick(2) == 0) {
-          if (DRIVER(cuTexObjectCreate, &texture, &resource, &description, nullptr) == CUDA_SUCCESS) {
-            textures.add(reinterpret_cast<void*>(texture));
-          }
-        } else if (DRIVER(cuSurfObjectCreate, &texture, &resource) == CUDA_SUCCESS) {
-          surfaces.add(reinterpret_cast<void*>(texture));
-        }
-        return;
-      case 6:
-        DRIVER(cuTexObjectDestroy, reinterpret_cast<std::uint64_t>(textures.get(random_)));
-        DRIVER(cuSurfObjectDestroy, reinterpret_cast<std::uint64_t>(surfaces.get(random_)));
-        return;
-      default:
-        DRIVER(cuMemcpy3DAsync_v2, &copy, stream());
     }
   }
 

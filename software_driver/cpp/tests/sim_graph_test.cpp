@@ -360,9 +360,7 @@ void rows_are_copied_within_their_bounds() {
   constexpr std::size_t width = 16;
   constexpr std::size_t height = 4;
   constexpr std::size_t pitch = 64;
-  CUarray array = nullptr;
-  const CUDA_ARRAY3D_DESCRIPTOR_v2 shape{width, height, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1, 0};
-  OK(cuArray3DCreate_v2, &array, &shape);
+  const CUdeviceptr packed = bench.memory(width * height);
   std::vector<unsigned char> source(width * height);
   for (std::size_t i = 0; i < source.size(); ++i) {
     source[i] = static_cast<unsigned char>(i);
@@ -370,15 +368,16 @@ void rows_are_copied_within_their_bounds() {
   CUDA_MEMCPY2D_v2 in{};
   in.srcMemoryType = CU_MEMORYTYPE_HOST;
   in.srcHost = source.data();
-  in.dstMemoryType = CU_MEMORYTYPE_ARRAY;
-  in.dstArray = array;
+  in.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  in.dstDevice = packed;
   in.WidthInBytes = width;
   in.Height = height;
   OK(cuMemcpy2D_v2, &in);
   const CUdeviceptr pitched = bench.memory(pitch * height);
   CUDA_MEMCPY2D_v2 out{};
-  out.srcMemoryType = CU_MEMORYTYPE_ARRAY;
-  out.srcArray = array;
+  out.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  out.srcDevice = packed;
+  out.srcPitch = width;
   out.srcXInBytes = 4;
   out.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   out.dstDevice = pitched;
@@ -392,8 +391,9 @@ void rows_are_copied_within_their_bounds() {
   out.srcXInBytes = 0;
   out.Height = height + 1;
   REFUSED(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D_v2, &out);
-  OK(cuArrayDestroy, array);
-  REFUSED(CUDA_ERROR_INVALID_HANDLE, cuArrayDestroy, array);
+  out.Height = height;
+  out.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+  REFUSED(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy2D_v2, &out);
 }
 
 void managed_memory_remembers_what_was_said_of_it() {
@@ -418,25 +418,6 @@ void managed_memory_remembers_what_was_said_of_it() {
   OK(cuMemFree_v2, managed);
 }
 
-void textures_need_what_they_are_made_of() {
-  const Bench bench;
-  CUarray array = nullptr;
-  CUtexObject texture = 0;
-  const CUDA_ARRAY3D_DESCRIPTOR_v2 shape{64, 64, 0, CU_AD_FORMAT_FLOAT, 4, 0};
-  OK(cuArray3DCreate_v2, &array, &shape);
-  CUDA_RESOURCE_DESC_v1 resource{};
-  resource.resType = CU_RESOURCE_TYPE_ARRAY;
-  resource.res.array.hArray = array;
-  CUDA_TEXTURE_DESC_v1 description{};
-  OK(cuTexObjectCreate, &texture, &resource, &description, nullptr);
-  OK(cuTexObjectDestroy, texture);
-  REFUSED(CUDA_ERROR_INVALID_VALUE, cuTexObjectDestroy, texture);
-  // Surfaces are of arrays that were made for them.
-  REFUSED(CUDA_ERROR_INVALID_VALUE, cuSurfObjectCreate, &texture, &resource);
-  OK(cuArrayDestroy, array);
-  REFUSED(CUDA_ERROR_INVALID_HANDLE, cuTexObjectCreate, &texture, &resource, &description, nullptr);
-}
-
 }  // namespace
 
 int main() {
@@ -456,6 +437,5 @@ int main() {
   parameters_come_back_as_they_were_given();
   rows_are_copied_within_their_bounds();
   managed_memory_remembers_what_was_said_of_it();
-  textures_need_what_they_are_made_of();
   return software_driver::test::summary("sim_graph_test");
 }

@@ -17,7 +17,6 @@ from .world import PTX, World
 ASKED = (
     *("cuModuleUnload", "cuModuleGetFunction", "cuModuleGetGlobal_v2", "cuFuncLoad", "cuFuncGetAttribute"),
     *("cuFuncGetModule", "cuLaunchKernel", "cuLibraryGetModule", "cuKernelGetFunction", "cuLibraryUnload"),
-    *("cuArrayDestroy", "cuArray3DGetDescriptor_v2", "cuMipmappedArrayDestroy", "cuMipmappedArrayGetLevel"),
     *("cuMemFree_v2", "cuMemFreeAsync", "cuMemcpyDtoH_v2", "cuMemGetAddressRange_v2", "cuMemFreeHost"),
     *("cuMemHostGetFlags", "cuStreamQuery", "cuStreamGetId", "cuStreamDestroy_v2", "cuEventQuery", "cuEventRecord"),
     *("cuEventSynchronize", "cuEventDestroy_v2", "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy"),

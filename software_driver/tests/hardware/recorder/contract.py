@@ -12,7 +12,7 @@ from .world import CALLBACK, FUNCTIONS, MAKERS, PTX, Location, World, nothing
 
 ACTIVE, INVALIDATED = 1, 2
 # Handles that only a description makes, which no question needs to be right.
-UNMADE = {"CUtexObject", "CUsurfObject", "CUgraphConditionalHandle"}
+UNMADE = {"CUgraphConditionalHandle"}
 PINNED = {"cuMemFreeHost", "cuMemHostGetDevicePointer_v2", "cuMemHostGetFlags", "cuMemHostUnregister"}
 
 

@@ -157,10 +157,6 @@ def record_tensor_maps(gpu: Gpu, note: Note) -> Any:
         tensor = ctypes.c_void_p(int(gpu.out) // 256 * 256)
         return raw_call("cuTensorMapEncodeTiled", ctypes.c_void_p(start + offset), float32, 2, tensor, *shape)
 
-    def replace(offset: int) -> Code:
-        return raw_call("cuTensorMapReplaceAddress", ctypes.c_void_p(start + offset), ctypes.c_void_p(int(gpu.out)))
-
     for offset in (128, 64, 32, 16, 8):
         note(f"{offset}: encode", lambda offset=offset: encode(offset))
-        note(f"{offset}: replace", lambda offset=offset: replace(offset))
     return note.answers

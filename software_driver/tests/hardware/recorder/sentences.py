@@ -17,7 +17,6 @@ from .world import CALLBACK, PTX, World
 # random.Random(34).sample() of the 324 functions that were modelled when they were chosen, without the two that have no
 # sentence: cuGetExportTable and cuProfilerStart are of another header, or undocumented.
 SEEDED = {
-    "cuArray3DCreate_v2",
     "cuCtxGetCurrent",
     "cuCtxGetDevResource",
     "cuCtxSynchronize",
@@ -39,7 +38,6 @@ SEEDED = {
     "cuMemAllocPitch_v2",
     "cuMemAlloc_v2",
     "cuMemPoolGetAttribute",
-    "cuMipmappedArrayCreate",
     "cuModuleGetLoadingMode",
     "cuModuleLoadData",
     "cuStreamGetGreenCtx",
@@ -209,18 +207,6 @@ def _(world: World) -> None:
     assert room.raw[8:9] == b"x"
 
 
-def levels_of(world: World, asked: int) -> int:
-    array, level, count = world.array(levels=asked), world.buffer(), 0
-    while world.code("cuMipmappedArrayGetLevel", level, array, count) == 0:
-        count += 1
-    return count
-
-
-@says(14, "cuMipmappedArrayCreate", "The number of levels is at most 1 + log2 of the longest extent.")
-def _(world: World) -> None:
-    assert levels_of(world, 100) == 1 + 6
-
-
 @says(15, "cuFuncIsLoaded", "A module that is loaded eagerly has loaded functions.")
 def _(world: World) -> None:
     assert integer(world, "cuFuncIsLoaded", world["CUfunction"]) == 1
@@ -274,14 +260,6 @@ def _(world: World) -> None:
         "cuTensorMapEncodeIm2colWide", world.buffer(), 0, 3, None, words, words, 0, 0, 1, 1, words, 0, 0, 0, 0, 0
     )
     assert major >= 10 or code != 0
-
-
-@says(21, "cuArray3DCreate_v2", "Without height and depth it has one dimension, and depth alone is none.")
-def _(world: World) -> None:
-    for height, depth, expected in ((0, 0, 0), (64, 0, 0), (64, 2, 0), (0, 2, INVALID_VALUE)):
-        words = b"".join(value.to_bytes(8, "little") for value in (64, height, depth))
-        shape = world.buffer(words + (0x20).to_bytes(4, "little") + (1).to_bytes(4, "little"))
-        assert world.code("cuArray3DCreate_v2", world.buffer(), shape) == expected, (height, depth)
 
 
 @says(22, "cuModuleGetLoadingMode", "It is eager or lazy.")
@@ -685,15 +663,6 @@ def _(world: World) -> None:
     assert (code := world.code("cuFuncLoad", function)) == INVALID_HANDLE, code
 
 
-@says(105, "cuCtxDestroy_v2", "Arrays of the context go with it, and say so (recorded).")
-def _(world: World) -> None:
-    context = own_context(world)
-    array = world.array()
-    world.must("cuCtxDestroy_v2", context)
-    world.must("cuCtxSetCurrent", world["CUcontext"])
-    assert (code := world.code("cuArrayDestroy", array)) == CONTEXT_IS_DESTROYED, code
-
-
 @says(106, "cuCtxDestroy_v2", "Events of the context cannot be used any more.")
 def _(world: World) -> None:
     context = own_context(world)
@@ -708,7 +677,6 @@ def _(world: World) -> None:
     before = used(world)
     context = own_context(world)
     world.out("cuMemAlloc_v2", 64 << 20)
-    world.array()
     world.must("cuCtxDestroy_v2", context)
     world.must("cuCtxSetCurrent", world["CUcontext"])
     assert used(world) == before

@@ -87,14 +87,6 @@ class World:
     def node(self) -> int:
         return self.out("cuGraphAddEmptyNode", self["CUgraph"], None, 0)
 
-    def array(self, levels: int = 0) -> int:
-        # Width, height, depth, format (32-bit floats), channels, flags (surfaces).
-        words = (64).to_bytes(8, "little") * 2 + bytes(8)
-        shape = self.buffer(
-            words + (0x20).to_bytes(4, "little") + (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
-        )
-        return self.out("cuMipmappedArrayCreate", shape, levels) if levels else self.out("cuArray3DCreate_v2", shape)
-
     def memory(self) -> int:
         made = self.out("cuMemAlloc_v2", MEMORY_BYTES)
         self.must("cuMemsetD8_v2", made, 0, MEMORY_BYTES)
@@ -127,8 +119,6 @@ MAKERS: dict[str, Callable[[World], int]] = {
     "CUkernel": lambda world: world.out("cuLibraryGetKernel", world["CUlibrary"], b"nothing"),
     "CUmemoryPool": lambda world: world.out("cuDeviceGetDefaultMemPool", 0),
     "CUdeviceptr": World.memory,
-    "CUarray": World.array,
-    "CUmipmappedArray": lambda world: world.array(levels=2),
     "CUuserObject": lambda world: world.out("cuUserObjectCreate", None, nothing, 1, 1),
     "pinned": World.pinned,
 }
