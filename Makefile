@@ -103,8 +103,9 @@ format: $(LINTERS)/installed  ## correct the findings of lint that a tool can co
 # The reference comes from the built package.
 docs: $(VENV)/package $(PAGES)/installed  ## build the documentation into build/docs
 	$(call install_into,$(PAGES)) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl build/driver-wheel/*.whl
-	rm -rf build/docs
-	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html docs build/docs
+	rm -rf build/docs build/doctrees
+	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs
+	rm -f build/docs/.buildinfo
 	$(PAGES)/bin/python tools/links.py build/docs
 
 # The archives have the date of the last commit. The wheels come from the source distributions, and auditwheel names the oldest glibc that they run on.

@@ -263,6 +263,16 @@ cdef int make_only_here(type kind, str advice) except -1:
     return gctx_declare(kind, {"__reduce__": _refuse_copy, "_made_by": advice}, refuse_new)
 
 
+cdef class MadeByCalls:
+    """The base of a class in Python whose objects come from calls, which its `_made_by` names."""
+
+    def __init__(self, *args, **kwargs):
+        raise TypeError(self._made_by)
+
+
+make_here(MadeByCalls, "an object comes from the calls of its class, which derives from MadeByCalls")
+
+
 def environment_variable(bytes name not None):
     """The value of an environment variable, or None, for quick calls: os.environ.get() takes a microsecond."""
     cdef const char* value = getenv(name)

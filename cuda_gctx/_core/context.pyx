@@ -200,7 +200,19 @@ cdef Context new_green_context(int device, ContextOptions options):
 
 
 cdef class Context:
-    """A primary, green or adopted CUDA context."""
+    """A primary, green or adopted CUDA context.
+
+    Example:
+
+        from cuda_gctx import ContextOptions, Device
+
+        dev = Device()
+        groups, remainder = dev.resources.sm.split(16)
+        with dev.create_context(ContextOptions(resources=groups, name="first")) as ctx:
+            with ctx.create_stream() as stream, ctx.current():  # for libraries that launch in the current context
+                print(ctx.sm_count, ctx.is_green, stream.context == ctx)  # 16 True True
+            ctx.sync()
+    """
 
     cdef cpp.Slot[cpp.ContextBox] _slot
     cdef uint64_t _number

@@ -21,6 +21,14 @@ cdef class Device:
     device_id: the driver's number of the device. None: the device of the current context, or device 0.
 
     Raises DriverNotFound without a driver, and ValueError if there is no such device.
+
+    Example:
+
+        from cuda_gctx import Device
+
+        dev = Device()  # of the current context, or device 0
+        with dev.partition(control=16, rest=None) as parts:
+            print(parts.control.sm_count, parts.rest.sm_count)  # 16 116, on an H200
     """
 
     cdef cpp.Runtime* _runtime

@@ -641,6 +641,9 @@ class Counter:
 
     def take(self, launches: int) -> int: ...
 
+class MadeByCalls:
+    def __init__(self, *args: Never, **kwargs: Never) -> None: ...
+
 class LaunchSequence:
     """The launches of a call. Streams have numbers: 0 is the one that `launch` is called with.
 

@@ -49,6 +49,20 @@ cdef class Graph(InContext):
 
     Stream.capture() makes one. ``Graph(obj)`` adopts that of another library, in the context of its first kernel.
     Its executable forms outlive it.
+
+    Example:
+
+        from cuda_gctx import Device
+        from cuda_gctx.tune import spin
+
+        with Device().partition(control=16, rest=None) as parts:
+            with parts.rest.stream.capture() as capture:
+                spin(parts.rest.stream, blocks=8, spin_ns=10_000)
+            with capture.graph.in_partition(parts.control) as step:
+                step.launch(parts.control.stream)
+                parts.control.sync()
+            print(capture.graph.node_count)  # 1
+            capture.graph.close()
     """
 
     cdef cpp.Slot[cpp.GraphBox] _slot

@@ -148,7 +148,18 @@ cdef SMResourceOptions sm_options(value):
 
 @cython.freelist(16)
 cdef class SMResource:
-    """A set of SMs: a device's, a context's, or one group of a split."""
+    """A set of SMs: a device's, a context's, or one group of a split.
+
+    Example:
+
+        from cuda_gctx import Device
+
+        sm = Device().resources.sm
+        groups, remainder = sm.split([8, 40])
+        print([group.sm_count for group in groups], remainder.sm_count)  # [8, 40] 84, on an H200
+        print(groups[0].overlaps(groups[1]), groups[0].overlaps(sm))  # False True
+        print(groups[0].descriptor() != 0)  # True: a CUdevResourceDesc, for cuGreenCtxCreate
+    """
 
     cdef cpp.Runtime* _runtime
     cdef cpp.SmResourcePtr _sm

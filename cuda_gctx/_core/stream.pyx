@@ -64,6 +64,18 @@ cdef class Stream(InContext):
     A stream whose raw value has left the package (`handle`, ``__cuda_stream__``) is not destroyed. Once closed, it is
     kept for the next stream of its context with the same options. If the object is dropped without close(), other code
     can go on using the raw value until the context is closed.
+
+    Example:
+
+        from cuda_gctx import Device
+
+        with Device().partition(control=16, rest=None) as parts:
+            stream = parts.control.stream
+            with stream.record() as event:
+                parts.rest.stream.wait(event)  # what is enqueued there from now on
+                parts.rest.stream.wait(stream)  # the same without an event
+            stream.sync()
+            print(stream.is_done, stream.resources.sm.sm_count)  # True 16
     """
 
     cdef cpp.ChildSlot* slot(self) noexcept:

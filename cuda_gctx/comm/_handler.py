@@ -625,6 +625,18 @@ def run_mixed_comm(
     stream. op: the operation. handler: that of this rank. x_in: the input. x_out: the output; None: a new tensor.
     mode: None lets the handler choose. skip_check: skip the checks of device, type, layout and shape.
     root: the world rank whose input BROADCAST sends to all, the same on all ranks; ValueError for other operations.
+
+    Example:
+
+        import torch
+        from cuda_gctx.comm import MixedCommOp, local_world, run_mixed_comm
+
+        def work(rank):
+            with rank.handler(torch.float32) as handler:
+                return run_mixed_comm(MixedCommOp.ALLREDUCE, handler, torch.ones(4))[0].item()
+
+        with local_world(2) as world:  # two ranks on the CPU
+            print(world.run(work))  # [2.0, 2.0]
     """
     # torch.compile reads this function, and asks nothing of compiled ones.
     if handler._is_traced():

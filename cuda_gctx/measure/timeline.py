@@ -166,13 +166,19 @@ class Timeline:
 
     target: Partitions, whose names are shown, or a Device. spans: how many can be recorded.
 
-        timeline = Timeline(parts)
-        with timeline.span(parts.control.stream, "step"):
-            ...  # enqueue work on that stream
-        timeline.read().html("timeline.html")
-
     A stamp is a kernel of one warp and takes some microseconds of its stream. It runs when the stream reaches it and an
     SM of the stream's context has room, so a span begins when its work could begin.
+
+    Example:
+
+        from cuda_gctx import Device, Timeline, tune
+
+        with Device().partition(control=16, rest=None) as parts:
+            timeline = Timeline(parts)
+            with timeline.span(parts.control.stream, "step"):
+                tune.spin(parts.control.stream, blocks=16, spin_ns=500_000)
+            trace = timeline.read()  # waits for the spans
+        trace.html("timeline.html")
     """
 
     def __init__(self, target: Partitions | Device | None = None, *, spans: int = 1024) -> None:

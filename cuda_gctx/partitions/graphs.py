@@ -108,6 +108,20 @@ class GraphSet:
     graphs share their memory, so their launches run one behind the other on the device.
 
     Usable on any thread; one graph is captured at a time.
+
+    Example:
+
+        from cuda_gctx import Device, GraphSet
+        from cuda_gctx.tune import spin
+
+        def step(part):
+            spin(part.stream, blocks=8, spin_ns=10_000)
+
+        with Device().partition(control=16, rest=None) as parts, GraphSet() as graphs:
+            graphs.capture(parts.control, "step", step)
+            graphs.replay(parts.control, "step")
+            parts.sync()
+            print(len(graphs))  # 1
     """
 
     def __init__(

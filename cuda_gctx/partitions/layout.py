@@ -224,6 +224,15 @@ class Layout:
     """The partitions that a device is split into, by name (``Layout(control=16)``) or by position.
 
     Layouts are immutable and equal by value.
+
+    Example:
+
+        from cuda_gctx import Device, Layout
+
+        layout = Layout(control=16, rest=None)
+        print(Layout.from_json(layout.to_json()) == layout)  # True
+        with Device().partition(layout) as parts:
+            print(parts.names)  # ('control', 'rest')
     """
 
     __slots__ = ("__weakref__", "_hash", "_key", "names", "specs")

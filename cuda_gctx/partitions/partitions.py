@@ -13,6 +13,7 @@ from cuda_gctx._core.extension import (
     Context,
     Device,
     Event,
+    MadeByCalls,
     SMResource,
     SMResourceOptions,
     Stream,
@@ -96,6 +97,17 @@ class Partition:
     Its occupancy methods take a kernel (a CUfunction or CUkernel as an int, or an object with a ``handle`` such as
     cuda.core's Kernel), and its launch configuration. Without a kernel, the result is that of a kernel with few
     registers and no static shared memory: an upper bound for others.
+
+    Example:
+
+        from cuda_gctx import Device
+
+        with Device().partition(control=16, rest=None) as parts:
+            part = parts.control
+            print(part.name, part.requested, part.sm_count)  # control 16 16
+            with part.create_stream() as own, part.record() as event:  # behind all work of the partition
+                parts.rest.wait(event)
+            part.sync()
     """
 
     __slots__ = ("_context", "_group", "_pools", "_spec", "_stream", "name")
@@ -273,24 +285,33 @@ class Partition:
         return f"<Partition {self.name}: {self.sm_count} SMs, {request}>"
 
 
-class Partitions:
+class Partitions(MadeByCalls):
     """Disjoint parts of a device.
 
     Access a partition by name (``parts.control``, ``parts["control"]``) or position (``parts[0]``). Iteration,
     unpacking and len() cover the requested partitions in the order of the request. The remaining SMs form one more
-    partition, ``parts.background``, for all other work."""
+    partition, ``parts.background``, for all other work.
+
+    Example:
+
+        from cuda_gctx import Device
+
+        with Device().partition(control=16, rest=64) as parts:
+            print(parts.control.sm_count, parts["rest"].sm_count)  # 16 64
+            print(parts.background.sm_count)  # 52, on an H200
+            parts.verify()  # raises IsolationError if work ran on other SMs
+            parts.sync()
+    """
 
     # An instance has a dictionary, in which each open partition is an attribute: nothing is faster to look up.
 
+    _made_by = "Partitions come from Device.partition() or PartitionPool.prepare()"
     _all: tuple[Partition, ...]
     _asked: tuple[Partition, ...]
     _by_name: dict[str, Partition]
     _device: Device
     _layout: Layout
     _pool: Pool | None
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        raise TypeError("Partitions come from Device.partition() or PartitionPool.prepare()")
 
     @property
     def device(self) -> Device:

@@ -75,6 +75,19 @@ class PartitionPool:
     Layouts may overlap each other, because only one is in use at a time. Layouts of the same split share their
     contexts. The SMs that they divide (see Device.partition()) are decided when the pool is made.
     Thread-safe: two threads that build one layout at once get the same partitions.
+
+    Example:
+
+        from cuda_gctx import Device, Layout, PartitionPool
+
+        with PartitionPool(Device()) as pool:  # at the end: pool.close()
+            quiet, busy = Layout(control=16, rest=None), Layout(control=64, rest=None)
+            for layout in (quiet, busy):
+                pool.prepare(layout).verify()  # built once, before the first request
+            parts = pool.switch(busy)  # on the device: the host does not wait
+            print(parts.control.sm_count, pool.current is parts)  # 64 True
+            pool.drop(quiet)
+            print(len(pool.layouts))  # 1
     """
 
     def __init__(self, device: Device, *, limit: int = MOST_LAYOUTS) -> None:

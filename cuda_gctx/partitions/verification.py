@@ -228,6 +228,15 @@ def verify(
 
     Returns a VerifyReport. Raises IsolationError if they differ, RuntimeError if the probe does not finish within
     `timeout` seconds, and ValueError for contexts of several devices.
+
+    Example:
+
+        from cuda_gctx import Device
+        from cuda_gctx.partitions import verify
+
+        with Device().partition(control=16, rest=None) as parts:
+            report = verify({part.name: part.context for part in parts})
+            print(report.problems, [len(context.sm_ids) for context in report.contexts])  # () [16, 116], on an H200
     """
     timeout_ns = int(as_seconds("timeout", timeout, 0.001, 3600) * 1e9)
     covers_device = as_bool("covers_device", covers_device)

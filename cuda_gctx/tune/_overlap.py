@@ -87,6 +87,20 @@ def overlap(
     Ctrl-C ends the measurement and returns the results so far. Raises PartError if a part raises or works on another
     stream, RuntimeError during a capture and if the budget is too short to measure each part alone and the sequence,
     and ValueError for invalid arguments.
+
+    Example:
+
+        from cuda_gctx import tune
+
+        def bulk(stream):
+            tune.spin(stream, blocks=464, spin_ns=1_000_000)
+
+        def control(stream):
+            for _ in range(15):
+                tune.spin(stream, blocks=32, spin_ns=100_000)
+
+        report = tune.overlap(bulk, control, budget_s=2)
+        print(report)  # the choice, its gain, and why
     """
     parts = parts_of(work, named)
     names = tuple(part.name for part in parts)

@@ -68,6 +68,23 @@ DESCRIBED = names_of_pages()
 DOCUMENTED = sorted({name.rpartition(".")[0] for name in DESCRIBED} | {"cuda_gctx.native"})
 
 
+def example_in(thing: object) -> str:
+    """The code of the example in a docstring, which the page of the object shows; "" if there is none."""
+    found = re.search(r"^Example:\n\n((?:(?:    .*)?\n)+)", f"{inspect.getdoc(thing)}\n", re.MULTILINE)
+    return "" if found is None else "".join(f"{line[4:]}\n" for line in found[1].rstrip().splitlines())
+
+
+def examples_on(page: Path) -> str:
+    """The code of a page: its blocks, and the examples of the docstrings that it shows."""
+    things = [
+        getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
+        for name, where in DESCRIBED.items()
+        if where == page
+    ]
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return "\n".join([*blocks, *map(example_in, things)])
+
+
 def public_modules() -> set[str]:
     """Modules that users import."""
     found = {"cuda_gctx", "cuda_software_driver"}
@@ -138,7 +155,7 @@ def test_the_page_of_a_class_has_an_example_and_a_link_from_its_group_and_back(p
     assert f"]({group.stem}/{page.name})" in group.read_text()
     [title] = re.findall(r"^# (.*)$", group.read_text(), re.MULTILINE)
     assert text.startswith(f"[Reference](../index.md) / [{title}](../{group.name})\n\n# {page.stem}\n\n")
-    assert re.search(r"^```python$", text, re.MULTILINE)
+    assert examples_on(page).strip()
 
 
 def test_what_can_be_called_has_an_example_on_its_page() -> None:
@@ -146,7 +163,7 @@ def test_what_can_be_called_has_an_example_on_its_page() -> None:
     for name, page in DESCRIBED.items():
         module, _, short = name.rpartition(".")
         thing = getattr(importlib.import_module(module), short)
-        code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE))
+        code = examples_on(page)
         if inspect.isclass(thing):
             methods = [
                 member
