@@ -1,5 +1,7 @@
-"""``help()`` of the main objects ends with an example, which runs and prints what its comments say. The page of an object
-shows its docstring, so no page repeats the example."""
+"""``help()`` of the main objects ends with an example, which runs and prints what its comments say.
+
+The page of an object shows its docstring, so no page repeats the example.
+"""
 
 from __future__ import annotations
 
