@@ -139,7 +139,8 @@ def _run(
     part_environment(layout, layout.names[0], real, inherited)  # refuses before the daemon starts
     open_driver()
     planned = plan(Device(), layout)
-    daemon = nullcontext(dict(inherited)) if without_mps else mps_daemon(inherited, real.machine is not None)
+    devices = [Device(number) for number in range(Device.count())]
+    daemon = nullcontext(dict(inherited)) if without_mps else mps_daemon(inherited, devices)
     with ExitStack() as stack:
         with Progress(False if without_mps else None) as bar:
             bar.show(0, "starting the daemon of MPS")

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cuda_gctx.interop.mps import PIPES, mps_settings
+from cuda_gctx import Device
+from cuda_gctx.interop.mps import PIPES, is_mig_slice, mps_settings
 from cuda_gctx.interpose import InterposeError
-from cuda_gctx.interpose.supervision import prctl
+from cuda_gctx.interpose.supervision import MPS_SERVER, prctl
 
 __all__ = ["MEMORY_VARIABLE", "mps_daemon", "terminate_clients"]
 
@@ -25,7 +26,8 @@ LOGS = "CUDA_MPS_LOG_DIRECTORY"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 START_S = 10.0
 # Selects devices, or loads a profiler, in programs and not in the daemon.
-NOT_INHERITED = ("CUDA_VISIBLE_DEVICES", "CUDA_INJECTION64_PATH")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+NOT_INHERITED = (VISIBLE, "CUDA_INJECTION64_PATH")
 _PR_SET_PDEATHSIG = 1
 # A path of a socket of the daemon must fit into 108 bytes.
 _LONGEST_BASE = 60
@@ -58,30 +60,36 @@ def _answers(environment: Mapping[str, str]) -> bool:
     return False
 
 
-def _devices() -> Iterator[tuple[str, str]]:
-    """The compute mode and the MIG mode of each device that nvidia-smi names."""
+def _ask_smi(*query: str) -> Iterator[list[str]]:
+    """The rows that nvidia-smi answers about the machine; none where it is not installed."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
         return
-    command = [smi, "--query-gpu=compute_mode,mig.mode.current", "--format=csv,noheader"]
+    command = [smi, *query, "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     for line in done.stdout.splitlines():
-        mode, _, mig = line.partition(",")
-        yield mode.strip(), mig.strip()
+        yield [word.strip() for word in line.split(",", 2)]
 
 
-def _refuse_unusable_devices(ignores_devices: bool) -> None:
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
-        raise InterposeError("MPS cannot share a slice of MIG with parts: name a whole GPU in CUDA_VISIBLE_DEVICES")
-    if ignores_devices:
-        return
-    for mode, mig in _devices():
-        if mig == "Enabled":
+def _refuse_unusable_devices(devices: Sequence[Device]) -> None:
+    for device in devices:
+        if is_mig_slice(device):
             raise InterposeError(
-                "MIG is on for a GPU of this machine: its slices already divide the SMs, so use run --as"
+                f"device {device.device_id} is a slice of MIG, whose SMs are divided already: use run --as, or name a "
+                "whole GPU in CUDA_VISIBLE_DEVICES"
             )
+    modes = dict(_ask_smi("--query-gpu=uuid,compute_mode"))
+    users = [row for row in _ask_smi("--query-compute-apps=gpu_uuid,pid,process_name") if len(row) == 3]
+    for device in devices:
+        mode = modes.get(f"GPU-{device.uuid}", "")
         if mode == "Prohibited":
-            raise InterposeError("the compute mode of a GPU is Prohibited: no program can use it")
+            raise InterposeError(f"the compute mode of device {device.device_id} is Prohibited: no program can use it")
+        for uuid, process, name in users:
+            if mode == "Exclusive_Process" and uuid == f"GPU-{device.uuid}" and os.path.basename(name) != MPS_SERVER:
+                raise InterposeError(
+                    f"process {process} ({name}) has device {device.device_id} to itself, in compute mode {mode}: end "
+                    "it, or set the compute mode to Default"
+                )
 
 
 def _own_running_daemon(environment: Mapping[str, str]) -> bool:
@@ -118,24 +126,24 @@ def _end_abandoned_daemons(environment: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def mps_daemon(inherited: Mapping[str, str], ignores_devices: bool) -> Iterator[dict[str, str]]:
+def mps_daemon(inherited: Mapping[str, str], devices: Sequence[Device]) -> Iterator[dict[str, str]]:
     """Yield the environment with a running daemon: that of this user, or a new daemon that ends with the block.
 
-    inherited: the environment, whose PATH has the control program. ignores_devices: the modes of this machine's devices
-    do not matter. Raises InterposeError where MPS cannot work.
+    inherited: the environment, whose PATH has the control program. devices: the devices of the programs, which their
+    environment names by id: a daemon may number devices in another way. Raises InterposeError where MPS cannot work.
     """
+    chosen = {VISIBLE: ",".join(f"GPU-{device.uuid}" for device in devices)} if VISIBLE in inherited else {}
     if shutil.which(CONTROL, path=inherited.get("PATH")) is None:
         raise InterposeError(
             f"{CONTROL} is not installed, and programs take turns without MPS: install it, or pass --no-mps"
         )
-    _refuse_unusable_devices(ignores_devices)
+    _refuse_unusable_devices(devices)
     _end_abandoned_daemons(inherited)
     if _own_running_daemon(inherited):
-        yield dict(inherited)
+        yield {**inherited, **chosen}
         return
     folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_base()))
     variables = {PIPES: str(folder), LOGS: str(folder)}
-    # The daemon sees all devices; CUDA_VISIBLE_DEVICES selects those of each program.
     environment = {key: value for key, value in inherited.items() if key not in NOT_INHERITED} | variables
     with (folder / "lock").open("w") as lock, (folder / "output").open("wb") as output:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -149,7 +157,7 @@ def mps_daemon(inherited: Mapping[str, str], ignores_devices: bool) -> Iterator[
         )
         try:
             _wait_until_ready(daemon, folder, environment)
-            yield {**inherited, **variables}
+            yield {**inherited, **chosen, **variables}
         finally:
             with suppress(OSError, subprocess.SubprocessError):
                 _control(environment, "quit")

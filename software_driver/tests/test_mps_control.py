@@ -11,6 +11,8 @@ from subprocess import CompletedProcess
 
 import pytest
 
+import cuda_software_driver as sim
+
 COMMAND = [sys.executable, "-m", "cuda_software_driver.mps_control"]
 
 
@@ -36,6 +38,24 @@ def test_a_daemon_answers_until_it_quits(environment: dict[str, str], tmp_path: 
         assert daemon.wait(30) == 0
     assert not control.exists()
     assert ask(environment, "ps\n").returncode == 1
+
+
+def test_processes_on_the_driver_are_clients(environment: dict[str, str], tmp_path: Path) -> None:
+    code = f"import ctypes; ctypes.CDLL({sim.library_path()!r}); print('ready', flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen([*COMMAND, "-f"], env=environment) as daemon,
+        subprocess.Popen([sys.executable, "-c", code], env=environment, text=True, **pipes) as client,
+    ):
+        while not (tmp_path / "pipe" / "control").exists():
+            time.sleep(0.01)
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        assert ask(environment, "get_server_list\n").stdout == f"{daemon.pid}\n"
+        assert ask(environment, f"get_client_list {daemon.pid}\n").stdout == f"{client.pid}\n"
+        client.communicate("\n")
+        assert ask(environment, "get_server_list\n").stdout == ""
+        ask(environment, "quit\n")
 
 
 def test_a_daemon_can_refuse_to_start(environment: dict[str, str]) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import cast
 
 import pytest
 
+from cuda_gctx import Device
+from cuda_gctx.interpose import InterposeError
+from cuda_gctx.interpose.mps_daemon import mps_daemon
 from cuda_software_driver import library_path, programs_folder
 
 from .test_command_line import run
@@ -71,6 +77,69 @@ def folders_of_daemons(folder: Path) -> list[Path]:
     return list(folder.glob(f"gctx-mps-{os.getuid()}-*"))
 
 
+def on_a_machine(folder: Path, machine: str) -> dict[str, str]:
+    """Variables for the software driver as a driver of this machine, whose programs are in a folder."""
+    path = f"{folder}{os.pathsep}{programs_folder()}{os.pathsep}{os.environ['PATH']}"
+    return {"CUDA_GCTX_DRIVER": library_path(), "CUDA_SOFTWARE_DRIVER_MACHINE": machine, "PATH": path}
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "reason"),
+    [
+        ("Prohibited", None, "the compute mode of device 1 is Prohibited"),
+        ("Exclusive_Process", "/usr/bin/other", "process 4711 (/usr/bin/other) has device 1 to itself"),
+        ("Exclusive_Process", "/usr/bin/nvidia-cuda-mps-server", None),
+        ("Exclusive_Process", None, None),
+        ("Default", "/usr/bin/other", None),
+    ],
+)
+def test_nothing_starts_on_a_gpu_that_cannot_be_shared(
+    share: Callable[..., CompletedProcess[str]], tmp_path: Path, mode: str, user: str | None, reason: str | None
+) -> None:
+    first, second = (f"GPU-53494d0{card}-6832-3030-0000-000000000000" for card in (1, 2))
+    apps = f"echo {second}, 4711, {user}" if user is not None else ":"
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        f"#!/bin/sh\ncase $1 in\n*compute-apps*) {apps};;\n*) echo {first}, Default; echo {second}, {mode};;\nesac\n"
+    )
+    smi.chmod(0o755)
+    words = ("a=16", "--", "touch", str(tmp_path / "x"), ":", "b=16", "--", "true")
+    done = share(*words, **on_a_machine(tmp_path, "h200@13.0,devices=2"))
+    assert done.returncode == (reason is not None), done.stderr
+    assert reason is None or reason in done.stderr
+    assert (tmp_path / "x").exists() == (reason is None)
+
+
+def test_a_daemon_of_another_user_and_a_slice_of_mig_are_refused(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = {"PATH": f"{programs_folder()}{os.pathsep}{environment['PATH']}"}
+    with socket.socket(socket.AF_UNIX) as pipe:
+        pipe.bind(str(tmp_path / "control"))
+        owner = os.getuid()
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+        monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+        other_user = pytest.raises(InterposeError, match=rf"a daemon of MPS of another user \(uid {owner}\) runs in")
+        with other_user, mps_daemon({**environment, **path}, []):
+            pytest.fail("a daemon of another user was used")
+
+    class Slice:
+        device_id, name = 0, "NVIDIA H200 MIG 1g.18gb"
+
+    refused = pytest.raises(InterposeError, match="device 0 is a slice of MIG")
+    with refused, mps_daemon({**environment, **path}, [cast(Device, Slice())]):
+        pytest.fail("a slice was shared")
+
+
+def test_a_percentage_of_mps_is_refused_before_anything_starts(
+    share: Callable[..., CompletedProcess[str]], tmp_path: Path
+) -> None:
+    touch = ("touch", str(tmp_path / "x"))
+    done = share("a=16", "--", *touch, ":", "b=16", "--", "true", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")
+    assert (done.returncode, "PERCENTAGE=50 overrides partitions" in done.stderr) == (1, True), done.stderr
+    assert not (tmp_path / "x").exists()
+
+
 def test_each_program_has_its_part(share: Callable[..., CompletedProcess[str]]) -> None:
     done = share("control=16", "--", *python(SMS), ":", "rest", "--", *python(f"import time; time.sleep(0.5)\n{SMS}"))
     assert (done.stdout, done.returncode) == ("16\n116\n", 0), done.stderr
@@ -99,6 +168,20 @@ def test_the_first_program_has_the_standard_input(share: Callable[..., Completed
     assert done.stdout == "'x'\n''\n", done.stderr
 
 
+def test_the_first_program_reads_the_terminal(environment: dict[str, str]) -> None:
+    main, terminal = pty.openpty()
+    read = "import sys; print([*sys.stdin], flush=True)"
+    words = ("a=16", "--", *python(read), ":", "b=16", "--", *python(f"import time; time.sleep(1); {read}"))
+    with subprocess.Popen(
+        arguments(*words), env=environment, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        os.close(terminal)
+        os.write(main, b"one\ntwo\n\x04")
+        assert process.communicate(timeout=60)[0] == "['one\\n', 'two\\n']\n[]\n"
+        os.close(main)
+    assert process.returncode == 0
+
+
 def test_a_memory_limit_is_that_of_its_program(share: Callable[..., CompletedProcess[str]]) -> None:
     show = "import os; print(os.environ.get('CUDA_MPS_PINNED_DEVICE_MEM_LIMIT'), flush=True)"
     done = share(
@@ -114,6 +197,26 @@ def test_the_daemon_runs_while_the_programs_run(share: Callable[..., CompletedPr
     )
     done = share("a=16", "--", *python(show), ":", "b=16", "--", "true")
     assert done.stdout == "True True True\n", done.stderr
+
+
+def test_programs_get_the_ids_of_their_devices_and_the_daemon_sees_all(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\necho "[$CUDA_VISIBLE_DEVICES]" >> {tmp_path}/seen\nexec {CONTROL} "$@"\n')
+    control.chmod(0o755)
+    show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)"
+    done = subprocess.run(
+        arguments("a=16", "--", *python(show), ":", "b=16", "--", *python(f"import time; time.sleep(0.5); {show}")),
+        env={**environment, **on_a_machine(tmp_path, "h200@13.0,devices=3"), "CUDA_VISIBLE_DEVICES": "2,1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    ids = [f"GPU-53494d0{card + 1}-6832-3030-0000-000000000000" for card in (2, 1)]
+    assert done.stdout == f"{','.join(ids)}\n" * 2, done.stderr
+    assert set((tmp_path / "seen").read_text().split()) == {"[]"}  # also of a daemon, which sees all devices
 
 
 def test_a_daemon_of_this_user_is_used(
@@ -135,9 +238,20 @@ def test_the_first_failure_ends_the_others(share: Callable[..., CompletedProcess
     assert done.stdout in ("ready\n", "")
 
 
-def test_a_program_that_is_killed_ends_the_others(share: Callable[..., CompletedProcess[str]]) -> None:
+@pytest.mark.parametrize("first", [False, True])
+def test_a_program_that_is_killed_ends_the_others(share: Callable[..., CompletedProcess[str]], first: bool) -> None:
     kill = python("import os; os.kill(os.getpid(), 9)")
-    assert share("a=16", "--", *python(WAIT), ":", "b=16", "--", *kill).returncode == 137
+    commands = [kill, python(WAIT)] if first else [python(WAIT), kill]
+    assert share("a=16", "--", *commands[0], ":", "b=16", "--", *commands[1]).returncode == 137
+
+
+def test_an_escape_of_one_program_is_a_failure_with_strict(share: Callable[..., CompletedProcess[str]]) -> None:
+    escape = python("from cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuCtxCreate(None, 0, 0)")
+    words = ("a=16", "--", "true", ":", "b=16", "--", *escape, ":", "c=16", "--", *python(SMS))
+    for options in ([], ["--strict"]):
+        done = share(*options, *words)
+        assert (done.returncode, done.stdout) == (len(options), "16\n"), done.stderr
+        assert "cuCtxCreate by cydriver" in done.stderr
 
 
 def test_until_ends_the_others_without_a_failure(share: Callable[..., CompletedProcess[str]]) -> None:
@@ -199,13 +313,18 @@ def test_a_signal_reaches_every_program_and_its_children(
     process.communicate()
 
 
-def test_a_program_that_ignores_signals_is_killed(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_ignores_signals_leaves_mps_and_is_killed(environment: dict[str, str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text(f'#!/bin/sh\nif [ $# = 0 ]; then tee -a {log} | {CONTROL}; else exec {CONTROL} "$@"; fi\n')
+    control.chmod(0o755)
+    note = f"open({str(log)!r}, 'a').write(f'TERM {{os.getpid()}}\\n')"
     loop = f"while True:\n    {WAIT.partition('; ')[2]}"
-    stubborn = python(f"import os, signal; signal.signal(15, signal.SIG_IGN)\n{loop}")
+    stubborn = python(f"{SMS}\nimport os, signal; signal.signal(15, lambda *_: {note})\n{loop}".replace("print(", "("))
     short = "import cuda_gctx.interpose.supervision as s; s.GRACE_S = 1.0; from cuda_gctx.cli import main; main()"
     process = subprocess.Popen(
         [*python(short), "share", "a=16", "--", *python(WAIT), ":", "b=16", "--", *stubborn],
-        env=environment,
+        env={**environment, **on_a_machine(tmp_path, "h200@13.0")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -215,6 +334,9 @@ def test_a_program_that_ignores_signals_is_killed(environment: dict[str, str], m
     process.terminate()
     assert process.wait(30) == 128 + signal.SIGTERM
     process.communicate()
+    # A daemon lists the clients that live.
+    [term, terminate] = [line.split() for line in log.read_text().splitlines() if line.lower().startswith("term")]
+    assert (term[0], terminate[0], terminate[2]) == ("TERM", "terminate_client", term[1])
 
 
 def test_what_a_killed_command_leaves_ends_at_the_next_start(

@@ -4,8 +4,8 @@
     python -m cuda_software_driver.mps_control -d    run a daemon in the background
     echo COMMAND | python -m cuda_software_driver.mps_control
 
-The folder of its socket is CUDA_MPS_PIPE_DIRECTORY, or /tmp/nvidia-mps. Simulated processes share no GPU, so that the
-daemon has no servers, and the commands are those of the real one without an effect on any program. With
+The folder of its socket is CUDA_MPS_PIPE_DIRECTORY, or /tmp/nvidia-mps. Simulated processes share no GPU: the daemon is
+its own server, lists processes on the software driver as clients, and no command has an effect on them. With
 CUDA_SOFTWARE_DRIVER_MPS=refuse, the daemon does not start.
 """
 
@@ -21,17 +21,31 @@ from pathlib import Path
 __all__ = ["main"]
 
 COMMANDS = ("get_server_list", "get_client_list", "ps", "terminate_client", "quit")
+DRIVER = "libcuda_software_driver.so"
 
 
 def _folder() -> Path:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
 
 
-def _answer(line: str) -> str:
-    words = line.split()
-    if words and words[0] not in COMMANDS:
-        return f"Unrecognized command: {words[0]}\n"
-    return ""
+def _clients(folder: Path) -> list[str]:
+    """The processes on the software driver whose environment names the daemon."""
+    setting = f"CUDA_MPS_PIPE_DIRECTORY={folder}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if setting in (process / "environ").read_bytes().split(b"\0") and DRIVER in (process / "maps").read_text():
+                found.append(process.name)
+    return found
+
+
+def _answer(line: str, folder: Path) -> str:
+    words = line.split() or [""]
+    if words[0] == "get_server_list":
+        return f"{os.getpid()}\n" if _clients(folder) else ""
+    if words[0] == "get_client_list":
+        return "".join(f"{client}\n" for client in _clients(folder))
+    return f"Unrecognized command: {words[0]}\n" if words[0] and words[0] not in COMMANDS else ""
 
 
 def _serve(folder: Path) -> int:
@@ -51,7 +65,7 @@ def _serve(folder: Path) -> int:
                             written.write(line)
                         if line.split()[:1] == ["quit"]:
                             return 0
-                        lines.write(_answer(line))
+                        lines.write(_answer(line, folder))
                         lines.flush()
         finally:
             for path in (folder / "control", file):
