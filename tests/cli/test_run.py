@@ -102,6 +102,42 @@ def test_what_leaves_the_partition_is_listed_and_strict_makes_it_a_failure() -> 
             assert escape in done.stderr
 
 
+def test_a_process_that_closes_descriptors_is_listed() -> None:
+    closing = f"import os\nos.closerange(3, 1024)\n{IN_PART}"
+    nested = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {closing!r}], close_fds=True)\n{IN_PART}"
+    done = child(*AS_DECODE, "--", sys.executable, "-c", nested)
+    assert done.stdout == "16\n16\n", done.stderr
+    assert len(re.findall(r"^\d+ python\S* +decode +16 +0 +1 +0$", done.stderr, re.MULTILINE)) == 2, done.stderr
+
+
+def test_the_driver_may_be_a_path() -> None:
+    driver = {"CUDA_GCTX_DRIVER": str(library_path()), "CUDA_SOFTWARE_DRIVER_MACHINE": "b200@13.0"}
+    code = f"{IN_PART}\nprint(cu.cuDeviceGetName(99, 0)[1].decode())"
+    done = child(*AS_DECODE, "--", sys.executable, "-c", code, **driver)
+    assert done.stdout.startswith("16\nNVIDIA B200 (simulated)"), done.stderr
+    absent = child(*AS_DECODE, "--", "true", CUDA_GCTX_DRIVER="/no/driver.so")
+    assert (absent.returncode, "does not exist: /no/driver.so" in absent.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("version", "proven"), [("13.0", False), ("12.9", True), ("13.1", True)])
+def test_programs_are_verified_on_drivers_that_were_not_tried(version: str, proven: bool) -> None:
+    driver = {"CUDA_GCTX_DRIVER": str(library_path()), "CUDA_SOFTWARE_DRIVER_MACHINE": f"h200@{version}"}
+    code = f"{IN_PART}\ncu.cuCtxSetCurrent(context)\ncu.cuMemsetD8(cu.cuMemAlloc(64)[1], 1, 64)"
+    done = child(*AS_DECODE, "--", sys.executable, "-c", code, **driver)
+    assert ("1 streams, 16 SMs" in done.stderr) == proven, done.stderr
+    without = child(*AS_DECODE, "--no-verify", "--", sys.executable, "-c", code, **driver)
+    assert "1 streams" not in without.stderr
+
+
+def test_a_layout_that_does_not_fit_fails_in_the_program() -> None:
+    code = (
+        "from cuda.bindings import driver as cu\ncu.cuInit(0)\n"
+        "raise SystemExit(int(cu.cuDevicePrimaryCtxRetain(0)[0]) != 0)"
+    )
+    done = child("run", "--layout", "decode=200,rest", "--as", "decode", "--", sys.executable, "-c", code)
+    assert (done.returncode, "partition decode of device 0 cannot be opened" in done.stderr) == (1, True), done.stderr
+
+
 def test_no_escape_of_many_is_lost() -> None:
     code = "from cuda.bindings import driver as cu\ncu.cuInit(0)\nfor _ in range(300): cu.cuCtxCreate(None, 0, 0)"
     done = child(*AS_DECODE, "--", sys.executable, "-c", code)

@@ -85,6 +85,47 @@ print(int(ask(cu.cuPointerGetAttribute(cu.CUpointer_attribute.CU_POINTER_ATTRIBU
     assert answers(code).split() == ["True", "0", "True"]
 
 
+def test_every_way_to_ask_for_the_context_answers_the_retained_one() -> None:
+    code = """
+context = use()
+contexts = [ask(cu.cuCtxGetCurrent()), ask(cu.cuDevicePrimaryCtxRetain(0))]
+ask(cu.cuCtxPushCurrent(context))
+contexts.append(ask(cu.cuCtxPopCurrent()))
+streams = [*map(cu.CUstream, range(3)), ask(cu.cuStreamCreate(0)), ask(cu.cuStreamCreateWithPriority(1, -1))]
+contexts += [ask(cu.cuStreamGetCtx(stream)) for stream in streams]
+contexts += [ask(cu.cuStreamGetCtx_v2(stream))[0] for stream in streams]
+memory = ask(cu.cuMemAlloc(64))
+contexts += ask(cu.cuPointerGetAttributes(1, [cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_CONTEXT], memory))
+ask(cu.cuStreamBeginCapture(streams[-1], cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+launch(streams[-1])
+graph = ask(cu.cuStreamEndCapture(streams[-1]))
+parameters = ask(cu.cuGraphKernelNodeGetParams(ask(cu.cuGraphGetNodes(graph, 1))[0][0]))
+contexts.append(parameters.ctx)
+print(len(contexts), {int(context) for context in contexts} == {int(context)})
+"""
+    assert answers(code).split() == ["15", "True"]
+
+
+def test_grids_that_fill_the_device_fill_the_part() -> None:
+    code = """
+use()
+library = ask(cu.cuLibraryLoadData(PTX, [], [], 0, [], [], 0))
+kernel = cu.CUfunction(int(ask(cu.cuLibraryGetKernel(library, b"k"))))
+blocks = ask(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 256, 0))
+print(ask(cu.cuOccupancyMaxPotentialBlockSize(kernel, 0, 0, 256))[0] / blocks)
+print(ask(cu.cuOccupancyMaxPotentialBlockSizeWithFlags(kernel, 0, 0, 256, 0))[0] / blocks)
+config = cu.CUlaunchConfig()
+config.gridDimX, config.gridDimY, config.gridDimZ = 2, 1, 1
+config.blockDimX, config.blockDimY, config.blockDimZ = 256, 1, 1
+cluster = cu.CUlaunchAttribute()
+cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = 2, 1, 1
+config.attrs, config.numAttrs = [cluster], 1
+print(2 * ask(cu.cuOccupancyMaxActiveClusters(kernel, config)) / blocks)
+"""
+    assert answers(code).split() == ["16.0"] * 3
+
+
 def test_what_the_program_splits_stays_inside() -> None:
     code = """
 use()
@@ -125,8 +166,18 @@ event = ask(cu.cuEventCreate(0))
 ask(cu.cuCtxRecordEvent(context, event))
 ask(cu.cuEventSynchronize(event))
 print(is_done(stream))
+launch(stream)
+ask(cu.cuCtxSynchronize_v2(context))
+print(is_done(stream))
+outer = ask(cu.cuStreamCreate(1))
+launch(outer)
+ask(cu.cuEventRecord(event, outer))
+ask(cu.cuCtxWaitEvent(context, event))
+launch(stream, 1)
+ask(cu.cuStreamSynchronize(stream))
+print(is_done(outer))
 """
-    assert answers(code).split() == ["False", "True", "True"]
+    assert answers(code).split() == ["False"] + ["True"] * 4
 
 
 @pytest.mark.parametrize("flags", [0, 1])
@@ -312,6 +363,13 @@ os.wait()
     assert run_in_part([sys.executable, "-I", "-c", code], part_environment(), tmp_path).stdout == "16\n"
 
 
+def test_a_forked_child_opens_the_part_itself() -> None:
+    # The parent opens the library, and leaves the driver to the child.
+    begin = "import ctypes, os\nctypes.CDLL('libcuda.so.1')\nif os.fork() > 0: os._exit(os.wait()[1])\n"
+    done = run_in_part([sys.executable, "-c", f"{begin}{BEGIN}print(sms_of(use()))"], part_environment())
+    assert (done.stdout, done.returncode) == ("16\n", 0), done.stderr
+
+
 # Asks for the SM count through a library whose name decides what the library is told.
 ASKER = """
 #include <cuda.h>
@@ -351,6 +409,60 @@ def test_a_program_in_c_runs_in_the_part(tmp_path: Path, options: list[str]) -> 
     program = compiled(tmp_path / "linked", LINKED, *options, "-L", folder, "-lcuda", f"-Wl,-rpath,{folder}")
     done = run_in_part([program], part_environment())
     assert (done.stdout, done.returncode) == ("16 16\n", 0), done.stderr
+
+
+# A program of the CUDA runtime, without its header, which needs more packages: the SM count, copies on the NULL stream,
+# a blocking stream and the stream of the thread, and two resets.
+RUNTIME = """
+#include <stdio.h>
+int cudaMalloc(void **, size_t), cudaFree(void *), cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+int cudaStreamCreate(void **), cudaStreamSynchronize(void *), cudaDeviceGetAttribute(int *, int, int);
+int cudaMemcpyAsync_ptsz(void *, const void *, size_t, int, void *), cudaStreamSynchronize_ptsz(void *);
+int cudaDeviceReset(void), cudaGetLastError(void);
+static int copied(void *stream) {
+  int found = 0, value = 7;
+  void *device;
+  cudaMalloc(&device, sizeof value);
+  COPY(device, &value, sizeof value, 1, stream);
+  COPY(&found, device, sizeof value, 2, stream);
+  WAIT(stream);
+  cudaFree(device);
+  return found;
+}
+int main(void) {
+  int sms = 0;
+  void *stream;
+  cudaDeviceGetAttribute(&sms, 16, 0);
+  cudaStreamCreate(&stream);
+  printf("%d %d %d %d ", sms, copied(0), copied(stream), copied((void *)2));
+  printf("%d ", cudaDeviceReset());
+  printf("%d ", copied(0));
+  printf("%d %d\\n", cudaDeviceReset(), cudaGetLastError());
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("suffix", ["", "_ptsz"])
+def test_a_program_of_the_runtime_runs_in_the_part(tmp_path: Path, suffix: str) -> None:
+    names = [f"-DCOPY=cudaMemcpyAsync{suffix}", f"-DWAIT=cudaStreamSynchronize{suffix}"]
+    folder = library_folder()
+    program = compiled(tmp_path / "runtime", RUNTIME, *names, f"{folder}/libcudart.so.13", f"-Wl,-rpath,{folder}")
+    done = run_in_part([program], part_environment())
+    assert (done.stdout, done.returncode) == ("16 7 7 7 0 7 0 0\n", 0), done.stderr
+
+
+def test_numba_runs_in_the_part() -> None:
+    pytest.importorskip("numba.cuda", reason="numba-cuda is not installed", exc_type=ImportError)
+    code = """
+import numba.cuda, numpy
+@numba.cuda.jit
+def add(x): x[numba.cuda.grid(1)] += 1
+x = numba.cuda.to_device(numpy.zeros(1024, numpy.int32))
+add[8, 128](x)
+print(numba.cuda.get_current_device().MULTIPROCESSOR_COUNT, x.copy_to_host().sum())
+"""
+    assert answers(code) == "16 1024"
 
 
 def test_cuda_core_runs_in_the_part() -> None:
