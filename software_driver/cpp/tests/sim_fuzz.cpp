@@ -654,7 +654,7 @@ class Fuzzer {
         if (DRIVER(cuGraphCreate, &made, 0) == CUDA_SUCCESS) {
           graphs.add(made);
         }
-        return;
+        return add_condition();
       case 1:
         if (DRIVER(cuGraphConditionalHandleCreate, &condition, graph(), nullptr, pick(3), pick(2)) == CUDA_SUCCESS) {
           conditions.add(reinterpret_cast<void*>(condition));
@@ -671,12 +671,25 @@ class Fuzzer {
         if (parameters.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
           addresses.add(reinterpret_cast<void*>(parameters.alloc.dptr));
         }
-        // Bodies of conditions go on being built.
-        if (parameters.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
-          graphs.add(parameters.conditional.phGraph_out[0]);
-        }
       }
     }
+  }
+
+  // The list of a condition's bodies goes with its node, so it is read while no other thread knows the graph.
+  void add_condition() {
+    CUgraph own = nullptr;
+    CUgraphNode node = nullptr;
+    CUgraphNodeParams parameters = any_parameters(CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    if (DRIVER(cuGraphCreate, &own, 0) != CUDA_SUCCESS ||
+        DRIVER(cuGraphConditionalHandleCreate, &parameters.conditional.handle, own, nullptr, pick(3), pick(2)) !=
+            CUDA_SUCCESS) {
+      return;
+    }
+    if (DRIVER(cuGraphAddNode_v2, &node, own, nullptr, nullptr, 0, &parameters) == CUDA_SUCCESS) {
+      graphs.add(parameters.conditional.phGraph_out[0]);
+      nodes.add(node);
+    }
+    graphs.add(own);
   }
 
   void change_graphs() {
