@@ -41,7 +41,7 @@ def tool(name: str) -> ModuleType:
 # The folder of a cuda.h with which the package can be built, which the package itself does not need.
 CUDA_INCLUDE: Path | None = tool("requirements").cuda_include()
 needs_cuda_header = pytest.mark.skipif(
-    CUDA_INCLUDE is None, reason="no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'"
+    CUDA_INCLUDE is None, reason="no cuda.h of CUDA 13.5 or newer: pip install 'nvidia-cuda-runtime>=13.5,<14'"
 )
 
 

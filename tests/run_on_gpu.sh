@@ -25,10 +25,10 @@
 #
 # Without a registry the interpreter needs: Cython>=3.1, scikit-build-core>=0.11, cmake>=3.20, ninja, numpy, cuda-core>=1.0,
 # cuda-bindings, pytest>=8; torch, cupy and numba-cuda for the tests of these frameworks. The folder of wheels must hold
-#   nvidia-cuda-runtime>=13.4,<14   always: the build uses its cuda.h, and the installed one is not replaced
+#   nvidia-cuda-runtime>=13.5,<14   always: the build uses its cuda.h, and the installed one is not replaced
 #   hatch-fancy-pypi-readme   if it is not installed: the build
 #   click, rich, markdown-it-py, mdurl, pygments   if they are not installed: the tests of the command line and the demo
-# (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.4,<14' hatch-fancy-pypi-readme click rich). Other wheels are used if the
+# (pip download --only-binary :all: -d DIR 'nvidia-cuda-runtime>=13.5,<14' hatch-fancy-pypi-readme click rich). Other wheels are used if the
 # interpreter lacks them. The tests of models (tests/interop/test_models_on_gpu.py) need transformers: 23 MB for Python 3.12, with
 #   pip download --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d DIR \
 #     'transformers==4.57.*' 'tokenizers<0.23' 'huggingface_hub<1' safetensors regex pyyaml tqdm requests packaging filelock fsspec \
@@ -165,7 +165,7 @@ EOF
 include=
 if [ -n "$wheels" ]; then
   step headers 60 "$python" -m pip install -q --no-index --no-deps --find-links "$wheels" --upgrade \
-    --target "$work/headers" 'nvidia-cuda-runtime>=13.4,<14' || finish
+    --target "$work/headers" 'nvidia-cuda-runtime>=13.5,<14' || finish
   include=$(cuda_include "$work/headers")
 fi
 
@@ -173,7 +173,7 @@ fi
 if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
   PATH=$(dirname "$python"):$PATH
   include=${include:-$(cuda_include)}
-  [ -n "$include" ] || { echo "no cuda.h of 13.4 or newer: give --wheels, or install nvidia-cuda-runtime"; exit 1; }
+  [ -n "$include" ] || { echo "no cuda.h of 13.5 or newer: give --wheels, or install nvidia-cuda-runtime"; exit 1; }
   rm -rf "$work/site" "$work/wheels"
   export PYTHONPATH=$work/site:$work/wheels${PYTHONPATH:+:$PYTHONPATH}
   if [ -n "$wheels" ]; then
@@ -189,7 +189,7 @@ if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
     "$repository/software_driver" || finish
 else
   step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
-    "hatch-fancy-pypi-readme>=25.1" "nvidia-cuda-runtime>=13.4,<14"' - "$python" "$work/venv" || finish
+    "hatch-fancy-pypi-readme>=25.1" "nvidia-cuda-runtime>=13.5,<14"' - "$python" "$work/venv" || finish
   python=$work/venv/bin/python
   PATH=$work/venv/bin:$PATH
   include=${include:-$(cuda_include)}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # Of the wheel of cuda.h, as pyproject.toml requires it for the build.
-OLDEST, NEWER = (13, 4), (14, 0)
+OLDEST, NEWER = (13, 5), (14, 0)
 EXTRAS = "project.optional-dependencies"
 
 
@@ -58,7 +58,7 @@ def main(words: list[str]) -> int:
     if words[:1] == ["cuda-include"] and len(words) <= 2:
         include = cuda_include(*words[1:])
         if include is None:
-            raise SystemExit("no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'")
+            raise SystemExit("no cuda.h of CUDA 13.5 or newer: pip install 'nvidia-cuda-runtime>=13.5,<14'")
         print(include)
         return 0
     print(__doc__, file=sys.stderr)

@@ -7,11 +7,11 @@ endif()
 if(NOT EXISTS "${SOFTWARE_DRIVER_CUDA_INCLUDE}/cuda.h")
   message(FATAL_ERROR "No cuda.h in '${SOFTWARE_DRIVER_CUDA_INCLUDE}': give -DSOFTWARE_DRIVER_CUDA_INCLUDE=DIR")
 endif()
-# 13.4 brought the newest structs and enums that are used here; 14 may change them.
+# 13.5 brought the newest structs and enums that are used here; 14 may change them.
 file(STRINGS "${SOFTWARE_DRIVER_CUDA_INCLUDE}/cuda.h" cuda_version REGEX "^#define CUDA_VERSION [0-9]+")
 string(REGEX MATCH "[0-9]+" cuda_version "${cuda_version}")
-if(cuda_version LESS 13040 OR NOT cuda_version LESS 14000)
-  message(FATAL_ERROR "cuda.h in '${SOFTWARE_DRIVER_CUDA_INCLUDE}' is of version ${cuda_version}: 13040 to 13999 is needed")
+if(cuda_version LESS 13050 OR NOT cuda_version LESS 14000)
+  message(FATAL_ERROR "cuda.h in '${SOFTWARE_DRIVER_CUDA_INCLUDE}' is of version ${cuda_version}: 13050 to 13999 is needed")
 endif()
 
 set(SOFTWARE_DRIVER_SANITIZE "" CACHE STRING "Sanitizers to build with: 'address,undefined' or 'thread'; empty: none")

@@ -1,6 +1,6 @@
 # SOFTWARE_DRIVER_CUDA_INCLUDE, the folder of cuda.h: what the caller gives, or that of the nvidia-cuda-runtime wheel, a build
 # requirement, as the Python that runs the build sees it.
-set(SOFTWARE_DRIVER_CUDA_INCLUDE "" CACHE PATH "Folder of cuda.h (13.4 or newer, below 14); empty: the wheel's")
+set(SOFTWARE_DRIVER_CUDA_INCLUDE "" CACHE PATH "Folder of cuda.h (13.5 or newer, below 14); empty: the wheel's")
 if(NOT SOFTWARE_DRIVER_CUDA_INCLUDE)
   find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
   execute_process(
@@ -10,7 +10,7 @@ if(NOT SOFTWARE_DRIVER_CUDA_INCLUDE)
     RESULT_VARIABLE failed
     ERROR_VARIABLE reason)
   if(failed)
-    message(FATAL_ERROR "cuda.h was not found: install 'nvidia-cuda-runtime>=13.4,<14' for ${Python_EXECUTABLE}, "
+    message(FATAL_ERROR "cuda.h was not found: install 'nvidia-cuda-runtime>=13.5,<14' for ${Python_EXECUTABLE}, "
                         "or give -DSOFTWARE_DRIVER_CUDA_INCLUDE=DIR.\n${reason}")
   endif()
   # A normal variable, not the cache: an isolated build has another folder each time.

@@ -22,7 +22,7 @@ HARDWARE = PROJECT / "tests" / "hardware"
 def cuda_include() -> Path | None:
     """The folder of cuda.h in the wheel nvidia-cuda-runtime."""
     for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
-        if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
+        if (13, 5) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
             for file in found.files or ():
                 if file.name == "cuda.h":
                     return Path(str(file.locate())).parent
@@ -31,7 +31,7 @@ def cuda_include() -> Path | None:
 
 CUDA_INCLUDE = cuda_include()
 needs_cuda_header = pytest.mark.skipif(
-    CUDA_INCLUDE is None, reason="no cuda.h of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'"
+    CUDA_INCLUDE is None, reason="no cuda.h of CUDA 13.5 or newer: pip install 'nvidia-cuda-runtime>=13.5,<14'"
 )
 
 

@@ -33,11 +33,11 @@ OF_OTHER_HEADERS = {"cuProfilerStart", "cuProfilerStop"}
 def of_the_runtime(name: str) -> Path:
     """A file of the wheel that contains the build's CUDA header."""
     for found in importlib.metadata.distributions(name="nvidia-cuda-runtime"):
-        if (13, 4) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
+        if (13, 5) <= tuple(map(int, found.version.split(".")[:2])) < (14, 0):
             for file in found.files or ():
                 if file.name == name:
                     return Path(str(file.locate()))
-    raise SystemExit(f"no {name} of CUDA 13.4 or newer: pip install 'nvidia-cuda-runtime>=13.4,<14'")
+    raise SystemExit(f"no {name} of CUDA 13.5 or newer: pip install 'nvidia-cuda-runtime>=13.5,<14'")
 
 
 @functools.cache
