@@ -208,6 +208,35 @@ def test_nodes_of_every_kind_move_or_stay(dev: Device, parts: Partitions, probe:
             raw.call("cuMemFree_v2", ctypes.c_void_p(address))
 
 
+def test_copies_and_batches_of_copies_leave_the_context_that_they_were_captured_in(sim: Machines) -> None:
+    """A graph with a node in a context that is gone cannot be launched."""
+    sim("h200", driver="13.5")
+    dev, raw = Device(0), Raw()
+    bytes_, only, order = (ctypes.c_size_t * 1)(64), (ctypes.c_size_t * 1)(0), (ctypes.c_uint * 8)(1)
+    with dev.partition(16) as parts, dev.context.current():
+        first, second, third = (ctypes.c_void_p(raw.handle("cuMemAlloc_v2", bytes_[0])) for _ in range(3))
+        with raw.green_context(8) as context:
+            stream = raw.create_stream(context)
+            on = ctypes.c_void_p(stream)
+            raw.call("cuStreamBeginCapture_v2", on, 2)
+            raw.call("cuMemsetD8Async", first, ctypes.c_ubyte(7), ctypes.c_size_t(64), on)
+            raw.call("cuMemcpyDtoDAsync_v2", second, first, ctypes.c_size_t(64), on)
+            batch = ctypes.byref(third), ctypes.byref(second), bytes_, ctypes.c_size_t(1)
+            raw.call("cuMemcpyBatchAsync_v2", *batch, order, only, ctypes.c_size_t(1), on)
+            graph = raw.handle_of_capture(stream)
+            moved = Graph.from_handle(graph).in_partition(parts[0])
+            raw.destroy_stream(stream)
+        with moved:
+            moved.launch(parts[0].stream)
+            parts.sync()
+        found = (ctypes.c_ubyte * 64)()
+        raw.call("cuMemcpyDtoH_v2", found, third, ctypes.c_size_t(64))
+        assert bytes(found) == bytes([7] * 64)
+        raw.call("cuGraphDestroy", ctypes.c_void_p(graph))
+        for memory in (first, second, third):
+            raw.call("cuMemFree_v2", memory)
+
+
 def test_launch_attributes_and_programmatic_edges_do_not_stand_in_the_way(
     dev: Device, parts: Partitions, probe: Probe
 ) -> None:

@@ -134,6 +134,9 @@ class Mover {
         case CU_GRAPH_NODE_TYPE_MEMSET:
           move_fill(node);
           break;
+        case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH:
+          move_batch(node);
+          break;
         case CU_GRAPH_NODE_TYPE_GRAPH:
           move(child_of(driver_, node));
           break;
@@ -183,6 +186,14 @@ class Mover {
     CUgraphNodeParams moved{};
     moved.type = CU_GRAPH_NODE_TYPE_MEMSET;
     moved.memset = {fill.dst, fill.pitch, fill.value, fill.elementSize, fill.width, fill.height, to_.handle()};
+    GCTX_CALL(driver_, cuGraphNodeSetParams, node, &moved);
+  }
+
+  // Copies of a batch. Drivers from 13.5 on have such nodes.
+  void move_batch(CUgraphNode node) {
+    CUgraphNodeParams moved{};
+    GCTX_CALL(driver_, cuGraphNodeGetParams, node, &moved);
+    moved.memcpyBatch.ctx = to_.handle();
     GCTX_CALL(driver_, cuGraphNodeSetParams, node, &moved);
   }
 
