@@ -240,9 +240,8 @@ def main() -> int:
     path = reporting.write(result, "studies", arguments.out)
     print(f"\n{path}")
     for study in result["studies"]:
-        first, *others = (Report.from_json(json.dumps(report)) for report in study["reports"])
-        for other in others:
-            print(f"\n{study['name']}\n{first.compare(other)}")
+        for report in study["reports"]:
+            print(f"{study['name']}: {Report.from_json(json.dumps(report))!r}")
     if left_out:
         print(f"not measured, with the number of the process: {', '.join(left_out)}")
     return 1 if left_out else 0

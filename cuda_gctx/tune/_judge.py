@@ -137,7 +137,8 @@ class Verdict(Generic[K]):
     gain, low, high: the speedup of the choice, or of the best estimate, over the sequence, and its interval.
     loses: the largest share of time that the choice may lose to another finalist.
     sure: whether the choice is separated from the others and sustained, in a complete race.
-    horizon_s: the length of the blocks. doubts: why the choice is None or not sure.
+    horizon_s: the length of the blocks. doubts: why the choice is None or not sure. refused: the finalists that leave
+    other parts too little.
     """
 
     choice: K | None
@@ -149,6 +150,7 @@ class Verdict(Generic[K]):
     sure: bool
     horizon_s: float
     doubts: tuple[str, ...] = ()
+    refused: tuple[K, ...] = ()
 
 
 def judge(
@@ -241,6 +243,7 @@ def judge(
         sure=choice is not None and not doubts,
         horizon_s=horizon_s,
         doubts=tuple(dict.fromkeys(doubts)),
+        refused=tuple(refused),
     )
 
 

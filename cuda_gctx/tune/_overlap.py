@@ -147,6 +147,14 @@ def overlap(
     return tuning.report(launch, notes)
 
 
+class _Dropped(Exception):
+    """A finalist cannot stay in the finals; the others can."""
+
+    def __init__(self, plan: Plan, why: str) -> None:
+        super().__init__(why)
+        self.plan = plan
+
+
 class _Tuning:
     """One measurement: the first look, the race and the finals, and what they have found so far."""
 
@@ -224,9 +232,9 @@ class _Tuning:
             finalists = [plan for plan in self.plans if plan == self.plans[0] or plan in self.raced.finalists]
             finalists = sorted(finalists, key=self._complexity)
             try:
-                self.verdict = finals(
+                finals(
                     finalists,
-                    self.bench.run,
+                    self._run_finalist,
                     clock.now,
                     until=self.until,
                     block_s=self.budget_s * BLOCK_SHARE,
@@ -238,11 +246,24 @@ class _Tuning:
                     shown=lambda plan, seconds: self._show(f"{plan} for {seconds:.2g} s"),
                 )
                 return
-            except Excluded as error:  # of a finalist, which ran in the race
-                failed = next((plan for plan in self.raced.finalists if str(plan) in str(error)), None)
-                failed = failed or self.raced.finalists[0]
-                self.raced.finalists.remove(failed)
-                self.raced.excluded[failed] = str(error)
+            except _Dropped as error:
+                if error.plan == self.plans[0]:
+                    return
+                self.raced.excluded[error.plan] = str(error)
+                self.raced.finalists.remove(error.plan)
+                self.raced.finalists += self._followers()[:1]
+
+    def _run_finalist(self, plan: Plan, amount: Amount) -> Sample:
+        try:
+            return self.bench.run(plan, amount)
+        except Excluded as error:
+            raise _Dropped(plan, str(error)) from error
+
+    def _followers(self) -> list[Plan]:
+        """The plans that can take the place of a finalist, the best of the race first."""
+        costs = {plan: self.cost(samples[-1]) for plan, samples in self.raced.samples.items()}
+        gone = {self.plans[0], *self.raced.finalists, *self.raced.excluded}
+        return sorted((plan for plan, cost in costs.items() if plan not in gone and cost < inf), key=costs.__getitem__)
 
     def _complexity(self, plan: Plan) -> tuple[object, ...]:
         """The smaller, the simpler the plan; of equally simple ones, the one that leaves other parts more."""
@@ -288,7 +309,7 @@ class _Tuning:
                 settled[plan] = found.blocks
                 if not found.enough:
                     doubts.append(f"too few calls arrived in a block ({plan})")
-        self.blocks = settled
+        self.blocks |= settled
         # Kept for an interruption of longer blocks.
         self.verdict = judge(
             settled,
@@ -300,6 +321,9 @@ class _Tuning:
             complete=not self.untried,
             doubts=doubts,
         )
+        greedy = next((plan for plan in self.verdict.refused if plan != self.plans[0]), None)
+        if greedy is not None and self._followers():
+            raise _Dropped(greedy, "other parts keep less of their rate than the objective demands")
         return self.verdict
 
     # ---- the report

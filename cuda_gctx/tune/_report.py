@@ -169,7 +169,7 @@ class Report(Document, Pictured):
             change = next((one for reason in self.reasons for one in reason.split("; ") if "still changing" in one), "")
             return text + (f"; {change.removeprefix('not sure: ')}" if change else "")
         if self.choice.kind == "sequence":
-            text = "choice: in sequence; no other plan is faster by more than 2%"
+            text = f"choice: in sequence; no other plan{self._demand()} is faster by more than 2%"
         else:
             text = f"choice: {self.choice}; {gain} over sequential"
         if self.sure:
@@ -179,6 +179,13 @@ class Report(Document, Pictured):
         else:
             text += ", not sure"
         return text + ("; launch-bound: capture it as a graph" if self.launch_bound and self.launch == "calls" else "")
+
+    def _demand(self) -> str:
+        """The demand on plans that some of the faster ones do not meet, in words."""
+        if all(one.keeps or one.relative >= 1 for one in self.results):
+            return ""
+        assert isinstance(self.objective, TailLatency)
+        return f" that leaves the others {self.objective.others:.0%} of their rate"
 
     def _foremost(self, most: int) -> list[Result]:
         """The choice or best estimate, the fastest results, and the sequence."""

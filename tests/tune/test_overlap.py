@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from cuda_gctx import Device, PartitionPool, Stream, tune
-from cuda_gctx.tune import Report, TailLatency, Throughput, spin
+from cuda_gctx.tune import Plan, Report, TailLatency, Throughput, _overlap, spin
+from cuda_gctx.tune._bench import Bench
+from cuda_gctx.tune._judge import Sample
+from cuda_gctx.tune._race import Amount
 
 from ..common import refusal
 from .conftest import host_takes
@@ -159,6 +163,32 @@ def test_others_keep_the_rate_that_is_demanded(dev: Device) -> None:
             assert not result.keeps
     assert report.result(report.best).rates["bulk"] * report.alone["bulk"] >= 0.9
     assert "a plan is chosen only if the others keep 90% of their rate" in str(report)
+
+
+def test_a_finalist_that_leaves_others_too_little_gives_its_place_to_the_next_plan(
+    dev: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greedy: list[Plan] = []  # those that meet first: they keep the rate in the race, and not in the finals
+    meet, run = _overlap.finals, Bench.run
+
+    def finals(finalists: Sequence[Plan], *arguments: Any, **options: Any) -> Any:
+        greedy.extend(() if greedy else finalists[1:])
+        return meet(finalists, *arguments, **options)
+
+    def measured(bench: Bench, plan: Plan, amount: Amount) -> Sample:
+        found = run(bench, plan, amount)
+        slower = 4 if plan in greedy else 1
+        return replace(found, rates={name: rate / slower for name, rate in found.rates.items()})
+
+    monkeypatch.setattr(_overlap, "finals", finals)
+    monkeypatch.setattr(Bench, "run", measured)
+    report = tuned("bulk work", objective=TailLatency("critical", quantile=0.9, rate=200, others=0.3), budget_s=16)
+    assert greedy
+    assert report.best.kind in ("partitions", "overlay")
+    assert report.best not in greedy
+    assert report.result(report.best).finalist
+    assert report.gain > 5
+    assert all(not report.result(plan).keeps for plan in greedy)
 
 
 def test_a_closed_loop_measures_one_call_at_a_time(dev: Device) -> None:
