@@ -107,6 +107,7 @@ docs: $(VENV)/package $(PAGES)/installed  ## build the documentation into build/
 	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs
 	rm -f build/docs/.buildinfo
 	$(PAGES)/bin/python tools/links.py build/docs
+	-$(PAGES)/bin/python tools/english.py
 
 # The archives have the date of the last commit. The wheels come from the source distributions, and auditwheel names the oldest glibc that they run on.
 DIST ?= dist

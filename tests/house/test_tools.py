@@ -47,6 +47,21 @@ def test_the_folder_of_the_header_is_found_and_old_headers_are_not(tmp_path: Pat
         shutil.rmtree(info)
 
 
+def test_the_report_on_english_finds_sentences_of_pages_docstrings_and_messages(tmp_path: Path) -> None:
+    page, module = tmp_path / "page.md", tmp_path / "module.py"
+    page.write_text("# What it takes\n\nThe speedup is 1.59 times that of a stream.\n\n```text\n2 times as\n```\n")
+    module.write_text('"""Those of a list."""\n\n\ndef f():\n    raise ValueError(f"{f} is asked for")\n')
+    english = [sys.executable, str(REPOSITORY / "tools" / "english.py")]
+    done = subprocess.run([*english, str(page), str(module)], capture_output=True, text=True, check=True)
+    assert [line.rpartition(": ")[2] for line in done.stdout.splitlines()] == [
+        "# What it takes",
+        "The speedup is 1.59 times that of a stream.",
+        "The speedup is 1.59 times that of a stream.",
+        "(docstring) Those of a list.",
+        "X is asked for",
+    ]
+
+
 def test_dead_links_of_a_site_are_found(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "index.html").write_text(
