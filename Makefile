@@ -101,11 +101,13 @@ format: $(LINTERS)/installed  ## correct the findings of lint that a tool can co
 	ruff format
 
 # The reference comes from the built package.
-docs: $(VENV)/package $(PAGES)/installed  ## build the documentation into build/docs
+docs: version = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' cuda_gctx/__init__.py)
+docs: $(VENV)/package $(PAGES)/installed  ## build the documentation into build/docs, in a folder of its version
 	$(call install_into,$(PAGES)) --force-reinstall --no-deps $(WHEEL)/cuda_gctx-*.whl build/driver-wheel/*.whl
 	rm -rf build/docs build/doctrees
-	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs
-	rm -f build/docs/.buildinfo
+	$(PAGES)/bin/sphinx-build -q --fail-on-warning --keep-going -b html -d build/doctrees docs build/docs/$(version)
+	rm -f build/docs/$(version)/.buildinfo
+	$(PAGES)/bin/python tools/site.py build/docs
 	$(PAGES)/bin/python tools/links.py build/docs
 	-$(PAGES)/bin/python tools/english.py
 

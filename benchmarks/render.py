@@ -16,7 +16,7 @@ from typing import Any
 from durations import duration, spread
 from reporting import REPOSITORY, RESULTS, Result, machine, markdown
 
-from cuda_gctx.draw.svg import Drawing
+from cuda_gctx.draw.svg import Drawing, lines_of
 
 PAGE = REPOSITORY / "docs" / "performance.md"
 IMAGES = REPOSITORY / "docs" / "images"
@@ -220,11 +220,11 @@ PROGRAM_ROWS = {
 
 
 def bars(title: str, result: Result, rows: list[tuple[str, str, float]], note: str) -> str:
-    """Draws p99 latencies as bars on one linear scale. rows: name, kind and microseconds of each."""
-    margin, left, plot, height = 20, 190, 330, 30
+    """Draws p99 latencies as bars on one linear scale, in the width of a phone. rows: name, kind and microseconds."""
+    margin, left, plot, height, width = 14, 172, 110, 30, 356
     drawing = Drawing(title)
-    drawing.text(margin, 32, title, size=17, bold=True)
-    drawing.text(margin, 52, f"{result['card']}, driver {result['driver']}, {result['date']}: p99", kind="faint")
+    drawing.text(margin, 30, title, size=15, bold=True)
+    drawing.text(margin, 50, f"{result['card']}, driver {result['driver']}, {result['date']}: p99", kind="faint")
     longest = max(us for *_, us in rows)
     for number, (name, kind, us) in enumerate(rows):
         y, is_best = 70 + number * height, kind == "best"
@@ -232,8 +232,10 @@ def bars(title: str, result: Result, rows: list[tuple[str, str, float]], note: s
         drawing.rectangle(left, y, max(plot * us / longest, 2), 20, kind=kind, corner=2)
         drawing.text(left + plot * us / longest + 8, y + 14, f"{us:,.0f} us", bold=is_best)
     bottom = 70 + len(rows) * height
-    drawing.text(margin, bottom + 20, note, kind="faint")
-    return drawing.svg(left + plot + 100, bottom + 36)
+    lines = lines_of(note, 12, width - 2 * margin)
+    for number, line in enumerate(lines):
+        drawing.text(margin, bottom + 18 + 16 * number, line, kind="faint")
+    return drawing.svg(width, bottom + 18 + 16 * len(lines))
 
 
 def latency_picture(result: Result) -> str:
@@ -252,7 +254,7 @@ def programs_picture(result: Result) -> str:
     rows = [(name, kind, found[how]["latency"]["us"]["p99"]) for how, (name, kind) in PROGRAM_ROWS.items()]
     rates = [found[how]["load"]["per_second"] for how in PROGRAM_ROWS]
     note = f"The GEMMs on the other {result['sm_count'] - 16} SMs keep {rates[-1] / rates[0]:.0%} of their rate."
-    return bars("Two programs, neither of them changed", result, rows, note)
+    return bars("Two unmodified programs", result, rows, note)
 
 
 if __name__ == "__main__":

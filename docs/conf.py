@@ -22,7 +22,7 @@ extensions = [
     "stub_signatures",
 ]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_extensions", "evidence"]
+exclude_patterns = ["_extensions", "_templates", "evidence"]
 # Pages of the appendix and of the repository itself stand in no menu; a test knows which pages those are.
 suppress_warnings = ["toc.not_included"]
 default_role = "literal"
@@ -48,6 +48,18 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = f"cuda_gctx {release}"
+templates_path = ["_templates"]
+# Those of the theme, and the link to the other versions.
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "sidebar/scroll-end.html",
+        "sidebar/versions.html",
+    ]
+}
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_copyright = False

@@ -13,7 +13,7 @@ import pytest
 from ..common import needs_cuda_header, tool
 from ..conftest import REPOSITORY
 
-requirements, commit_message, links = tool("requirements"), tool("commit_message"), tool("links")
+requirements, commit_message, links, site = map(tool, ("requirements", "commit_message", "links", "site"))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python cannot read TOML")
@@ -60,6 +60,17 @@ def test_the_report_on_english_finds_sentences_of_pages_docstrings_and_messages(
         "(docstring) Those of a list.",
         "X is asked for",
     ]
+
+
+def test_the_first_page_of_the_site_leads_to_the_newest_version(tmp_path: Path) -> None:
+    for version in ("0.9.0", "0.10.0", "0.10.0rc1", "0.2.0"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "index.html").write_text("")
+    (tmp_path / "other").mkdir()
+    assert site.main([str(tmp_path)]) == 0
+    assert site.versions_in(tmp_path) == ["0.10.0", "0.10.0rc1", "0.9.0", "0.2.0"]
+    assert 'url=0.10.0/index.html"' in (tmp_path / "index.html").read_text()
+    assert links.dead_links(tmp_path) == []
 
 
 def test_dead_links_of_a_site_are_found(tmp_path: Path) -> None:
