@@ -211,9 +211,10 @@ def judge(
     if candidate is None:
         candidate = next((key for key in rivals if loss(key, finely=True) <= EQUAL), None)
     ahead, within = lead(best, base, finely=True)
-    # A gain is worth a choice that loses a part of it to a plan that is hardly better.
+    # A gain is worth a choice that loses a part of it to a plan that is hardly better; a large one, whatever it loses.
     if candidate is None and rivals and best != base and ahead > within:
-        candidate = best if loss(best, finely=True) <= (ahead - within) / 2 else None
+        gained = ahead - within
+        candidate = best if gained >= LARGE or loss(best, finely=True) <= gained / 2 else None
     if not separated:
         doubts.append("the blocks do not tell the finalists apart")
 

@@ -65,6 +65,16 @@ def test_a_clear_gain_is_chosen_among_rivals_that_are_hardly_apart() -> None:
     assert 0.0 < found.loses < 0.3
 
 
+def test_a_large_gain_is_chosen_although_a_rival_that_differs_widely_may_be_faster_still() -> None:
+    chance = random.Random(3)
+    blocks = {"sequence": blocks_of(1.0, 6, chance), "one": blocks_of(0.33, 6, chance)}
+    blocks["rival"] = [blocks_of(level, 1, chance)[0] for level in (0.1, 0.9, 0.2, 0.8, 0.3, 0.9)]
+    found = judge(blocks, list(blocks))
+    assert found.choice == "one"
+    assert not found.sure
+    assert found.loses > 1
+
+
 @pytest.mark.parametrize("change", [0.01, -0.01])
 def test_a_gain_that_still_changes_is_not_sure_and_a_small_one_is_not_chosen(change: float) -> None:
     chance = random.Random(1)
