@@ -50,7 +50,7 @@ CUresult create_foreign(CUcontext* context, CUdevice device, const void* caller,
   }
   const CUresult result = create();
   if (result == CUDA_SUCCESS) {
-    add_foreign(*context);
+    add_foreign(*context, nullptr);
     report("\"event\": \"escape\", \"device\": %d, \"what\": \"cuCtxCreate by %s\"", device, library);
   }
   return result;
@@ -219,10 +219,21 @@ INTERPOSE_API CUresult cuCtxCreate_v4(CUcontext* pctx, CUctxCreateParams* ctxCre
                         [&] { return real.cuCtxCreate_v4(pctx, ctxCreateParams, flags, dev); });
 }
 
-INTERPOSE_API CUresult cuCtxFromGreenCtx(CUcontext* pContext, CUgreenCtx hCtx) {
-  const CUresult result = real.cuCtxFromGreenCtx(pContext, hCtx);
-  if (result == CUDA_SUCCESS && has_part()) {
-    add_foreign(*pContext);
+// Resources come from the part, so that the context is inside of it.
+INTERPOSE_API CUresult cuGreenCtxCreate(CUgreenCtx* phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags) {
+  const CUresult result = real.cuGreenCtxCreate(phCtx, desc, dev, flags);
+  CUcontext context = nullptr;
+  if (result == CUDA_SUCCESS && has_part() && real.cuCtxFromGreenCtx(&context, *phCtx) == CUDA_SUCCESS) {
+    add_foreign(context, opened_part(dev));
+  }
+  return result;
+}
+
+INTERPOSE_API CUresult cuGreenCtxStreamCreate(CUstream* phStream, CUgreenCtx greenCtx, unsigned int flags,
+                                              int priority) {
+  const CUresult result = real.cuGreenCtxStreamCreate(phStream, greenCtx, flags, priority);
+  if (result == CUDA_SUCCESS) {
+    add_stream(*phStream, flags);
   }
   return result;
 }

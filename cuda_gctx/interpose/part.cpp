@@ -12,7 +12,6 @@
 #include <shared_mutex>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "driver/driver.hpp"
@@ -34,9 +33,9 @@ std::atomic<int> used_devices{0};  // one more than the highest device with a pa
 
 struct Others {
   std::shared_mutex mutex;
-  std::unordered_set<CUcontext> foreign;           // contexts of the program
-  std::unordered_map<CUcontext, CUdevice> former;  // contexts of parts that a reset has ended
-  std::atomic<unsigned long> contexts{0};          // all contexts of the program, with those of its parts
+  std::unordered_map<CUcontext, const Part*> foreign;  // contexts of the program, and the parts in which they are
+  std::unordered_map<CUcontext, CUdevice> former;      // contexts of parts that a reset has ended
+  std::atomic<unsigned long> contexts{0};              // all contexts of the program, with those of its parts
 };
 const PerProcess<Others> all_others;
 Others& others() { return *all_others; }
@@ -308,7 +307,7 @@ CUcontext inside(CUcontext context) {
       device = former != known.former.end() ? former->second : -1;
     }
     if (device < 0 && (device = device_of_primary(context)) < 0) {
-      add_foreign(context);
+      add_foreign(context, nullptr);
       return context;
     }
   }
@@ -378,17 +377,24 @@ void close_part(CUdevice device) {
   real.cuDevicePrimaryCtxRelease_v2(device);
 }
 
-void add_foreign(CUcontext context) {
+void add_foreign(CUcontext context, const Part* around) {
   Others& known = others();
   const std::lock_guard lock(known.mutex);
   known.former.erase(context);
-  known.contexts += known.foreign.insert(context).second;
+  known.contexts += known.foreign.insert_or_assign(context, around).second;
 }
 
 bool is_foreign(CUcontext context) {
   Others& known = others();
   const std::shared_lock lock(known.mutex);
   return known.foreign.count(context) != 0;
+}
+
+const Part* part_around(CUcontext context) {
+  Others& known = others();
+  const std::shared_lock lock(known.mutex);
+  const auto found = known.foreign.find(context);
+  return found != known.foreign.end() ? found->second : nullptr;
 }
 
 void drop_foreign(CUcontext context) {

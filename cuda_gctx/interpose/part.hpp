@@ -50,10 +50,13 @@ Part* opened_part(CUdevice device);
 // Ends the part of a device for a reset. The next use of the device opens it again.
 void close_part(CUdevice device);
 
-// Notes a context that the program created itself, or its end.
-void add_foreign(CUcontext context);
+// Notes a context that the program created itself: in a part, or with all SMs of the device (null).
+void add_foreign(CUcontext context, const Part* around);
+// Notes its end.
 void drop_foreign(CUcontext context);
 bool is_foreign(CUcontext context);
+// The part in which the program created a context, or null.
+const Part* part_around(CUcontext context);
 
 // The contexts in which the program has worked: those of parts, and those that it created itself.
 unsigned long context_count();

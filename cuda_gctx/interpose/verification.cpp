@@ -63,7 +63,7 @@ CUcontext context_of(CUstream stream) {
   return real.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS ? context : nullptr;
 }
 
-// Runs the probe in a stream of a part, and adds the SM ids that it saw.
+// Runs the probe in a stream of a part, or of a context inside of it, and adds the SM ids that it saw.
 CUresult run_probe(const Part& part, CUstream stream, Probes& all, PartProbe& probe) {
   unsigned blocks = blocks_of_an_sm * part.device_sm_count;
   std::vector<ProbeBlock> seen(blocks);
@@ -131,9 +131,9 @@ void verify_stream(CUstream stream) {
   if (context == nullptr || !verified.emplace(stream, is_null ? context : nullptr).second) {
     return;
   }
-  const Part* const part = part_of(context);
-  if (part == nullptr) {
-    // Contexts of the program lie inside of the part, or are reported where it creates them.
+  const Part* part = part_of(context);
+  if (part == nullptr && (part = part_around(context)) == nullptr) {
+    // Other contexts of the program are reported where it creates them.
     if (!is_foreign(context)) {
       report("\"event\": \"escape\", \"what\": \"work in a context outside of the partition\"");
     }

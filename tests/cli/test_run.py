@@ -171,6 +171,21 @@ def test_verify_proves_where_the_streams_run() -> None:
     assert "4 streams, 16 SMs" in done.stderr
 
 
+def test_verify_proves_where_green_contexts_of_the_program_run() -> None:
+    code = (
+        "from cuda.bindings import driver as cu\ncu.cuInit(0)\n"
+        "context = cu.cuDevicePrimaryCtxRetain(0)[1]\ncu.cuCtxSetCurrent(context)\n"
+        "whole = cu.cuDeviceGetDevResource(0, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)[1]\n"
+        "group = cu.cuDevSmResourceSplitByCount(1, whole, 0, 8)[1][0]\n"
+        "green = cu.cuGreenCtxCreate(cu.cuDevResourceGenerateDesc([group], 1)[1], 0, 1)[1]\n"
+        "stream = cu.cuGreenCtxStreamCreate(green, 1, 0)[1]\n"
+        "print(int(cu.cuMemsetD8Async(cu.cuMemAlloc(64)[1], 1, 64, stream)[0]))"
+    )
+    done = child(*AS_DECODE, "--verify", "--strict", "--", sys.executable, "-c", code)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+    assert re.search(r"decode +16 +1 +2 +1 streams, 8 SMs +0$", done.stderr, re.MULTILINE), done.stderr
+
+
 def test_verify_finds_work_in_the_primary_context() -> None:
     # The program goes around the library, which then replaces cuCtxSetCurrent in vain.
     code = (

@@ -170,6 +170,72 @@ with profile(activities=[ProfilerActivity.CUDA]) as profiled:
     torch.cuda.synchronize()
 print(sum(event.count for event in profiled.key_averages() if "gemm" in event.key.lower()), int(y[0, 0]))
 """
+TRITON = """
+import torch, triton, triton.language as tl
+@triton.jit
+def where(sms):
+    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(sms + tl.program_id(0), sm)
+sms = torch.zeros(8192, dtype=torch.int32, device="cuda")
+where[(8192,)](sms)
+print(len(set(sms.tolist())))
+"""
+# A stream of a green context of the program stands until the host writes to a word. The wait for the context, an event
+# of the context, and the context's wait for an event cover the stream.
+WAITS = """
+import ctypes, threading, time
+from cuda.bindings import driver as cu
+def ask(answer):
+    assert int(answer[0]) == 0, answer
+    return answer[1] if len(answer) == 2 else answer[1:]
+ask(cu.cuInit(0))
+context = ask(cu.cuDevicePrimaryCtxRetain(0))
+ask(cu.cuCtxSetCurrent(context))
+whole = ask(cu.cuDeviceGetDevResource(0, cu.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+groups, count, rest = ask(cu.cuDevSmResourceSplitByCount(1, whole, 0, 8))
+green = ask(cu.cuGreenCtxCreate(ask(cu.cuDevResourceGenerateDesc([groups[0]], 1)), 0, 1))
+inner, outer = ask(cu.cuGreenCtxStreamCreate(green, 1, 0)), ask(cu.cuStreamCreate(1))
+word = ctypes.c_uint32.from_address(int(ask(cu.cuMemHostAlloc(4, 2))))
+address = ask(cu.cuMemHostGetDevicePointer(ctypes.addressof(word), 0))
+def stand(stream):
+    word.value = 0
+    ask(cu.cuStreamWaitValue32(stream, address, 1, 0))
+def is_done(stream):
+    return int(cu.cuStreamQuery(stream)[0]) == 0
+def go():
+    time.sleep(0.2)
+    word.value = 1
+event = ask(cu.cuEventCreate(2))
+stand(inner)
+thread = threading.Thread(target=go)
+thread.start()
+ask(cu.cuCtxSynchronize())
+print(is_done(inner))
+thread.join()
+stand(inner)
+ask(cu.cuCtxRecordEvent(context, event))
+print(int(cu.cuEventQuery(event)[0]) == 600)
+word.value = 1
+ask(cu.cuEventSynchronize(event))
+print(is_done(inner))
+stand(outer)
+ask(cu.cuEventRecord(event, outer))
+ask(cu.cuCtxWaitEvent(context, event))
+ask(cu.cuMemsetD8Async(ask(cu.cuMemAlloc(64)), 1, 64, inner))
+print(is_done(inner))
+word.value = 1
+ask(cu.cuStreamSynchronize(inner))
+print(is_done(outer))
+"""
+PEERS = """
+import torch
+first = torch.arange(1 << 20, device="cuda:0")
+second = first.to("cuda:1")
+second += 1
+back = second.to("cuda:0")
+for i in range(2): torch.cuda.synchronize(i)
+print(torch.cuda.can_device_access_peer(0, 1), bool((back == first + 1).all()))
+"""
 NUMBA = """
 import numba.cuda, numpy
 @numba.cuda.jit
@@ -264,6 +330,17 @@ def test_cupy_runs_on_the_sms_of_the_part() -> None:
     assert in_part(*python(CUPY)).stdout.split() == ["40"] * 4
 
 
+def test_triton_runs_on_the_sms_of_the_part(tmp_path: Path) -> None:
+    demand("torch", "triton")
+    (tmp_path / "kernel.py").write_text(TRITON)  # Triton reads the source
+    assert in_part(sys.executable, tmp_path / "kernel.py").stdout == "40\n"
+
+
+def test_waits_for_the_part_cover_green_contexts_of_the_program() -> None:
+    demand("cuda.bindings")
+    assert in_part(*python(WAITS)).stdout.split() == ["True", "True", "True", "False", "True"]
+
+
 @pytest.mark.parametrize("options", [["-cudart", "static"], ["-cudart", "shared"], ["--default-stream", "per-thread"]])
 def test_programs_of_nvcc_run_on_the_sms_of_the_part(tmp_path: Path, options: list[str]) -> None:
     program = program_of_nvcc(tmp_path / "program", RUNTIME, *options)
@@ -345,6 +422,12 @@ def demand_two_devices() -> None:
     demand("torch")
     if Device.count() < 2:
         pytest.skip("there is one GPU here")
+
+
+def test_devices_copy_to_each_other_between_parts() -> None:
+    demand_two_devices()
+    peers, result = in_part(*python(PEERS)).stdout.split()
+    assert (peers in ("True", "False"), result) == (True, "True")
 
 
 def test_nccl_reduces_over_two_parts_in_one_process() -> None:
