@@ -15,6 +15,7 @@ from cuda_gctx.cli._programs import chosen_driver, inherited_environment, part_e
 from cuda_gctx.cli._requests import layout_of
 from cuda_gctx.interop.mps import mps_settings
 from cuda_gctx.interpose import InterposeError
+from cuda_gctx.interpose.mps_daemon import demand_whole_percentage
 from cuda_gctx.interpose.supervision import Program, Supervision, demand_command
 from cuda_gctx.partitions import BACKGROUND, LAYOUT_VARIABLE
 
@@ -83,8 +84,11 @@ def _run_in_part(
     try:
         demand_command(program)
         real = chosen_driver()
-        environment = part_environment(layout, name, real, inherited_environment(sm_count, real))
-        if not mps_settings().daemon:
+        inherited = inherited_environment(sm_count, real)
+        environment = part_environment(layout, name, real, inherited)
+        if mps_settings().daemon:
+            demand_whole_percentage(inherited)
+        else:
             tell(f"cuda-gctx: {TURNS}")
         with Supervision(real.path, strict=strict, verify=wants_proof(verify, real)) as supervision:
             supervision.start(Program(name, program, environment))

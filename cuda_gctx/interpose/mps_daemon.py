@@ -18,7 +18,7 @@ from cuda_gctx.interop.mps import PIPES, is_mig_slice, mps_settings
 from cuda_gctx.interpose import InterposeError
 from cuda_gctx.interpose.supervision import MPS_SERVER, prctl
 
-__all__ = ["MEMORY_VARIABLE", "mps_daemon", "terminate_clients"]
+__all__ = ["MEMORY_VARIABLE", "demand_whole_percentage", "mps_daemon", "terminate_clients"]
 
 CONTROL = "nvidia-cuda-mps-control"
 NO_DAEMON = "Cannot find MPS control daemon process"
@@ -58,6 +58,19 @@ def _answers(environment: Mapping[str, str]) -> bool:
         asked = _control(environment, "get_server_list")
         return NO_DAEMON not in asked.stdout + asked.stderr
     return False
+
+
+def demand_whole_percentage(environment: Mapping[str, str]) -> None:
+    """Raise InterposeError if the daemon of an environment gives its programs a percentage of the SMs by default."""
+    if shutil.which(CONTROL, path=environment.get("PATH")) is None:
+        return
+    with suppress(subprocess.SubprocessError, ValueError):  # a daemon of another user answers with a sentence
+        percentage = float(_control(environment, "get_default_active_thread_percentage").stdout)
+        if percentage < 100:
+            raise InterposeError(
+                f"the daemon of MPS gives its programs {percentage}% of the SMs, which overrides partitions: tell it "
+                "set_default_active_thread_percentage 100"
+            )
 
 
 def _ask_smi(*query: str) -> Iterator[list[str]]:
@@ -102,6 +115,7 @@ def _own_running_daemon(environment: Mapping[str, str]) -> bool:
         raise InterposeError(
             f"a daemon of MPS of another user (uid {owner}) runs in {settings.folder}: only its user can share the GPU"
         )
+    demand_whole_percentage(environment)
     return _answers(environment)  # a dead daemon leaves the file
 
 

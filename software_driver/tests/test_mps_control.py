@@ -31,6 +31,9 @@ def test_a_daemon_answers_until_it_quits(environment: dict[str, str], tmp_path: 
         while not control.exists():
             time.sleep(0.01)
         assert ask(environment, "get_server_list\nterminate_client 1 2\nps\n").stdout == ""
+        assert ask(environment, "get_default_active_thread_percentage\n").stdout == "100.0\n"
+        ask(environment, "set_default_active_thread_percentage 50\n")
+        assert ask(environment, "get_default_active_thread_percentage\n").stdout == "50.0\n"
         assert ask(environment, "dance\n").stdout == "Unrecognized command: dance\n"
         second = subprocess.run([*COMMAND, "-f"], env=environment, capture_output=True, text=True, check=False)
         assert (second.returncode, "already running" in second.stderr) == (1, True)

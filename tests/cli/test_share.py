@@ -225,11 +225,18 @@ def test_a_daemon_of_this_user_is_used(
     folder = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "mine")}
     subprocess.run([CONTROL, "-d"], env={**environment, **folder}, check=True)
     show = python("import os; print(os.environ['CUDA_MPS_PIPE_DIRECTORY'])")
-    done = share("a=16", "--", *show, ":", "b=16", "--", "true", **folder)
-    assert done.stdout == f"{tmp_path / 'mine'}\n", done.stderr
-    assert (tmp_path / "mine" / "control").exists()
-    quit_ = subprocess.run([CONTROL], env={**environment, **folder}, input="quit\n", text=True, check=False)
-    assert quit_.returncode == 0
+    try:
+        done = share("a=16", "--", *show, ":", "b=16", "--", "true", **folder)
+        assert done.stdout == f"{tmp_path / 'mine'}\n", done.stderr
+        assert (tmp_path / "mine" / "control").exists()
+        command = {"env": {**environment, **folder}, "text": True, "check": True}
+        subprocess.run([CONTROL], input="set_default_active_thread_percentage 50\n", **command)
+        run_alone = [sys.executable, "-m", "cuda_gctx.cli", "run", "--layout", "a=16", "--as", "a", "--", "true"]
+        for words in (arguments("a=16", "--", "true", ":", "b=16", "--", "true"), run_alone):
+            refused = subprocess.run(words, env={**environment, **folder}, capture_output=True, text=True, check=False)
+            assert (refused.returncode, "50.0% of the SMs" in refused.stderr) == (1, True), refused.stderr
+    finally:
+        subprocess.run([CONTROL], env={**environment, **folder}, input="quit\n", text=True, check=True)
 
 
 def test_the_first_failure_ends_the_others(share: Callable[..., CompletedProcess[str]]) -> None:

@@ -20,8 +20,19 @@ from pathlib import Path
 
 __all__ = ["main"]
 
-COMMANDS = ("get_server_list", "get_client_list", "ps", "terminate_client", "quit")
+COMMANDS = (
+    "get_server_list",
+    "get_client_list",
+    "get_default_active_thread_percentage",
+    "set_default_active_thread_percentage",
+    "ps",
+    "terminate_client",
+    "quit",
+)
 DRIVER = "libcuda_software_driver.so"
+
+
+_percentage = 100.0
 
 
 def _folder() -> Path:
@@ -40,9 +51,14 @@ def _clients(folder: Path) -> list[str]:
 
 
 def _answer(line: str, folder: Path) -> str:
+    global _percentage
     words = line.split() or [""]
     if words[0] == "get_server_list":
         return f"{os.getpid()}\n" if _clients(folder) else ""
+    if words[0] == "get_default_active_thread_percentage":
+        return f"{_percentage}\n"
+    if words[0] == "set_default_active_thread_percentage":
+        _percentage = float(words[1])
     if words[0] == "get_client_list":
         return "".join(f"{client}\n" for client in _clients(folder))
     return f"Unrecognized command: {words[0]}\n" if words[0] and words[0] not in COMMANDS else ""
