@@ -88,10 +88,13 @@ def moved_graph() -> None:
         Device(0).partition(control=16, rest=None) as parts,
         Graph(graph).in_partition(parts.control) as moved,
     ):
+        ms = []
         for _ in range(REPLAYS):
+            begin = time.perf_counter()
             moved.launch(parts.control.stream)
-        parts.control.sync()
-    answer()
+            parts.control.sync()
+            ms.append((time.perf_counter() - begin) * 1e3)
+    answer(first_ms=round(ms[0], 3), later_ms=round(statistics.median(ms[1:]), 3))
 
 
 def paced(seconds: float) -> int:
@@ -154,6 +157,7 @@ def with_profiler() -> None:
 def in_a_block() -> None:
     """cuda_gctx.trace() in a process that uses CUDA already, what it leaves behind, and explain() with it."""
     import torch
+    from torch.profiler import ProfilerActivity, profile
 
     import cuda_gctx
     from cuda_gctx import Device, tune
@@ -170,6 +174,13 @@ def in_a_block() -> None:
             torch.cuda.synchronize()
             times.append((time.perf_counter() - begin) / 2000 * 1e6)
         return round(statistics.median(times[2:]), 2)
+
+    def profiled() -> int:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+            for _ in range(IN_CONTROL):
+                x.sin_()
+            torch.cuda.synchronize()
+        return sum(event.count for event in found.key_averages() if "sin_kernel" in event.key)
 
     us = [us_of_launches()]
     kernels = []
@@ -193,7 +204,26 @@ def in_a_block() -> None:
                 x.exp_()
 
         causes = tune.explain((parts.control, leaves), (parts.rest, lambda stream: x.cos_())).causes
-    answer(kernels=kernels, us=us, has_waits=has_waits, causes=causes)
+        with cuda_gctx.trace():  # its end does not wait for the work
+            for _ in range(20_000):
+                x.sin_()
+        torch.cuda.synchronize()
+        profiles = [profiled()]
+        with cuda_gctx.trace() as found:
+            x.sin_()
+            torch.cuda.synchronize()
+        after_profiler = [one.count for one in found.summary().kernels]
+        profiles.append(profiled())
+        us.append(us_of_launches())
+    answer(
+        kernels=kernels,
+        us=us,
+        has_waits=has_waits,
+        causes=causes,
+        profiles=profiles,
+        after_profiler=after_profiler,
+        right=float(x.abs().max()) <= 1,
+    )
 
 
 def costs() -> None:
@@ -425,6 +455,8 @@ def graph() -> Answer:
             == REPLAYS,
         },
         whole=whole.lanes(),
+        ms=nodes.answers[0],
+        ms_untraced=run("moved_graph")[0][0],
     )
 
 
@@ -484,6 +516,9 @@ def block() -> Answer:
         "each block has its kernels in control": said["kernels"] == [[["control", IN_CONTROL]]] * 2,
         "waits of the host are recorded": said["has_waits"],
         "explain names the kernel outside": any("exp" in cause for cause in said["causes"]),
+        "torch.profiler sees all afterwards": said["profiles"] == [IN_CONTROL] * 2,
+        "a block after it sees its kernel": said["after_profiler"] == [1],
+        "launches cost what they did": said["us"][-1] < 1.15 * said["us"][0],
     }
     return {"wrong": [check for check, holds in checks.items() if not holds], **said}
 

@@ -321,6 +321,21 @@ CUPTI_STAND_IN int cuptiActivityFlushAll(std::uint32_t) {
   }
 }
 
+CUPTI_STAND_IN int cuptiFinalize() {
+  if (auto* const observe = of_driver<decltype(softwareDriverObserve)>("softwareDriverObserve")) {
+    observe(nullptr);
+  }
+  State& here = state();
+  const std::lock_guard lock(here.mutex);
+  here.kinds.clear();
+  here.calls.clear();
+  here.waiting.clear();
+  here.graph_starts.clear();
+  here.request = nullptr;
+  here.complete = nullptr;
+  return success;
+}
+
 CUPTI_STAND_IN int cuptiActivityGetNextRecord(std::uint8_t* buffer, std::size_t valid, std::uint8_t** record) {
   // Never destroyed: a tracer flushes while the process ends.
   static const auto& sizes = *new const std::map<int, std::size_t>{
