@@ -172,6 +172,8 @@ Handles<void*> ranges;     // of reserved addresses
 Handles<void*> memory_handles;
 Handles<CUuserObject> objects;
 Handles<void*> conditions;
+// Held while graphs end: the list of a condition's bodies goes with its node.
+std::mutex ends_of_graphs;
 std::mutex resource_mutex;
 std::vector<CUdevResource> resources;
 
@@ -515,7 +517,7 @@ class Fuzzer {
         }
         return;
       case 1:
-        DRIVER(cuGraphDestroy, graph);
+        end_graph([&] { DRIVER(cuGraphDestroy, graph); });
         return;
       case 2:
         DRIVER(cuGraphExecDestroy, execs.get(random_));
@@ -654,7 +656,7 @@ class Fuzzer {
         if (DRIVER(cuGraphCreate, &made, 0) == CUDA_SUCCESS) {
           graphs.add(made);
         }
-        return add_condition();
+        return;
       case 1:
         if (DRIVER(cuGraphConditionalHandleCreate, &condition, graph(), nullptr, pick(3), pick(2)) == CUDA_SUCCESS) {
           conditions.add(reinterpret_cast<void*>(condition));
@@ -664,6 +666,7 @@ class Fuzzer {
         const CUgraph target = graph();
         const auto behind = some_nodes(target);
         CUgraphNodeParams parameters = any_parameters(static_cast<CUgraphNodeType>(pick(15)));
+        const std::scoped_lock lock(ends_of_graphs);
         if (DRIVER(cuGraphAddNode_v2, &node, target, behind.data(), nullptr, pick(3), &parameters) != CUDA_SUCCESS) {
           return;
         }
@@ -671,25 +674,18 @@ class Fuzzer {
         if (parameters.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
           addresses.add(reinterpret_cast<void*>(parameters.alloc.dptr));
         }
+        // Bodies of conditions go on being built.
+        if (parameters.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+          graphs.add(parameters.conditional.phGraph_out[0]);
+        }
       }
     }
   }
 
-  // The list of a condition's bodies goes with its node, so it is read while no other thread knows the graph.
-  void add_condition() {
-    CUgraph own = nullptr;
-    CUgraphNode node = nullptr;
-    CUgraphNodeParams parameters = any_parameters(CU_GRAPH_NODE_TYPE_CONDITIONAL);
-    if (DRIVER(cuGraphCreate, &own, 0) != CUDA_SUCCESS ||
-        DRIVER(cuGraphConditionalHandleCreate, &parameters.conditional.handle, own, nullptr, pick(3), pick(2)) !=
-            CUDA_SUCCESS) {
-      return;
-    }
-    if (DRIVER(cuGraphAddNode_v2, &node, own, nullptr, nullptr, 0, &parameters) == CUDA_SUCCESS) {
-      graphs.add(parameters.conditional.phGraph_out[0]);
-      nodes.add(node);
-    }
-    graphs.add(own);
+  template <class End>
+  static void end_graph(End&& end) {
+    const std::scoped_lock lock(ends_of_graphs);
+    end();
   }
 
   void change_graphs() {
@@ -710,7 +706,7 @@ class Fuzzer {
         DRIVER(cuGraphRemoveDependencies_v2, target, &from[pick(3)], &to[pick(3)], nullptr, 1);
         return;
       case 2:
-        DRIVER(cuGraphDestroyNode, from[pick(3)]);
+        end_graph([&] { DRIVER(cuGraphDestroyNode, from[pick(3)]); });
         return;
       case 3:
         if (DRIVER(cuGraphClone, &copy, target) == CUDA_SUCCESS) {
