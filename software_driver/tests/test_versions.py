@@ -316,7 +316,7 @@ def test_creation_flags(driver: Start, version: str) -> None:
     description = ctypes.c_void_p(raw.descriptor(raw.split_by_count(raw.whole(), 8)[0][0]))
     out = ctypes.c_void_p()
     none = raw.code("cuGreenCtxCreate", ctypes.byref(out), description, 0, 0)
-    assert none == (0 if number(version) >= 13040 else INVALID_VALUE)
+    assert none == (0 if number(version) >= 13030 else INVALID_VALUE)
     assert raw.code("cuGreenCtxCreate", ctypes.byref(out), description, 0, 2) == INVALID_VALUE
     assert raw.code("cuGreenCtxCreate", ctypes.byref(out), description, 0, 1) == 0
 

@@ -81,6 +81,20 @@ struct Contract {
   constexpr Contract says(Number...) const {
     return *this;
   }
+  // Versions whose header changes what it says of the function (compare_headers.py): in other words, so that the driver
+  // does something else from then on, or by what the driver does not do.
+  template <class... Version>
+  constexpr Contract reworded(Version...) const {
+    return *this;
+  }
+  template <class... Version>
+  constexpr Contract follows(Version...) const {
+    return *this;
+  }
+  template <class... Version>
+  constexpr Contract lacks(Version...) const {
+    return *this;
+  }
   constexpr Contract flags(unsigned index, std::uint64_t mask) const { return rule(Rule::Kind::flags, index, mask, 0); }
   // At most one bit of these.
   constexpr Contract single(unsigned index, std::uint64_t mask) const {

@@ -178,7 +178,7 @@ def contracts(include: Path) -> dict[str, dict[str, Any]]:
                 row["in_capture"] = "about"
             elif word.startswith(("unsafe", "disturbs_")):
                 row["in_capture"] = word.removeprefix("disturbs_").removeprefix("unsafe_")
-            elif word != "takes_ns":
+            elif word not in ("takes_ns", "reworded", "follows", "lacks"):
                 row[word] = True
         found[symbol] = {**row, "needed": sorted(needed), "rules": rules}
     return found

@@ -21,7 +21,13 @@ Context& context_for(Call& c, CUcontext handle, GraphNode& node) {
 }
 
 void plan_kernel_node(Call& c, const CUDA_KERNEL_NODE_PARAMS_v3& kernel, GraphNode& node) {
-  // Recorded: beside a function, the context that is named is ignored.
+  // Recorded on 13.0: beside a function, the context that is named is ignored. From 13.4 on, the header says how it has
+  // to fit.
+  if (kernel.func != nullptr && kernel.ctx != nullptr && c.version() >= 13040) {
+    const Function* function = c.machine.functions.find(kernel.func);
+    const std::uint64_t owner = function == nullptr ? 0 : function->module->owner;
+    refuse_if(owner != 0 && owner != find_context(c, kernel.ctx, false).root_id, CUDA_ERROR_INVALID_CONTEXT);
+  }
   const Context& context = context_for(c, kernel.func == nullptr ? kernel.ctx : nullptr, node);
   LaunchPlan& plan = node.launch;
   plan.grid = {kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ};
@@ -225,8 +231,7 @@ void set_in_exec(Call& c, GraphExec& exec, const GraphNode& node, const CUgraphN
   // Recorded: what is executable stays in its context.
   refuse_if(node.type == CU_GRAPH_NODE_TYPE_KERNEL && planned.context_id != copy.node.context_id,
             CUDA_ERROR_INVALID_VALUE);
-  // Documented: an executable batch changes its addresses and sizes alone.
-  refuse_if(node.type == CU_GRAPH_NODE_TYPE_MEMCPY_BATCH && !may_become(copy.node, planned), CUDA_ERROR_INVALID_VALUE);
+  refuse_if(!may_become(c.version(), copy.node, planned), CUDA_ERROR_INVALID_VALUE);
   adopt(copy.node, std::move(planned));
 }
 
@@ -371,13 +376,25 @@ bool has_room_for_copy(Call& c, const Graph& graph) {
   return c.machine.graph_nodes.live() + count_nodes(graph) <= limit;
 }
 
-bool may_become(const Step& old, const Step& now) {
-  const auto is_same = [](const CUmemcpyAttributes& one, const CUmemcpyAttributes& other) {
-    return one.srcAccessOrder == other.srcAccessOrder && one.flags == other.flags;
-  };
-  return old.context_id == now.context_id && old.batch.sizes.size() == now.batch.sizes.size() &&
-         old.batch.firsts == now.batch.firsts &&
-         std::ranges::equal(old.batch.attributes, now.batch.attributes, is_same);
+bool may_become(int version, const Step& old, const Step& now) {
+  if (old.type == CU_GRAPH_NODE_TYPE_MEMSET) {
+    const CUDA_MEMSET_NODE_PARAMS_v2& was = old.parameters.memset;
+    const CUDA_MEMSET_NODE_PARAMS_v2& is = now.parameters.memset;
+    const bool is_one_row = was.height <= 1 && is.height <= 1;
+    const bool is_same =
+        was.width == is.width && was.height == is.height && was.pitch == is.pitch && was.elementSize == is.elementSize;
+    return is_one_row || (is_same && version >= 12060);
+  }
+  if (old.type == CU_GRAPH_NODE_TYPE_MEMCPY_BATCH) {
+    // Addresses and sizes change alone.
+    const auto is_same = [](const CUmemcpyAttributes& one, const CUmemcpyAttributes& other) {
+      return one.srcAccessOrder == other.srcAccessOrder && one.flags == other.flags;
+    };
+    return old.context_id == now.context_id && old.batch.sizes.size() == now.batch.sizes.size() &&
+           old.batch.firsts == now.batch.firsts &&
+           std::ranges::equal(old.batch.attributes, now.batch.attributes, is_same);
+  }
+  return true;
 }
 
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node) {

@@ -17,8 +17,8 @@ std::vector<Edge> read_edges(Call& call, const Graph& graph, const CUgraphNode* 
                              std::size_t count);
 // A graph that is put into itself doubles: copies end at a million nodes.
 bool has_room_for_copy(Call& call, const Graph& graph);
-// Returns whether an executable batch of copies can do what the new batch does.
-bool may_become(const Step& old, const Step& now);
+// Returns whether an executable fill or batch of copies can do what the new one does, as headers say.
+bool may_become(int version, const Step& old, const Step& now);
 // The place of a node of the graph that an executable one was made of.
 ExecNode* find_copy(ExecNodes& nodes, const GraphNode& node);
 

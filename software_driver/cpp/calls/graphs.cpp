@@ -266,7 +266,7 @@ bool decline(UpdateInfo& info, CUgraphExecUpdateResult why, const ExecNode* node
 }
 
 // Whether a node that was instantiated can do what the new one does.
-bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateResult& why) {
+bool may_become(int version, const GraphNode& old, const GraphNode& now, CUgraphExecUpdateResult& why) {
   why = CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
   if (old.type == CU_GRAPH_NODE_TYPE_KERNEL && old.context_id != now.context_id) {
     return false;
@@ -282,25 +282,17 @@ bool may_become(const GraphNode& old, const GraphNode& now, CUgraphExecUpdateRes
       const CUDA_MEMCPY3D& is = now.parameters.memcpy.copyParams;
       return was.srcMemoryType == is.srcMemoryType && was.dstMemoryType == is.dstMemoryType;
     }
-    case CU_GRAPH_NODE_TYPE_MEMCPY_BATCH:
-      return software_driver::may_become(old, now);
-    case CU_GRAPH_NODE_TYPE_MEMSET: {
-      const CUDA_MEMSET_NODE_PARAMS_v2& was = old.parameters.memset;
-      const CUDA_MEMSET_NODE_PARAMS_v2& is = now.parameters.memset;
-      return (was.height <= 1 && is.height <= 1) || (was.width == is.width && was.height == is.height &&
-                                                     was.pitch == is.pitch && was.elementSize == is.elementSize);
-    }
     case CU_GRAPH_NODE_TYPE_CONDITIONAL: {
       const CUDA_CONDITIONAL_NODE_PARAMS& was = old.parameters.conditional;
       return was.type == now.parameters.conditional.type && was.size == now.parameters.conditional.size;
     }
     default:
-      return true;
+      return software_driver::may_become(version, old, now);
   }
 }
 
 // Nodes are paired in the order of their making.
-bool may_update(const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
+bool may_update(int version, const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
   if (old.size() != now.size()) {
     return decline(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, nullptr);
   }
@@ -314,11 +306,11 @@ bool may_update(const ExecNodes& old, const ExecNodes& now, UpdateInfo& info) {
       return decline(info, CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED, &is);
     }
     CUgraphExecUpdateResult why{};
-    if (!may_become(was.node, is.node, why)) {
+    if (!may_become(version, was.node, is.node, why)) {
       return decline(info, why, &is);
     }
     for (std::size_t body = 0; body < is.bodies.size(); ++body) {
-      if (!may_update(was.bodies[body], is.bodies[body], info)) {
+      if (!may_update(version, was.bodies[body], is.bodies[body], info)) {
         return false;
       }
     }
@@ -347,7 +339,7 @@ void update_exec(Call& c, CUgraphExec exec_handle, CUgraph graph_handle, UpdateI
   const Graph& graph = find<Graph>(c, graph_handle);
   ExecNodes nodes;
   refuse_if(!freeze(c.machine, graph, nodes), CUDA_ERROR_INVALID_VALUE);
-  const bool may = may_update(exec.nodes, nodes, info);
+  const bool may = may_update(c.version(), exec.nodes, nodes, info);
   if (may) {
     info.result = CU_GRAPH_EXEC_UPDATE_SUCCESS;
     update(exec.nodes, nodes);
@@ -366,7 +358,7 @@ void update_child(Call& c, GraphExec& exec, const GraphNode& node, const Graph& 
   ExecNodes nodes;
   UpdateInfo info{};
   refuse_if(copy == nullptr || node.type != CU_GRAPH_NODE_TYPE_GRAPH || !freeze(c.machine, graph, nodes) ||
-                !may_update(copy->bodies[0], nodes, info),
+                !may_update(c.version(), copy->bodies[0], nodes, info),
             CUDA_ERROR_INVALID_VALUE);
   update(copy->bodies[0], nodes);
 }

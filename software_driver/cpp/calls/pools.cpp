@@ -172,6 +172,8 @@ SOFTWARE_DRIVER_CALL(cuMemFreeAsync, Call& c, CUdeviceptr address, Stream& strea
 SOFTWARE_DRIVER_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoolProps* props) {
   // Sharing between processes is not modelled.
   refuse_if(props->handleTypes != CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
+  const bool on_any_node = props->location.type == CU_MEM_LOCATION_TYPE_HOST && c.version() < 13000;
+  refuse_if(on_any_node || props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, CUDA_ERROR_INVALID_VALUE);
   give(out, add_pool(c, read_place(c, &props->location, props->allocType)));
 }
 

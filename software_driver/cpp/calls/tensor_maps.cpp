@@ -47,7 +47,7 @@ std::size_t swizzle_bytes(CUtensorMapSwizzle swizzle) {
   return swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32 : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64 : 128;
 }
 
-void check(const Description& wanted) {
+void check(const Description& wanted, int version) {
   const auto demand = [](bool holds) { refuse_if(!holds, CUDA_ERROR_INVALID_VALUE); };
   const bool interleaved = wanted.interleave != CU_TENSOR_MAP_INTERLEAVE_NONE;
   const bool wide =
@@ -57,8 +57,9 @@ void check(const Description& wanted) {
   demand(wanted.rank == 1 || wanted.strides != nullptr);
   const std::size_t alignment = wide || wanted.interleave == CU_TENSOR_MAP_INTERLEAVE_32B ? 32 : 16;
   demand(reinterpret_cast<std::uint64_t>(wanted.address) % alignment == 0);
+  const std::uint64_t largest = std::uint64_t{1} << (version < 13050 ? 32 : 31);
   for (unsigned i = 0; i < wanted.rank; ++i) {
-    demand(wanted.dimensions[i] != 0 && wanted.dimensions[i] <= (std::uint64_t{1} << 32));
+    demand(wanted.dimensions[i] != 0 && wanted.dimensions[i] <= largest);
     demand(wanted.element_strides[i] != 0 && wanted.element_strides[i] <= 8);
   }
   for (unsigned i = 0; i + 1 < wanted.rank; ++i) {
@@ -77,7 +78,7 @@ void check(const Description& wanted) {
 // although cuda.h asks for a multiple of 64.
 void encode(Call& c, const Description& wanted) {
   refuse_if(c.machine.chip->profile().cc_major < 9, CUDA_ERROR_NOT_SUPPORTED);
-  check(wanted);
+  check(wanted, c.version());
   CUtensorMap made{};
   made.opaque[0] = reinterpret_cast<std::uint64_t>(wanted.address);
   made.opaque[1] = wanted.rank | static_cast<std::uint64_t>(wanted.type) << 8 |

@@ -25,7 +25,7 @@ void check(Call& c, const CUmemAllocationProp* properties) {
             CUDA_ERROR_INVALID_VALUE);
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     // Memory of the host without addresses for the host is what cuMemHostAlloc is for.
-    const bool known = properties->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+    const bool known = (properties->location.type == CU_MEM_LOCATION_TYPE_HOST && c.version() >= 13000) ||
                        properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
     refuse_if(known && properties->requestedHandleTypes == 0, CUDA_ERROR_NOT_SUPPORTED);
     refuse(CUDA_ERROR_INVALID_VALUE);

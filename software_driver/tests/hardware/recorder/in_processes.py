@@ -52,6 +52,8 @@ AT_ONCE = 4  # processes that make several contexts each, which a card does one 
 
 # A question and its function, "sentence" and its number, or "code" and what is asked.
 Case = tuple[str, str]
+# The answer of a driver to a sentence of another version.
+OF_OTHERS = "of other versions"
 # Where answers stand that are not of the contract.
 SECTIONS = {"sentence": "sentences", "code": "codes"}
 
@@ -77,8 +79,11 @@ def answer(case: Case, world: World) -> Any:
         return CODES[what](world)
     if kind != "sentence":
         return {} if FUNCTIONS[what]["since"] > world.version else dict(QUESTIONS[kind](Questions(what), world))
+    sentence = SENTENCES[int(what)]
+    if not sentence.holds_for(world.version):
+        return OF_OTHERS
     try:
-        SENTENCES[int(what)].check(world)
+        sentence.check(world)
     except AssertionError as wrong:
         line = traceback.extract_tb(wrong.__traceback__)[-1].line
         return f"not so: {line} {wrong}".rstrip()

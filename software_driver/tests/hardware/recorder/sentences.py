@@ -48,7 +48,8 @@ SEEDED = {
 INVALID_VALUE, INVALID_DEVICE, INVALID_PTX, UNSUPPORTED_PTX, INVALID_HANDLE = 1, 101, 218, 222, 400
 ILLEGAL_STATE, NOT_FOUND = 401, 500
 PRIMARY_ACTIVE, CONTEXT_IS_DESTROYED, NOT_PERMITTED, NOT_SUPPORTED, INVALID_CONFIGURATION = 708, 709, 800, 801, 915
-CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = 900, 901, 906
+INVALID_CONTEXT = 201
+CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT, DETACHED = 900, 901, 906, 917
 Check = Callable[[World], Any]
 
 
@@ -56,16 +57,21 @@ class Sentence(NamedTuple):
     function: str
     text: str
     check: Check
+    since: int  # the first driver version that the sentence holds for,
+    until: int  # and the first one after that which says something else
+
+    def holds_for(self, version: int) -> bool:
+        return self.since <= version < self.until
 
 
 # By their numbers, which the rows of functions.def name.
 SENTENCES: dict[int, Sentence] = {}
 
 
-def says(number: int, function: str, text: str) -> Callable[[Check], Check]:
+def says(number: int, function: str, text: str, since: int = 0, until: int = 99999) -> Callable[[Check], Check]:
     def add(check: Check) -> Check:
         assert number not in SENTENCES
-        SENTENCES[number] = Sentence(function, text, check)
+        SENTENCES[number] = Sentence(function, text, check, since, until)
         return check
 
     return add
@@ -162,16 +168,24 @@ def _(world: World) -> None:
     assert (code := world.code("cuLibraryGetKernel", world.buffer(), world["CUlibrary"], b"missing")) == NOT_FOUND, code
 
 
-@says(9, "cuDevResourceGenerateDesc", "Resources of SMs are outputs of one split call (from 13.1 on).")
-def _(world: World) -> None:
+def description_of_two_splits(world: World) -> int:
     groups = []
     for least in (8, 16):
         group, count = world.buffer(), ctypes.c_uint(1)
         world.must("cuDevSmResourceSplitByCount", group, ctypes.byref(count), world.resource(), None, 0, least)
         groups.append(group.raw[:144])
     joined = world.buffer(b"".join(groups))
-    code = world.code("cuDevResourceGenerateDesc", world.buffer(), joined, 2)
-    assert code == (INVALID_CONFIGURATION if world.version >= 13010 else 0)
+    return world.code("cuDevResourceGenerateDesc", world.buffer(), joined, 2)
+
+
+@says(9, "cuDevResourceGenerateDesc", "Resources of SMs are outputs of one split call.", since=13010)
+def _(world: World) -> None:
+    assert description_of_two_splits(world) == INVALID_CONFIGURATION
+
+
+@says(133, "cuDevResourceGenerateDesc", "Resources of two split calls make a description.", until=13010)
+def _(world: World) -> None:
+    assert description_of_two_splits(world) == 0
 
 
 @says(
@@ -281,7 +295,7 @@ def work_is_done_after(world: World, wait: Callable[[], int], stream: int) -> No
     assert set(target) == {7}
 
 
-@says(24, "cuCtxSynchronize_v2", "For the primary context it waits for the work of green contexts, too.")
+@says(24, "cuCtxSynchronize_v2", "For the primary context it waits for the work of green contexts, too.", since=13000)
 def _(world: World) -> None:
     stream = world.out("cuGreenCtxStreamCreate", world["CUgreenCtx"], 1, 0)
     work_is_done_after(world, lambda: world.code("cuCtxSynchronize_v2", world["CUcontext"]), stream)
@@ -896,3 +910,107 @@ def _(world: World) -> None:
     code = world.code("cuStreamWriteValue32", world["CUstream"], memory, 1, 0)
     assert code == (0 if offered else NOT_SUPPORTED), code
     world.must("cuStreamWriteValue32_v2", world["CUstream"], memory, 1, 0)
+
+
+# Sentences that one header says, and another does not: `since` and `until` are the versions of these headers.
+
+
+def after_its_green_context(world: World) -> tuple[int, int]:
+    """What a question about a stream and the stream's end answer when the stream's green context is gone."""
+    stream = world.out("cuGreenCtxStreamCreate", world["CUgreenCtx"], 1, 0)
+    world.must("cuGreenCtxDestroy", world["CUgreenCtx"])
+    return world.code("cuStreamQuery", stream), world.code("cuStreamDestroy_v2", stream)
+
+
+@says(134, "cuGreenCtxDestroy", "Calls with its streams, also their end, say that the context is gone.", until=13010)
+def _(world: World) -> None:
+    assert after_its_green_context(world) == (CONTEXT_IS_DESTROYED, CONTEXT_IS_DESTROYED)
+
+
+@says(135, "cuGreenCtxDestroy", "Its streams are detached, and can be destroyed.", since=13010)
+def _(world: World) -> None:
+    assert after_its_green_context(world) == (DETACHED, 0)
+
+
+def tensor_of_2_to_the(world: World, power: int) -> int:
+    """A tensor of bytes in one dimension, from which one copy takes 16."""
+    size, box, step = ((value).to_bytes(8, "little") for value in (1 << power, 16, 1))
+    shape = world.buffer(size), None, world.buffer(box), world.buffer(step), 0, 0, 0, 0
+    return world.code("cuTensorMapEncodeTiled", world.buffer(), 0, 1, world["CUdeviceptr"], *shape)
+
+
+@says(136, "cuTensorMapEncodeTiled", "A dimension has 2^32 elements at most.", until=13050)
+def _(world: World) -> None:
+    assert (tensor_of_2_to_the(world, 32), tensor_of_2_to_the(world, 33)) == (0, INVALID_VALUE)
+
+
+@says(137, "cuTensorMapEncodeTiled", "A dimension has 2^31 elements at most.", since=13050)
+def _(world: World) -> None:
+    assert (tensor_of_2_to_the(world, 31), tensor_of_2_to_the(world, 32)) == (0, INVALID_VALUE)
+
+
+def node_of_two_contexts(world: World) -> int:
+    """Adds a node with a function of the primary context that names another context."""
+    function, other = world["CUfunction"], own_context(world)
+    words = [0, 0, function, *[1 | 1 << 32] * 3, 0, 0, 0, 0, other]
+    parameters = world.buffer(b"".join(word.to_bytes(8, "little") for word in words))
+    world.must("cuCtxSetCurrent", world["CUcontext"])
+    return world.code("cuGraphAddNode", world.buffer(), world["CUgraph"], None, 0, parameters)
+
+
+@says(138, "cuGraphAddNode", "Beside a function, the context that is named is ignored (recorded).", until=13040)
+def _(world: World) -> None:
+    assert (code := node_of_two_contexts(world)) == 0, code
+
+
+@says(139, "cuGraphAddNode", "A function and the context that is named are of one context.", since=13040)
+def _(world: World) -> None:
+    assert (code := node_of_two_contexts(world)) == INVALID_CONTEXT, code
+
+
+def pool_at(world: World, kind: int) -> int:
+    pinned, nothing_shared = 1, 0
+    words = (pinned, nothing_shared, kind, 0)
+    return world.code(
+        "cuMemPoolCreate", world.buffer(), world.buffer(b"".join(one.to_bytes(4, "little") for one in words))
+    )
+
+
+@says(140, "cuMemPoolCreate", "Memory of the host is of a NUMA node that has a number.", since=12060, until=13000)
+def _(world: World) -> None:
+    host, current = 2, 4
+    assert (pool_at(world, host), pool_at(world, current)) == (INVALID_VALUE, INVALID_VALUE)
+
+
+@says(141, "cuMemPoolCreate", "Memory of the host is of any NUMA node, or of one that has a number.", since=13000)
+def _(world: World) -> None:
+    host, current = 2, 4
+    assert (pool_at(world, host), pool_at(world, current)) == (0, INVALID_VALUE)
+
+
+def fill_made_lower(world: World) -> tuple[int, int]:
+    """Answers of an executable fill of two rows to another value, and to one row less."""
+    graph, nodes = world.out("cuGraphCreate", 0), []
+
+    def fill(value: int, rows: int) -> Any:
+        pitch, width = 64, 16
+        words = world["CUdeviceptr"], pitch, value | 1 << 32, width, rows
+        return world.buffer(b"".join(word.to_bytes(8, "little") for word in words))
+
+    nodes.append(world.out("cuGraphAddMemsetNode", graph, None, 0, fill(1, 2), world["CUcontext"]))
+    exec_ = world.out("cuGraphInstantiateWithFlags", graph, 0)
+    given = [fill(2, 2), fill(2, 1)]
+    one, other = (
+        world.code("cuGraphExecMemsetNodeSetParams", exec_, nodes[0], how, world["CUcontext"]) for how in given
+    )
+    return one, other
+
+
+@says(142, "cuGraphExecMemsetNodeSetParams", "A fill of several rows stays as it is.", until=12060)
+def _(world: World) -> None:
+    assert fill_made_lower(world) == (INVALID_VALUE, INVALID_VALUE)
+
+
+@says(143, "cuGraphExecMemsetNodeSetParams", "A fill of several rows changes its address and value.", since=12060)
+def _(world: World) -> None:
+    assert fill_made_lower(world) == (0, INVALID_VALUE)
