@@ -22,25 +22,31 @@ DEVICE u32 word_of(const Call& call, u32 rank, u32 place, const Vector& mine, co
   return value;
 }
 
-// In steps of `BATCH` packets of each thread, so that as many accesses are under way. A batch begins for all threads of
-// a warp or for none of them: they exchange words.
+// The number of different parts of the input that are sent.
+constexpr u32 PARTS = SCATTERS ? WORLD - 1 : 1;
+
+// The input of `BATCH` packets of this thread.
 template <u32 BATCH>
-DEVICE void send(const OneExchange& a, const Packets& packets, u32 epoch) {
-  const Call& call = a.call;
-  // How many different parts of the input there are to send.
-  constexpr u32 PARTS = SCATTERS ? WORLD - 1 : 1;
-  for (u32 begin = packets.first; begin - thread_index() % 32 < packets.count; begin += BATCH * packets.stride) {
-    Vector part[PARTS][BATCH];
+DEVICE void load_parts(const OneExchange& a, const Packets& packets, u32 begin, Vector (&part)[PARTS][BATCH]) {
 #pragma unroll
-    for (u32 hop = 1; hop <= PARTS; ++hop) {
+  for (u32 hop = 1; hop <= PARTS; ++hop) {
 #pragma unroll
-      for (u32 step = 0; step < BATCH; ++step) {
-        u32 packet = begin + step * packets.stride;
-        u64 input = a.input + a.chunk[successor(call, hop)] * a.block_stride;
-        part[hop - 1][step] = {};
-        if (packets.has(packet)) part[hop - 1][step] = load_vector(input + Packets::vector_of(packet) * 16ull);
-      }
+    for (u32 step = 0; step < BATCH; ++step) {
+      u32 packet = begin + step * packets.stride;
+      u64 input = a.input + a.chunk[successor(a.call, hop)] * a.block_stride;
+      part[hop - 1][step] = {};
+      if (packets.has(packet)) part[hop - 1][step] = load_vector(input + Packets::vector_of(packet) * 16ull);
     }
+  }
+}
+
+// In steps of `BATCH` packets of each thread, so that as many accesses are under way. A batch begins for all threads of
+// a warp or for none of them: they exchange words. part: the first batch.
+template <u32 BATCH>
+DEVICE void send(const OneExchange& a, const Packets& packets, u32 epoch, Vector (&part)[PARTS][BATCH]) {
+  const Call& call = a.call;
+  for (u32 begin = packets.first; begin - thread_index() % 32 < packets.count; begin += BATCH * packets.stride) {
+    if (begin != packets.first) load_parts<BATCH>(a, packets, begin, part);
 #pragma unroll
     for (u32 hop = 1; hop < WORLD; ++hop) {
       u32 target = successor(call, hop);
@@ -170,16 +176,22 @@ DEVICE void clear_slots(const Call& call, u32 epoch) {
       send_packet(slot_at(call, successor(call, hop), epoch - 1, packet), {});
 }
 
+// Returns whether the call is done, and its epoch.
 template <u32 BATCH>
-DEVICE bool exchange(const OneExchange& a, const Packets& packets, u32 epoch) {
+DEVICE bool exchange(const OneExchange& a, const Packets& packets, u64 word, u32& epoch) {
   const Call& call = a.call;
+  // The input is under way while the word is taken.
+  Vector part[PARTS][BATCH];
+  load_parts<BATCH>(a, packets, packets.first, part);
+  epoch = begin_call(call, word);
+  if (epoch == 0) return false;
   const bool has_peer = thread_index() < WORLD && thread_index() != call.rank;
   auto send_header = [&](u32 signature) {
     store_relaxed(header_of(call.peer[thread_index()], epoch, call.rank), packet(signature, epoch));
   };
   // Everything is sent before anything is waited for: no rank waits for a packet behind a wait of another rank.
   if (has_peer && block_index() == 0) send_header(call.signature);
-  send<BATCH>(a, packets, epoch);
+  send<BATCH>(a, packets, epoch, part);
   if (receive<BATCH>(a, packets, epoch)) return true;
   // The first block leaves without its headers if it begins behind this fault. All ranks have to learn the mismatch, those
   // with the same call as this one too: by a header that fits to nothing.
@@ -193,14 +205,14 @@ KERNEL(one_exchange, ONE_EXCHANGE_THREADS)(const __grid_constant__ OneExchange a
   wait_for_previous_kernel();
   let_next_kernel_begin();
   const u64 word = a.call.peer[a.call.rank] + CONTROL_PACKET_WORD;
-  const u32 epoch = begin_call(a.call, word);
   const u32 vectors = static_cast<u32>(a.block_bytes / 16);
   const Packets packets{Packets::count_of(vectors), block_index() * thread_count() + thread_index(),
                         block_count() * thread_count(), vectors};
   // Where no thread has more than one packet, the short code begins sooner.
   const bool is_short = PACKETS_AT_ONCE == 1 || packets.count <= packets.stride;
-  bool done = epoch != 0;
-  if (done) done = is_short ? exchange<1>(a, packets, epoch) : exchange<PACKETS_AT_ONCE>(a, packets, epoch);
+  u32 epoch = 0;
+  const bool done =
+      is_short ? exchange<1>(a, packets, word, epoch) : exchange<PACKETS_AT_ONCE>(a, packets, word, epoch);
   if (!done) spoil_own(a, packets);
   if (!all_of_block(done)) return;
   if (clears(epoch)) {
