@@ -1,76 +1,86 @@
-"""An asyncio server whose requests keep their SMs while bulk work runs: no thread, and no call that blocks the loop.
+"""An asyncio server with two classes of priority. Each class has a partition, so urgent requests wait for no batch.
 
-A client sends a number of blocks; the server runs a kernel of that size in its own partition, and answers when the
-kernel has finished. The kernels here only spin; yours would come from torch, CuPy or cuda.core.
+A request is a line with its class and a number of blocks, "urgent 8" or "batch 464". The server runs a kernel of that
+size in the partition of the class, and answers with its time on the device, in us. It starts no thread, and no call
+blocks the loop. The kernels here only spin; yours would come from torch, CuPy or cuda.core.
+
+    python examples/asyncio_server.py            # a partition for each class
+    python examples/asyncio_server.py --without  # a stream priority for each class
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
+from contextlib import ExitStack
+from itertools import cycle
 
-from cuda_gctx import Device, Partition, Partitions, tune
+from cuda_gctx import Device, EventOptions, Stream, tune
 
-US = 1_000
+TIMED = EventOptions(timing_enabled=True)
+BLOCK_NS = {"urgent": 50_000, "batch": 1_000_000}
+STREAMS = 4  # of each class, so that its requests run at the same time
 
 
 class Server:
-    """Answers requests from one partition, and runs bulk work in another."""
+    """Answers requests of each class on the streams of that class."""
 
-    def __init__(self, parts: Partitions) -> None:
-        self.parts = parts
-        self.streams = parts.requests.stream_pool(4)  # requests on different streams run at the same time
-        self.served = self.chunks = 0
+    def __init__(self, streams: dict[str, tuple[Stream, ...]]) -> None:
+        self.streams = {name: cycle(each) for name, each in streams.items()}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: a line with a number for each request."""
+        """Serves one connection."""
         while line := await reader.readline():
-            stream = self.streams[self.served % len(self.streams)]
-            self.served += 1
-            tune.spin(stream, blocks=int(line), spin_ns=50 * US)
-            await stream.record()  # other requests are served meanwhile
-            writer.write(b"done\n")
+            name, blocks = line.decode().split()
+            stream = next(self.streams[name])
+            with stream.record(options=TIMED) as begin:
+                tune.spin(stream, blocks=int(blocks), spin_ns=BLOCK_NS[name])
+                with stream.record(options=TIMED) as end:
+                    await end  # the loop serves other requests meanwhile
+                    writer.write(b"%.0f\n" % (1000 * (end - begin)))
         writer.close()
 
-    async def bulk(self, part: Partition) -> None:
-        """Chunks of bulk work, one after the other. A cancelled wait leaves the chunk on the device alone."""
-        while True:
-            tune.spin(part.stream, blocks=2 * part.sm_count, spin_ns=500 * US)
-            await part.done()
-            self.chunks += 1
 
-
-async def client(port: int, requests: int) -> list[bytes]:
+async def client(port: int, request: str, count: int) -> list[int]:
+    """Sends requests one after the other, and returns their times."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    answers = []
-    for _ in range(requests):
-        writer.write(b"8\n")
-        answers.append(await reader.readline())
+    times = []
+    for _ in range(count):
+        writer.write(f"{request}\n".encode())
+        times.append(int(await reader.readline()))
     writer.close()
-    return answers
+    return times
 
 
-async def serve(parts: Partitions) -> None:
-    server = Server(parts)
-    listening = await asyncio.start_server(server.answer, "127.0.0.1")
+async def serve(streams: dict[str, tuple[Stream, ...]]) -> None:
+    listening = await asyncio.start_server(Server(streams).answer, "127.0.0.1")
     port = listening.sockets[0].getsockname()[1]
-    bulk = asyncio.create_task(server.bulk(parts.bulk))
-    answers = await asyncio.gather(*(client(port, requests=5) for _ in range(8)))
-    while not server.chunks:
-        await parts.bulk.done()
-        await asyncio.sleep(0)
-    bulk.cancel()
+    batch = [client(port, "batch 464", 5) for _ in range(STREAMS)]
+    urgent = [client(port, "urgent 8", 10) for _ in range(STREAMS)]
+    times = await asyncio.gather(*batch, *urgent)
     listening.close()
-    await parts.bulk.done()
-    print(f"{sum(map(len, answers))} requests of {len(answers)} clients were answered")
-    print("bulk work went on meanwhile" if server.chunks else "bulk work did not run")
+    for name, found in ("urgent", times[STREAMS:]), ("batch", times[:STREAMS]):
+        ordered = sorted(us for each in found for us in each)
+        print(f"{len(ordered)} {name} requests: at most {ordered[-1]} us")
 
 
 def main() -> None:
     dev = Device(0)
-    with dev.partition(requests=16, bulk=None) as parts:
-        parts.verify()
-        print(f"{dev.name}: requests have {parts.requests.sm_count} SMs, bulk work has {parts.bulk.sm_count}")
-        asyncio.run(serve(parts))
+    lowest, highest = dev.priority_range
+    with ExitStack() as closing:
+        if "--without" in sys.argv[1:]:
+            priorities = {"urgent": highest, "batch": lowest}
+            streams = {
+                name: tuple(closing.enter_context(dev.create_stream({"priority": each})) for _ in range(STREAMS))
+                for name, each in priorities.items()
+            }
+            print(f"{dev.name}: a stream priority for each class")
+        else:
+            parts = closing.enter_context(dev.partition(urgent=16, batch=None))
+            parts.verify()
+            streams = {part.name: part.stream_pool(STREAMS) for part in parts}
+            print(f"{dev.name}: urgent has {parts.urgent.sm_count} SMs, batch has {parts.batch.sm_count}")
+        asyncio.run(serve(streams))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from cuda_gctx.measure.latencies import (
 from cuda_gctx.partitions import BACKGROUND, open_layout, with_background
 
 SIMULATED = "*** simulated: a software driver answers. No GPU is used, and no number here is a measurement of one. ***"
+NEXT = "Next: cuda-gctx run --layout control=16,rest --as control -- python YOUR_PROGRAM.py"
 LATENCY = "from just before the host launches the kernel until it completes, timed by events of the device"
 
 
@@ -148,9 +149,9 @@ class _Story:
             )
         verdict = Verdict.of(rows)
         self.say(
-            "The p99 latency of a short kernel in a partition, next to a load in the background partition, is "
-            f"{verdict.isolated_to_alone:.2f} times that without load. On a stream of the highest priority, next to "
-            f"the same load, it is {verdict.priority_to_isolated:.0f} times as long as in the partition.",
+            "Next to a load in the background partition, the p99 latency of a short kernel in a partition is "
+            f"{verdict.isolated_to_alone:.2f}x its p99 without load. On a stream of the highest priority, next to the "
+            f"same load, it is {verdict.priority_to_isolated:.0f}x as long as in the partition.",
             "",
         )
         if simulated:
@@ -172,7 +173,8 @@ class _Story:
     def end(self, reason: str | None) -> None:
         self.tell()
         if reason is not None:
-            self.say("", "A real card shares its memory and caches too, which adds to the latency.", SIMULATED)
+            self.say("A real card shares its memory and caches too, which adds to the latency.", SIMULATED)
+        self.say(NEXT)
 
 
 def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:

@@ -40,7 +40,7 @@ def run(
     sm_count: str,
     program: tuple[str, ...],
 ) -> None:
-    """Run a command with a given layout of partitions, or in one of them.
+    """Run a command with a layout, or in one of its partitions.
 
     Without --as, sets CUDA_GCTX_LAYOUT, the layout that dev.partition() opens when it is called without arguments. With
     --as, the partition is the whole device for the command and its children. LAYOUT has the same form as for plan, as

@@ -108,7 +108,9 @@ def main() -> None:
     parser.add_argument("--only", choices=["control", "bulk"], help="run one of the two, on the streams of a whole GPU")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument(
-        "--rate", type=float, default=1000, help="steps per second; 0: one after the other, device time"
+        "--rate",
+        type=float,
+        help="steps per second; 0: one after the other, device time (default: 1000, and 0 on a simulated GPU)",
     )
     parser.add_argument("--deadline", type=float, default=500, metavar="US")
     parser.add_argument("--seconds", type=float, default=3600, help="the longest time of --only bulk")
@@ -116,6 +118,8 @@ def main() -> None:
     arguments = parser.parse_args()
     work = importlib.import_module(arguments.work)
     device = Device(0)
+    # On a simulated GPU, the host's clock says nothing about the device.
+    rate = (0 if device.is_simulated else 1000) if arguments.rate is None else arguments.rate
 
     with ExitStack() as closing:
         control = bulk = where = None
@@ -144,8 +148,8 @@ def main() -> None:
             return
         control.step()  # loads its kernels
         control.wait(control.mark())
-        if arguments.rate:
-            latencies = paced(control, queue, arguments.steps, arguments.rate)
+        if rate:
+            latencies = paced(control, queue, arguments.steps, rate)
         else:
             latencies = back_to_back(control, queue, arguments.steps)
         print(f"{device.name}: {where}")

@@ -50,7 +50,7 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
     for words in (
         "*** simulated",
         "NVIDIA H200 (simulated)",
-        "in the background partition, is 1.0",
+        "in a partition is 1.0",
         "On a card (NVIDIA H200, driver 580.159.04, 2026-11-24)",
         "1. Partition: device.partition(control=16)",
         "2. Verify:",
@@ -61,6 +61,7 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
         "4. Measure:",
         "background (116 SMs)",
         "*** simulated",
+        "Next: cuda-gctx run ",
     ):
         at = shown.index(words, at) + 1
 

@@ -82,6 +82,15 @@ def test_without_the_software_driver_the_message_names_the_command(site: Path) -
     )
 
 
+def test_without_a_driver_the_message_says_how_to_use_the_software_driver_or_how_to_install_it(site: Path) -> None:
+    no_driver = {"CUDA_GCTX_DRIVER": "", "LD_LIBRARY_PATH": ""}
+    assert "install the software driver (pip install ./software_driver in a clone" in opened(site, **no_driver)
+    shutil.copytree(library_folder(), site / "cuda_software_driver" / "lib")
+    message = opened(site, **no_driver)
+    assert message.endswith("or, without a GPU, set CUDA_GCTX_DRIVER=sim")
+    assert "pip install" not in message
+
+
 def test_python_finds_the_software_driver_of_another_folder_of_its_path(tmp_path: Path) -> None:
     package = tmp_path / "my packages" / "cuda_software_driver"
     shutil.copytree(library_folder(), package / "lib")

@@ -21,9 +21,18 @@ Function lookup(void* library, const char* symbol) {
   return reinterpret_cast<Function>(dlsym(library, symbol));
 }
 
-constexpr const char* advice =
-    "install the NVIDIA driver, set CUDA_GCTX_DRIVER to the path of a driver library, or, without a GPU, install the "
-    "software driver (pip install ./software_driver in a clone of cuda_gctx) and set CUDA_GCTX_DRIVER=sim";
+// Says how to run without a GPU. The software driver may be installed already.
+std::string without_a_gpu() {
+  const bool is_installed = !locate_driver("sim").library.empty();
+  return std::string("without a GPU, ") +
+         (is_installed ? ""
+                       : "install the software driver (pip install ./software_driver in a clone of cuda_gctx) and ") +
+         "set CUDA_GCTX_DRIVER=sim";
+}
+
+std::string advice() {
+  return "install the NVIDIA driver, set CUDA_GCTX_DRIVER to the path of a driver library, or, " + without_a_gpu();
+}
 
 [[noreturn]] void fail_not_found(std::string what) { throw Error(ErrorKind::not_found, std::move(what)); }
 
@@ -56,9 +65,9 @@ Driver::Driver(std::string_view choice) {
                        " is not a driver: did you mean sim, or with a card and a version sim:h200@13.0?");
       }
       fail_not_found("the CUDA driver that CUDA_GCTX_DRIVER names could not be opened" + failed +
-                     "correct CUDA_GCTX_DRIVER, or unset it and " + advice);
+                     "correct CUDA_GCTX_DRIVER, or unset it and " + advice());
     }
-    fail_not_found("no CUDA driver could be opened" + failed + advice);
+    fail_not_found("no CUDA driver could be opened" + failed + advice());
   }
   path_ = located.library;
   const auto configure = lookup<Configure>(library_, "softwareDriverConfigure");
@@ -87,7 +96,7 @@ void Driver::fill_table() {
   // CUDA 12.0 introduced the form with a query result. Older drivers have no green contexts.
   const auto get_proc_address = lookup<GetProcAddress>(library_, "cuGetProcAddress_v2");
   if (get_version == nullptr || get_proc_address == nullptr || get_version(&version_) != CUDA_SUCCESS) {
-    fail_not_found(path_ + " is not a CUDA driver of version 12.0 or newer: " + advice);
+    fail_not_found(path_ + " is not a CUDA driver of version 12.0 or newer: " + advice());
   }
   const auto find = [&](const char* symbol, int since) -> void* {
     void* address = nullptr;
@@ -182,7 +191,7 @@ void Driver::fail(CUresult result, const char* call) const { throw error(result,
 Error Driver::error(CUresult result, const char* call) const {
   Error error(ErrorKind::driver, describe(result, call));
   if (result == CUDA_ERROR_NO_DEVICE) {
-    error.message += std::string("; without a GPU, install the software driver and set CUDA_GCTX_DRIVER=sim");
+    error.message += "; " + without_a_gpu();
   }
   error.code = result;
   error.code_name = error_name(result);
