@@ -1,4 +1,4 @@
-"""Where the headers for C and C++ are."""
+"""The folder of the headers for C and C++."""
 
 from __future__ import annotations
 

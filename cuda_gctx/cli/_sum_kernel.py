@@ -32,7 +32,7 @@ BLOCKS = 4096
 
 @dataclass(frozen=True)
 class SumResult:
-    """What one launch computed, and on how many SMs of the partition and of others."""
+    """The result of one launch, and the number of SMs of the partition and of others."""
 
     total: int
     expected: int

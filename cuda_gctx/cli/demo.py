@@ -36,7 +36,7 @@ LATENCY = "from just before the host launches the kernel until it completes, tim
 
 @dataclass(frozen=True)
 class Verdict:
-    """What isolation does, as ratios of the p99 of two rows."""
+    """The effect of isolation, as ratios of the p99 of two rows."""
 
     isolated_to_alone: float  # in the same partition
     priority_to_isolated: float

@@ -180,7 +180,7 @@ def _in_their_words() -> Iterator[None]:
 
 
 def checkCudaErrors(result: tuple[Any, ...]) -> Any:
-    """What a call of cuda.bindings returned behind its error code: None, a value, or a tuple of several.
+    """The result of a call of cuda.bindings behind its error code: None, a value, or a tuple of several.
 
     result: what the call returned. RuntimeError with the code and its name if the call failed.
     """

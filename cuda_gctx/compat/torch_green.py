@@ -89,7 +89,7 @@ def get_num_locality_domains(device_id: int | None = None) -> int:
 
 
 def is_localization_supported(device_id: int | None = None) -> bool:
-    """Whether the driver reports more than one locality domain of a device; False if torch is built without CUDA.
+    """Tells whether the driver reports more than one locality domain of a device; False if torch is built without CUDA.
 
     device_id: the index of the device; None: torch's current one.
     """
@@ -387,7 +387,7 @@ class GreenContext:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has been closed."""
+        """Tells whether it has been closed."""
         return self._context.is_closed
 
     def set_context(self) -> None:

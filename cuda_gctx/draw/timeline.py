@@ -30,7 +30,7 @@ class _Span(Protocol):
 
 
 class _Track(Protocol):
-    """What has rows of one colour. str() is a line about it."""
+    """A group of rows of one colour. str() is a line about it."""
 
     @property
     def name(self) -> str: ...

@@ -218,7 +218,7 @@ def _triton_utils() -> Any:
 
 
 def has_triton() -> bool:
-    """Whether Triton is loaded and has the class whose function the blocks replace."""
+    """Tells whether Triton is loaded and has the class whose function the blocks replace."""
     return _triton_utils() is not None
 
 
@@ -247,7 +247,7 @@ _attending = _Counts()
 
 
 def has_flash_attention_3() -> bool:
-    """Whether FlashAttention 3 is loaded."""
+    """Tells whether FlashAttention 3 is loaded."""
     return any(module in sys.modules for module in _FLASH_ATTENTION_3)
 
 

@@ -310,7 +310,7 @@ class Gemm(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a target makes a GEMM faster, and the measured seconds; None if the memory did not suffice."""
+    """Tells whether a target makes a GEMM faster, and the measured seconds; None if the memory did not suffice."""
 
     gemm: Gemm
     target: bool
@@ -349,7 +349,7 @@ class Decisions:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether pin() has stopped the measurements."""
+        """Tells whether pin() has stopped the measurements."""
         return self._is_pinned
 
     def pin(self) -> None:

@@ -52,7 +52,7 @@ def background_load(stream: Stream) -> Load:
 
 
 def _has_its_own_queue(stream: Stream, load: Load) -> bool:
-    """Whether the load is in another hardware queue than the work of a stream."""
+    """Tells whether the load is in another hardware queue than the work of a stream."""
     load.fill()
     with stream.record() as mark:
         while not mark.is_done:

@@ -131,7 +131,7 @@ LAUNCH_S = 5e-6
 
 
 def stands_still(idle: Stream) -> bool:
-    """Whether the time of the device goes on only while the device works or the host calls, as virtual time does."""
+    """Tells whether device time stands still between calls of the host, as virtual time does."""
     with idle.record(options=TIMED) as begin, idle.record(options=TIMED) as end:
         begin.sync()
         time.sleep(SLEEP_S)
@@ -158,7 +158,7 @@ class Pause:
 
 
 def is_apart(stream: Stream, others: Iterable[Stream]) -> bool:
-    """Whether a stream shares no hardware queue with other streams, so that it does not wait behind their work."""
+    """Tells whether a stream has a hardware queue alone, so that it waits behind no work of other streams."""
     with ExitStack() as closing:
         ends = []
         for other in others:
@@ -382,7 +382,7 @@ class Load:
 
     @property
     def has_completed_a_call(self) -> bool:
-        """Whether a call has completed since the last fill()."""
+        """Tells whether a call has completed since the last fill()."""
         return bool(self._queued) and self._queued[0].is_done
 
     def count(self) -> None:

@@ -63,7 +63,7 @@ def _opened(value: Any, before: str) -> Iterator[str]:
 
 
 def _has_entries(value: Any) -> bool:
-    """Whether a value contains entries that are written on separate lines. Numbers and words share one line."""
+    """Tells whether a value contains entries that are written on separate lines. Numbers and words share one line."""
     return (isinstance(value, dict) and bool(value)) or (
         isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value)
     )

@@ -14,7 +14,7 @@ MOST_CONNECTIONS = 32  # that the variable can request
 
 
 def is_number(setting: str) -> bool:
-    """Whether a text consists of ASCII digits. The driver does not accept digits of other scripts."""
+    """Tells whether a text consists of ASCII digits. The driver does not accept digits of other scripts."""
     return setting.isascii() and setting.isdecimal()
 
 

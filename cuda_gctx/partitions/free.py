@@ -71,7 +71,7 @@ class FreeSMs:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all SMs of the device are free."""
+        """Tells whether all SMs of the device are free."""
         has_rest = (self.has_rest and self._is_rest_whole) or not self.rest.sm_count
         return len(self.units) == len(self.all_units) and has_rest
 
@@ -91,7 +91,7 @@ class FreeSMs:
 
     @property
     def _mixes(self) -> bool:
-        """Whether a context can have units and the rest."""
+        """Tells whether a context can have units and the rest."""
         return self._is_rest_whole and self.driver not in _keeps_rest_apart
 
     def take(self, pieces: Sequence[SMResource]) -> SMResource:

@@ -155,7 +155,7 @@ def _checked_sms(value: object) -> tuple[int | float | SMResourceOptions | None,
 
 
 def is_partition_name(name: str) -> bool:
-    """Whether a partition can have this name, so that it can be read as ``parts.name``."""
+    """Tells whether a partition can have this name, so that it can be read as ``parts.name``."""
     return name.isidentifier() and not iskeyword(name) and not name.startswith("_") and name not in RESERVED_NAMES
 
 

@@ -341,7 +341,7 @@ class Partitions(MadeByCalls):
 
     @property
     def is_closed(self) -> bool:
-        """Whether they have been closed."""
+        """Tells whether they have been closed."""
         return self._all[0]._context.is_closed
 
     def __getattr__(self, name: str) -> Partition:

@@ -122,7 +122,7 @@ class PartitionPool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the pool has been closed."""
+        """Tells whether the pool has been closed."""
         return not self._group.is_open
 
     def prepare(

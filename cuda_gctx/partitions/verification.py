@@ -40,7 +40,7 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class ContextProof:
-    """Where the probe ran in one context: the expected number of SMs, and the SMs that its blocks ran on."""
+    """The SMs on which the probe ran in one context: the expected number of SMs, and the SMs that its blocks ran on."""
 
     name: str
     expected: int
@@ -49,7 +49,7 @@ class ContextProof:
 
 @dataclass(frozen=True)
 class KernelProof:
-    """Where the probe ran in the place of a kernel of a graph. context: the name of the kernel's context."""
+    """The SMs on which the probe ran in the place of a kernel of a graph. context: the name of the kernel's context."""
 
     name: str
     sm_ids: tuple[int, ...]

@@ -26,7 +26,7 @@ def settle(value: object, **fields: Any) -> None:
 
 
 def number_of(name: str, value: object, allowed: str, fits: Callable[[float], bool]) -> float:
-    """A number that fits. allowed: in words, what does."""
+    """Validate a number. allowed: the range, in words."""
     number = as_number(name, value)
     if not fits(number):
         raise ValueError(f"{name} must be {allowed}, not {number:g}")

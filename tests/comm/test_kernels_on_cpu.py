@@ -215,7 +215,10 @@ CLEARING = "  if (clears(epoch)) {\n    clear_slots(a.call, epoch);\n    sync_bl
 BADLY_CLEARED = {
     "never": (CLEARING, ""),
     "the slots of this call": ("successor(call, hop), epoch - 1, packet)", "successor(call, hop), epoch, packet)"),
-    "before anything is received": ("  if (epoch == 0) return false;\n", "  if (epoch == 0) return false;\n" + CLEARING),
+    "before anything is received": (
+        "  if (epoch == 0) return false;\n",
+        "  if (epoch == 0) return false;\n" + CLEARING,
+    ),
     "once in a round": ("(epoch | 0x80000001u) == 0xffffffffu", "(epoch | 1) == 0xffffffffu"),
 }
 
