@@ -77,8 +77,11 @@ void each_machine(Present& here, Visit&& visit) {
 
 void forget_everywhere(std::uint64_t thread) {
   Present& here = present();
-  if (!here.forked && !here.over.load(std::memory_order_relaxed)) {
-    const std::scoped_lock lock(here.mutex);
+  if (here.over.load(std::memory_order_relaxed)) {
+    return;
+  }
+  const std::scoped_lock lock(here.mutex);
+  if (!here.forked) {
     each_machine(here, [&](Machine& machine) { forget(machine, thread); });
   }
 }

@@ -312,6 +312,20 @@ void a_thread_may_call_until_it_has_ended() {
   }
 }
 
+// For a build that looks for races of threads.
+void a_thread_may_end_while_the_machine_is_replaced() {
+  for (unsigned i = 0; i < 50; ++i) {
+    std::thread ending([] {
+      CUcontext current = nullptr;
+      CALL(cuCtxGetCurrent, &current);  // of either machine
+    });
+    CHECK(symbol<decltype(softwareDriverReset)>("softwareDriverReset")() == 0);
+    software_driver::test::configure("h200@13.0");
+    OK(cuInit, 0);
+    ending.join();
+  }
+}
+
 }  // namespace
 
 int main(int count_of, char** values) {
@@ -327,5 +341,6 @@ int main(int count_of, char** values) {
   the_time_of_a_kernels_function_is_no_threads(runs);
   a_thread_that_slept_is_not_before_the_thread_that_woke_it(runs);
   a_thread_may_call_until_it_has_ended();
+  a_thread_may_end_while_the_machine_is_replaced();
   return software_driver::test::summary("sim_threads_test");
 }
