@@ -359,6 +359,19 @@ def test_what_a_killed_command_leaves_ends_at_the_next_start(
     assert share("a=16", "--", "true", ":", "b=16", "--", "true").returncode == 0
 
 
+def test_children_of_programs_that_a_killed_command_leaves_end_at_the_next_start(
+    environment: dict[str, str], share: Callable[..., CompletedProcess[str]]
+) -> None:
+    nested = python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WAIT!r}])")
+    process = begin(environment, "a=16", "--", *nested, ":", "b=16", "--", *python(WAIT))
+    process.kill()
+    process.wait(30)
+    assert share("a=16", "--", "true", ":", "b=16", "--", "true").returncode == 0
+    assert process.stdout is not None
+    assert process.stdout.read() == ""  # each process that has the pipe has ended
+    process.communicate()
+
+
 def test_the_end_of_the_daemon_leaves_nothing_behind(environment: dict[str, str], folder: Path) -> None:
     wait = python("import os, sys; os.write(1, b'ready\\n'); sys.stdin.read()")
     process = begin(environment, "a=16", "--", *wait, ":", "b=16", "--", *python(WAIT))

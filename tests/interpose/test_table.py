@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,35 @@ def test_every_function_that_uses_a_stream_is_replaced_in_both_variants() -> Non
     assert (variants | {name[:-5] for name in variants}) - replaced == {"cuGraphInstantiateWithParams"}
 
 
+# Prints the library of each function that the driver's look-up returns: any variant, that of the NULL stream, that of
+# the thread's stream.
+LOOK_UP = """
+import ctypes, os, sys
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_char_p if name in ("file", "symbol") else ctypes.c_void_p)
+                for name in ("file", "base", "symbol", "address")]
+library = ctypes.CDLL("libcuda.so.1")
+for name in sys.argv[1:]:
+    for flags in range(3):
+        address, status, info = ctypes.c_void_p(), ctypes.c_int(), Info()
+        arguments = name.encode(), ctypes.byref(address), 13040, ctypes.c_uint64(flags), ctypes.byref(status)
+        if library.cuGetProcAddress_v2(*arguments) == 0 and address:
+            ctypes.CDLL(None).dladdr(address, ctypes.byref(info))
+            print(name, flags, os.path.basename(os.path.realpath(info.file.decode())))
+"""
+
+
+def test_the_drivers_look_up_returns_the_library_for_every_function_of_it() -> None:
+    names = {re.sub(r"(_v\d+)?(_pt[sd][sz])?$", "", name) for name in exported()}
+    command = [sys.executable, "-c", LOOK_UP, *sorted(names)]
+    done = run_in_part(command, part_environment(machine="h200@13.4"))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len({name for name, _, _ in lines}) > 100, done.stderr
+    others = {(name, flags) for name, flags, library in lines if library != "libcuda_gctx_interpose.so"}
+    # Its stream needs no replacement where the default stream is the NULL stream.
+    assert others == {("cuGraphInstantiateWithParams", "0"), ("cuGraphInstantiateWithParams", "1")}
+
+
 PROGRAM = """
 import ctypes
 library = ctypes.CDLL("libcuda.so.1")
@@ -87,8 +117,6 @@ print(threads.value == ctypes.cast(library.cuLaunchKernel_ptsz, ctypes.c_void_p)
 
 
 def test_functions_are_found_by_name_and_version_and_unknown_ones_are_the_drivers() -> None:
-    import sys
-
     done = run_in_part([sys.executable, "-c", PROGRAM], part_environment())
     assert done.stdout.split() == ["True"] * 6, done.stderr
     assert ctypes.sizeof(ctypes.c_void_p) == 8
