@@ -65,7 +65,7 @@ def header(version: int, folder: Path) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """What a comment says, without its markup, its references and its punctuation."""
+    """The sentences of a comment, without markup, references and punctuation."""
     text = re.split(r"\\sa\b|\\notefnerr|\\note_", re.sub(r"\n \* ?", "\n", text))[0]
     text = re.sub(r"\\code.*?\\endcode", "", text, flags=re.DOTALL)
     text = re.sub(r"\\(?:p|e|b|c|ref|note|brief|param|returns?)\b|::|\*|<[^>]*>", "", text)
@@ -80,7 +80,7 @@ def said_of(header: str) -> dict[str, list[str]]:
 
 
 def changes(headers: dict[int, str]) -> dict[tuple[str, int], list[str]]:
-    """What each header says differently from the one before it: the sentences that went, and those that came."""
+    """The sentences that go (-) and come (+) from each header to the next one, by function and version."""
     found = {}
     said = {version: said_of(text) for version, text in sorted(headers.items())}
     for (_, before), (version, after) in zip(list(said.items())[:-1], list(said.items())[1:], strict=True):
@@ -93,7 +93,7 @@ def changes(headers: dict[int, str]) -> dict[tuple[str, int], list[str]]:
 
 
 def rows() -> dict[tuple[str, int], str]:
-    """What functions.def says of changed texts: a word for each function and version."""
+    """The words of functions.def about changed texts, by function and version."""
     found = {}
     for _, base, _, contract in make_tables.ROW.findall((make_tables.HERE / "functions.def").read_text()):
         for word, given in re.findall(rf"\.({'|'.join(WORDS)})\(([^()]*)\)", contract):

@@ -81,8 +81,8 @@ struct Contract {
   constexpr Contract says(Number...) const {
     return *this;
   }
-  // Versions whose header changes what it says of the function (compare_headers.py): in other words, so that the driver
-  // does something else from then on, or by what the driver does not do.
+  // Versions whose header changes its text about the function (compare_headers.py): into other words; into something
+  // that the driver does from that version on; or by something that the driver does not do.
   template <class... Version>
   constexpr Contract reworded(Version...) const {
     return *this;
