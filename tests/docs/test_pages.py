@@ -70,6 +70,12 @@ def test_tables_fit_a_screen(page: str) -> None:
     assert [rule for rule in rules if rule.count("|") - 1 > COLUMNS] == []
 
 
+@pytest.mark.parametrize("page", [*NAVIGATION, *CLASSES, "../README", *APPENDIX])
+def test_a_row_of_a_table_is_one_line(page: str) -> None:
+    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if line.startswith("|") and not line.rstrip().endswith("|")] == []
+
+
 @pytest.mark.parametrize("page", [*NAVIGATION, *CLASSES, "../README"])
 def test_code_is_narrow_enough_for_a_column(page: str) -> None:
     blocks = re.findall(
