@@ -350,7 +350,8 @@ void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
     made.stream = number(at.stream);
     made.correlation = number(at.correlation);
     made.graph = number(at.graph);
-    made.queued = at.queued == none ? 0 : read<std::uint64_t>(record, at.queued);
+    // The nodes of a graph have one such time for all launches of it; they count from their launch.
+    made.queued = at.queued == none || made.graph != 0 ? 0 : read<std::uint64_t>(record, at.queued);
     made.bytes = at.bytes == none ? 0 : read<std::uint64_t>(record, at.bytes);
     if (at.name != none) {
       made.name = number_of(records, read<const char*>(record, at.name));

@@ -119,6 +119,25 @@ def test_partitions_that_ran_at_the_same_time_are_a_pair(recorded: Recorded) -> 
     assert pairs[frozenset(("control", "rest"))]["together_ns"] == pytest.approx(1e6, rel=0.1)
 
 
+def test_nodes_of_a_graph_have_queued_since_its_launch_and_not_since_an_earlier_one() -> None:
+    code = """
+from cuda_gctx import Device, tune
+dev = Device(0)
+with dev.partition(control=16, rest=None) as parts, dev.create_stream() as plain:
+    with plain.capture() as capture:
+        for _ in range(4):
+            tune.spin(plain, 8, 1_000_000)
+    with capture.graph.in_partition(parts.control) as moved:
+        for _ in range(9):
+            moved.launch(parts.control.stream)
+            dev.sync()
+"""
+    control = lane(summary("--", sys.executable, "-c", code), "control")
+    assert control["kernels"] == 9 * 4
+    assert control["queueing_p50_ns"] == pytest.approx(1.5e6, abs=0.6e6)
+    assert control["queueing_p99_ns"] == pytest.approx(3e6, rel=0.1)
+
+
 def test_whole_graphs_are_launches_and_no_kernels() -> None:
     control = lane(summary("--graphs", "whole", *program()), "control")
     assert (control["kernels"], control["graphs"]) == (1, 5)

@@ -51,8 +51,9 @@ struct State {
   std::set<int> kinds;
   std::set<std::uint32_t> calls;
   std::deque<Record> waiting;
-  std::set<std::string> names;                          // kernels' names live as long as the process
-  std::map<std::uint64_t, std::uint64_t> graph_starts;  // of launches under way
+  std::set<std::string> names;                           // kernels' names live as long as the process
+  std::map<std::uint64_t, std::uint64_t> graph_starts;   // of launches under way
+  std::map<std::uint64_t, std::uint64_t> graph_uploads;  // when the first launch of a graph was queued
   std::size_t dropped = 0;
   bool has_latencies = false;
   Request request = nullptr;
@@ -89,6 +90,10 @@ Record of_context(const softwareDriverActivity& activity) {
 }
 
 Record of_kernel(State& here, const softwareDriverActivity& activity) {
+  // Seen on an H200: nodes of all launches of a graph have one time of queueing, which is before the first launch.
+  const std::uint64_t queued = activity.graph == 0
+                                   ? activity.queued
+                                   : here.graph_uploads.try_emplace(activity.graph, activity.queued - 1).first->second;
   Record record = made(kernel, kernel_size);
   put(record, 16, activity.started);
   put(record, 24, activity.ended);
@@ -97,8 +102,8 @@ Record of_kernel(State& here, const softwareDriverActivity& activity) {
   put(record, 48, static_cast<std::uint32_t>(activity.stream));
   put(record, 92, static_cast<std::uint32_t>(activity.launch));
   put(record, 104, here.names.insert(activity.name).first->c_str());
-  put(record, 120, here.has_latencies ? activity.queued : std::uint64_t{0});
-  put(record, 128, here.has_latencies ? activity.queued : std::uint64_t{0});
+  put(record, 120, here.has_latencies ? queued : std::uint64_t{0});
+  put(record, 128, here.has_latencies ? queued : std::uint64_t{0});
   put(record, 144, activity.graph != 0 ? activity.launch : std::uint64_t{0});
   put(record, 156, static_cast<std::uint32_t>(activity.graph));
   return record;
