@@ -125,10 +125,9 @@ def named(plan: Mapping[str, Any]) -> str:
 
 
 def answer(report: Mapping[str, Any]) -> str:
-    if report["choice"] is None:
-        return "undecided"
-    text = named(report["choice"])
-    if report["choice"]["kind"] == "sequence":
+    shown = report["choice"] or report["best"]
+    text = named(shown) if report["choice"] is not None else f"undecided, best: {named(shown)}"
+    if shown["kind"] == "sequence":
         return text
     return f"{text}: {report['gain']:.2f}x ({report['gain_low']:.2f} to {report['gain_high']:.2f})"
 
