@@ -30,7 +30,7 @@ from cuda_gctx.measure.latencies import (
 from cuda_gctx.partitions import BACKGROUND, open_layout, with_background
 
 SIMULATED = "*** simulated: a software driver answers. No GPU is used, and no number here is a measurement of one. ***"
-NEXT = "Next: cuda-gctx run --layout control=16,rest --as control -- python YOUR_PROGRAM.py"
+NEXT = "Next: {}cuda-gctx run --layout control=16,rest --as control -- python YOUR_PROGRAM.py"
 LATENCY = "from just before the host launches the kernel until it completes, timed by events of the device"
 
 
@@ -174,7 +174,9 @@ class _Story:
         self.tell()
         if reason is not None:
             self.say("A real card shares its memory and caches too, which adds to the latency.", SIMULATED)
-        self.say(NEXT)
+        # Without a driver, only the demo chooses the simulated one by itself.
+        chosen = "" if reason is None or os.environ.get("CUDA_GCTX_DRIVER") else "CUDA_GCTX_DRIVER=sim "
+        self.say(NEXT.format(chosen))
 
 
 def _measured(parts: Partitions, samples: int) -> tuple[LatencyRow, ...]:

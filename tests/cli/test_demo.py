@@ -61,7 +61,7 @@ def test_the_whole_job_is_shown_in_order(sim: Callable[..., Any]) -> None:
         "4. Measure:",
         "background (116 SMs)",
         "*** simulated",
-        "Next: cuda-gctx run ",
+        "cuda-gctx run --layout control=16,rest --as control -- ",
     ):
         at = shown.index(words, at) + 1
 
@@ -230,6 +230,8 @@ def test_without_a_driver_it_runs_on_a_simulated_gpu_and_reports_why(monkeypatch
     assert done.exit_code == 0
     assert done.output.count("*** simulated") == 2
     assert "Reason: there is no driver here" in done.output
+    # Other commands choose no simulated driver by themselves.
+    assert "Next: CUDA_GCTX_DRIVER=sim cuda-gctx run " in done.output
 
 
 @pytest.mark.sim_only
