@@ -195,6 +195,7 @@ whole = ask(cu.cuDeviceGetDevResource(0, cu.CUdevResourceType.CU_DEV_RESOURCE_TY
 groups, count, rest = ask(cu.cuDevSmResourceSplitByCount(1, whole, 0, 8))
 green = ask(cu.cuGreenCtxCreate(ask(cu.cuDevResourceGenerateDesc([groups[0]], 1)), 0, 1))
 inner, outer = ask(cu.cuGreenCtxStreamCreate(green, 1, 0)), ask(cu.cuStreamCreate(1))
+memory = ask(cu.cuMemAlloc(64))
 word = ctypes.c_uint32.from_address(int(ask(cu.cuMemHostAlloc(4, 2))))
 address = ask(cu.cuMemHostGetDevicePointer(ctypes.addressof(word), 0))
 def stand(stream):
@@ -221,7 +222,7 @@ print(is_done(inner))
 stand(outer)
 ask(cu.cuEventRecord(event, outer))
 ask(cu.cuCtxWaitEvent(context, event))
-ask(cu.cuMemsetD8Async(ask(cu.cuMemAlloc(64)), 1, 64, inner))
+ask(cu.cuMemsetD8Async(memory, 1, 64, inner))
 print(is_done(inner))
 word.value = 1
 ask(cu.cuStreamSynchronize(inner))

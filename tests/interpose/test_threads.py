@@ -97,7 +97,7 @@ int main(void) {
     int status = 0;
     const pid_t child = fork();
     if (child == 0) {
-      alarm(5);
+      alarm(30);
       exit(0);
     }
     waitpid(child, &status, 0);
