@@ -3,8 +3,9 @@
     python tests/comm/gpu_suite.py --out FOLDER [--build] [--jobs N] [--limit SECONDS] [CASE ...]
 
 Without names, all cases run for which there are GPUs: 100 s on one. Each case is a program of its own that is killed
-at a time limit, because its kernels wait for each other; those that measure run alone, the others several at a time.
-FOLDER receives results.json, as cases end, and a log for each case. The exit code is 0 if every case passed. --build
+at a time limit, because its kernels wait for each other. Those that measure, or whose processes take turns on a GPU,
+run alone, the others several at a time. FOLDER receives results.json, as cases end, and a log for each case. The exit
+code is 0 if every case passed. --build
 installs the package into FOLDER/site first, with what the interpreter has (Cython, scikit-build-core, CMake, a
 compiler, cuda.h), and asks no registry.
 """
@@ -132,7 +133,7 @@ def main() -> int:
         report(name, result, f"there is no such case: {', '.join(CASES)}")
     cases = [name for name in cases if name in CASES]
     end = time.monotonic() + options.limit
-    alone = [name for name in cases if CASES[name].is_timed]
+    alone = [name for name in cases if CASES[name].runs_alone]
     for names, jobs in ((alone, 1), ([name for name in cases if name not in alone], options.jobs)):
         with ThreadPoolExecutor(jobs) as pool:
             running = {pool.submit(run_case, name, out, environment, end): name for name in names}

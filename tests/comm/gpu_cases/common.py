@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 class Case(NamedTuple):
     run: Callable[[], Any]
     gpus: int
-    is_timed: bool
+    runs_alone: bool
 
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -25,11 +25,13 @@ CASES: dict[str, Case] = {}
 CAPTURING = threading.Lock()
 
 
-def case(gpus: int = 1, *, is_timed: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Enters a case. gpus: how many it needs; is_timed: that it measures, so that no other case runs next to it."""
+def case(gpus: int = 1, *, runs_alone: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Enters a case. gpus: how many it needs. runs_alone: no other case runs next to it, because it measures, or
+    its processes take turns with others on a GPU.
+    """
 
     def enter(function: Callable[[], Any]) -> Callable[[], Any]:
-        CASES[function.__name__] = Case(function, gpus, is_timed)
+        CASES[function.__name__] = Case(function, gpus, runs_alone)
         return function
 
     return enter

@@ -231,13 +231,13 @@ def staged_by(size: int, gpus: int, sms: int) -> list[dict[str, Any]]:
     return rows
 
 
-@case(is_timed=True)
+@case(runs_alone=True)
 def staged_copies() -> list[dict[str, Any]]:
     """Of two ranks on one GPU."""
     return staged_by(2, 1, 16)
 
 
-@case(gpus=2, is_timed=True)
+@case(gpus=2, runs_alone=True)
 def staged_copies_between_gpus() -> list[dict[str, Any]]:
     """Of one rank on each of two GPUs, and of four, where they are there."""
     from cuda_gctx import Device
@@ -250,7 +250,7 @@ def staged_copies_between_gpus() -> list[dict[str, Any]]:
 KINDS = ("from the other GPU", "to the other GPU", "within")
 
 
-@case(gpus=2, is_timed=True)
+@case(gpus=2, runs_alone=True)
 def copies_behind_kernels() -> dict[str, Any]:
     """Which copies of a GPU wait for one that another stream has behind a kernel that still runs.
 

@@ -131,7 +131,7 @@ def raw_launch(context: Any, stream: int) -> tuple[Work, Work]:
     return run, lambda: call("cuLibraryUnload", library)
 
 
-@case(is_timed=True)
+@case(runs_alone=True)
 def eager() -> dict[str, Any]:
     """The time of the host in a call of each mode, next to a raw launch and an operation of torch."""
     torch, comm = modules()

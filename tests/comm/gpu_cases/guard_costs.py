@@ -114,7 +114,7 @@ class Ranks:
         self.world.run(shut_down)
 
 
-@case(is_timed=True)
+@case(runs_alone=True)
 def guard_costs() -> dict[str, Any]:
     """The time of ONE_EXCHANGE with and without its running word, and with packets of 64 bits."""
     _, comm = modules()

@@ -476,19 +476,19 @@ def compared_by_processes(
     return results_of(spawn(size, "compare", topologies=topologies, rows=rows, dtypes=dtypes, **options))[0]
 
 
-@case()
+@case(runs_alone=True)
 def processes_on_one_gpu() -> dict[str, Any]:
     """As many ranks as processes; on a machine of several GPUs they take turns on those."""
     return {"2 ranks": compared_by_processes(2, [{}]), "4 ranks": compared_by_processes(4, [{"local_tp_size": 2}])}
 
 
-@case()
+@case(runs_alone=True)
 def compiled_on_one_or_two_gpus() -> dict[str, Any]:
     """Two ranks as processes, on a GPU each where there are two."""
     return {"2 ranks": results_of(spawn(2, "compiled"))[0]}
 
 
-@case(gpus=2)
+@case(gpus=2, runs_alone=True)
 def missing_ranks() -> dict[str, Any]:
     """A rank that dies or stays away is an error on every other rank within the time limit and 2 s; the GPUs stay
     usable.
@@ -505,7 +505,7 @@ def missing_ranks() -> dict[str, Any]:
     return {row["missing"]: row["error after s"] for row in rows}
 
 
-@case(gpus=2)
+@case(gpus=2, runs_alone=True)
 def processes_on_two_gpus() -> dict[str, Any]:
     topologies: list[dict[str, int]] = [{}, {"local_dp_size": 2}]
     return compared_by_processes(
@@ -513,7 +513,7 @@ def processes_on_two_gpus() -> dict[str, Any]:
     )
 
 
-@case(gpus=2)
+@case(gpus=2, runs_alone=True)
 def moved_programs() -> dict[str, Any]:
     """Programs for other handlers of this name, with another import."""
     from cuda_gctx import Device
@@ -568,7 +568,7 @@ def nodes_through_nvshmem() -> dict[str, Any]:
     )
 
 
-@case(gpus=4)
+@case(gpus=4, runs_alone=True)
 def processes_on_four_gpus() -> dict[str, Any]:
     """Every topology, and with NCCL in both types those whose groups of NCCL are different ones."""
     return {
@@ -577,7 +577,7 @@ def processes_on_four_gpus() -> dict[str, Any]:
     }
 
 
-@case(gpus=4)
+@case(gpus=4, runs_alone=True)
 def groups_of_four_gpus() -> dict[str, Any]:
     """As of a job with tp 2 twice."""
     return results_of(spawn(4, "groups", rows=(1, 16, 200)))[0]

@@ -126,7 +126,7 @@ def programmatic_launches() -> dict[str, Any]:
     return compared | back_to_back(4, options, 16, 2_000, with_gemms=False) | graphs_of(options)
 
 
-@case(is_timed=True)  # of the memory that comes free, where other cases may allocate
+@case(runs_alone=True)  # of the memory that comes free, where other cases may allocate
 def graphs_and_checkpoint() -> dict[str, Any]:
     """Captured calls are replayed, between others too, and after the memory has gone away and come back."""
     return graphs_of({"local_tp_size": 2})
@@ -199,7 +199,7 @@ def graphs_of(options: dict[str, Any], gpus: int = 1) -> dict[str, Any]:
         return world.run(work)[0]
 
 
-@case(is_timed=True)  # likewise
+@case(runs_alone=True)  # likewise
 def nodes_on_one_gpu() -> dict[str, Any]:
     """The hierarchical form with its real kernels, of 2 and 4 nodes; calls back to back, graphs, a checkpoint."""
     by_nodes = ("HIERARCHICAL",)

@@ -17,7 +17,7 @@ from .common import (
 )
 
 
-@case(is_timed=True)
+@case(runs_alone=True)
 def autotune() -> dict[str, Any]:
     """Every rank has the same table and follows it; a table is taken up by another handler."""
     torch, comm = modules()
@@ -60,7 +60,7 @@ def autotune_fifty_times() -> dict[str, Any]:
         return {"runs": world.run(work)}
 
 
-@case(is_timed=True)
+@case(runs_alone=True)
 def timings() -> dict[str, Any]:
     """Microseconds a call, in a graph of many calls, the slowest rank, median of several replays."""
     torch, comm = modules()
