@@ -5,9 +5,8 @@
 Without names, all cases run for which there are GPUs: 100 s on one. Each case is a program of its own that is killed
 at a time limit, because its kernels wait for each other. Those that measure, or whose processes take turns on a GPU,
 run alone, the others several at a time. FOLDER receives results.json, as cases end, and a log for each case. The exit
-code is 0 if every case passed. --build
-installs the package into FOLDER/site first, with what the interpreter has (Cython, scikit-build-core, CMake, a
-compiler, cuda.h), and asks no registry.
+code is 0 if every case passed. --build installs the package into FOLDER/site first, with what the interpreter has
+(Cython, scikit-build-core, CMake, a compiler, cuda.h), and asks no registry.
 """
 
 from __future__ import annotations
