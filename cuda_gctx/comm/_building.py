@@ -268,7 +268,7 @@ class OnGpu:
             self._run_together((self._kernels if self._is_on_one_host else self._node_kernels)[op].meet)
             kind, peer, _ = self.fault.read()
             if kind != Fault.NONE:
-                raise RuntimeError(f"its kernel waited {self._meeting_s} s for that of rank {peer}")
+                raise RuntimeError(f"timed out after {self._meeting_s} s waiting for the kernel of rank {peer}")
             return True
 
         problem = (

@@ -155,8 +155,8 @@ def launch_order(timeout: float = 60) -> Iterator[None]:
         distributed.destroy_process_group(hosts)
     if not any(launches):
         raise RuntimeError(
-            "launch_order() has recorded no collective on any rank, so that nothing was compared: it records those of "
-            "the thread of its block; call the collectives there, or put a block into each thread, one after the other"
+            "launch_order() has recorded no collective on any rank: it records the collectives of its block's thread; "
+            "call them there, or put a block into each thread, one after the other"
         )
     difference = first_difference(launches)
     if difference:

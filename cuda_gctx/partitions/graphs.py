@@ -254,8 +254,8 @@ class GraphSet:
         if others:
             name, sm_count = _described(place)
             raise ValueError(
-                f"graph {key!r} was captured in {', '.join(others)} and not in {name} ({sm_count} SMs), so "
-                f"it would run on the SMs of the former: capture it in this {type(place).__name__.lower()} too"
+                f"graph {key!r} was captured in {', '.join(others)}, and would run there instead of in {name} "
+                f"({sm_count} SMs): capture it in this {type(place).__name__.lower()} too"
             )
         raise ValueError(f"there is no graph {key!r}: capture it first")
 
