@@ -12,8 +12,24 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 namespace gctx::interpose {
+
+namespace {
+
+// The name of the program, without the characters that JSON would need to escape.
+std::string program_name() {
+  std::string name = program_invocation_short_name;
+  for (char& character : name) {
+    if (character == '"' || character == '\\' || static_cast<unsigned char>(character) < 0x20) {
+      character = '?';
+    }
+  }
+  return name;
+}
+
+}  // namespace
 
 void report(const char* members, ...) {
   const char* const path = std::getenv("CUDA_GCTX_REPORTS");
@@ -23,7 +39,7 @@ void report(const char* members, ...) {
   }
   char text[1024];
   int size = std::snprintf(text, sizeof text, "{\"pid\": %d, \"program\": \"%s\", ", static_cast<int>(getpid()),
-                           program_invocation_short_name);
+                           program_name().c_str());
   std::va_list arguments;
   va_start(arguments, members);
   size += std::vsnprintf(text + size, sizeof text - static_cast<std::size_t>(size) - 1, members, arguments);

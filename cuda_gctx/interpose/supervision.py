@@ -233,7 +233,7 @@ class Supervision:
             except BlockingIOError:
                 return
             with suppress(ValueError, KeyError, TypeError):  # any program of this user can write to the socket
-                self._note(json.loads(text))
+                self._note(json.loads(text.decode(errors="replace")))
 
     def _note(self, report: Mapping[str, Any]) -> None:
         process = self._process(int(report["pid"]))

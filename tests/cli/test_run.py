@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -119,7 +120,9 @@ def test_the_driver_may_be_a_path() -> None:
     assert (absent.returncode, "does not exist: /no/driver.so" in absent.stderr) == (1, True)
 
 
-@pytest.mark.parametrize(("version", "proven"), [("13.0", False), ("12.9", True), ("13.1", True)])
+@pytest.mark.parametrize(
+    ("version", "proven"), [("13.0", False), ("12.4", True), ("12.9", True), ("13.1", True), ("13.5", True)]
+)
 def test_programs_are_verified_on_drivers_that_were_not_tried(version: str, proven: bool) -> None:
     driver = {"CUDA_GCTX_DRIVER": str(library_path()), "CUDA_SOFTWARE_DRIVER_MACHINE": f"h200@{version}"}
     code = f"{IN_PART}\ncu.cuCtxSetCurrent(context)\ncu.cuMemsetD8(cu.cuMemAlloc(64)[1], 1, 64)"
@@ -136,6 +139,18 @@ def test_a_layout_that_does_not_fit_fails_in_the_program() -> None:
     )
     done = child("run", "--layout", "decode=200,rest", "--as", "decode", "--", sys.executable, "-c", code)
     assert (done.returncode, "partition decode of device 0 cannot be opened" in done.stderr) == (1, True), done.stderr
+
+
+def test_no_escape_of_a_program_with_a_strange_name_is_lost(tmp_path: Path) -> None:
+    escape = "from cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuCtxCreate(None, 0, 0)"
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.path[:] = {sys.path!r}")
+    for name in (b'a"\\b', b"\xff"):
+        program = os.fsdecode(os.path.join(os.fsencode(tmp_path), name))
+        os.symlink(sys.executable, program)
+        command = [sys.executable, "-m", "cuda_gctx.cli", *AS_DECODE, "--strict", "--", program, "-c", escape]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
+        assert (done.returncode, b"cuCtxCreate by cydriver" in done.stderr) == (1, True), done.stderr
 
 
 def test_no_escape_of_many_is_lost() -> None:
