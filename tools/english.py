@@ -33,7 +33,7 @@ def sentences(prose: str) -> Iterator[str]:
     """The headings and sentences of prose; items of lists stand for themselves."""
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-#*\d][ .])", prose):
         text = " ".join(paragraph.split())
-        yield from filter(None, re.split(r"(?<=[.!?:;])\s+(?=[A-Z`*\[])", text))
+        yield from filter(None, re.split(r"(?<=[.!?:;])\s+(?=[A-Z`*\[]|[\w, ]+: )", text))
 
 
 def docstrings(source: str) -> Iterator[str]:

@@ -373,7 +373,7 @@ class Decisions:
         Path(path).write_text(json.dumps({"decisions": kept}, indent=1) + "\n")
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Add the decisions of a file; they replace those of the same GEMMs.
+        """Add the decisions of a file, which replace decisions on the same GEMMs.
 
         path: a file that save() wrote; ValueError for any other file.
         """

@@ -94,9 +94,9 @@ def _function(kernel: object) -> int:
 class Partition:
     """One part of a device: its context and its streams.
 
-    Its occupancy methods take a kernel (a CUfunction or CUkernel as an int, or an object with a ``handle`` such as
-    cuda.core's Kernel), and its launch configuration. Without a kernel, the result is that of a kernel with few
-    registers and no static shared memory: an upper bound for others.
+    Its occupancy methods take a kernel and its launch configuration. A kernel is a CUfunction or CUkernel as an int, or
+    an object with a ``handle`` such as cuda.core's Kernel. Without a kernel, the result is an upper bound: it holds for
+    a kernel with few registers and no static shared memory.
 
     Example:
 
@@ -325,7 +325,7 @@ class Partitions(MadeByCalls):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in the order of the request, without that of the background partition."""
+        """The names of the requested partitions, in the order of the request."""
         return self._layout.names
 
     @property
@@ -391,7 +391,7 @@ class Partitions(MadeByCalls):
             part.sync()
 
     def verify(self, timeout: float = 10.0) -> VerifyReport:
-        """Verify with a probe kernel that each partition runs on all of its own SMs, and on no others.
+        """Verify with a probe kernel that each partition runs on exactly its SMs.
 
         timeout: seconds, after which it raises RuntimeError.
 
@@ -581,13 +581,13 @@ def partition(
     The remaining SMs become the background partition. exclusive: refuse SMs that a live context uses, instead of
     warning.
 
-    The SMs are those of the device, unless other code has left a part of it to this thread or process: those of a
-    context of other code that is current, or of the primary context, if it has fewer. A context of this package that is
-    current changes nothing; ``context.partition()`` splits its SMs.
+    It splits the SMs of the device. If other code has limited the thread or process, it splits what is left: the SMs of
+    a current context of other code, or of the primary context, if it has fewer. ``context.partition()`` splits the SMs
+    of a context of this package.
 
     among: "free" splits only SMs that no known live context of the process uses (device.resources.sm.free), and claims
-    them in the same step, so that several libraries can share a device without coordination. None then requests all
-    free SMs, and there is no background partition. SMs of a context whose ids are unknown also count as taken.
+    them in the same step. So several libraries can share a device. None then requests all free SMs, and there is no
+    background partition. SMs of a context whose ids are unknown count as taken.
 
     Returns Partitions. Raises SplitError if the requests do not fit or too few SMs are free, ValueError for invalid
     requests, ResourceOverlapError with `exclusive`, and CapturingError during a capture.
