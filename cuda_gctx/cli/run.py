@@ -91,11 +91,12 @@ def _run_in_part(
         else:
             tell(f"cuda-gctx: {TURNS}")
         with Supervision(real.path, strict=strict, verify=wants_proof(verify, real)) as supervision:
-            supervision.start(Program(name, program, environment))
+            try:
+                supervision.start(Program(name, program, environment))
+            except OSError as error:
+                raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
             status = supervision.wait()
             tell(f"\n{supervision}")
     except InterposeError as error:
         raise Failure(str(error)) from None
-    except OSError as error:
-        raise CannotRun(f"cannot run {program[0]}: {error.strerror}") from None
     return status

@@ -18,12 +18,13 @@ import cuda_gctx
 from cuda_gctx.partitions import BACKGROUND, LAYOUT_VARIABLE, Layout, PartitionSpec
 from cuda_gctx.partitions.words import PART_VARIABLE
 
-__all__ = ["InterposeError", "compiled", "environment_of", "installed_driver", "is_tried"]
+__all__ = ["InterposeError", "compiled", "environment_of", "folder_for_sockets", "installed_driver", "is_tried"]
 
 # From this version of glibc on, an auditor costs a program nothing and is called for every way to load a library.
 AUDITED_SINCE = (2, 35)
 # The versions of the drivers that programs in partitions were tried with (docs/evidence).
 TRIED_VERSIONS = (13000,)
+LONGEST_FOR_SOCKETS = 60
 LIBRARY = "libcuda_gctx_interpose.so"
 AUDITOR = "libcuda_gctx_auditor.so"
 
@@ -110,6 +111,12 @@ def part_of(layout: Layout, name: str) -> str:
     return " ".join([name, str(names.index(name)), *groups])
 
 
+def folder_for_sockets() -> str:
+    """The folder for temporary files, or /tmp if its path is too long for sockets, whose paths have 107 bytes."""
+    folder = tempfile.gettempdir()
+    return folder if len(os.fsencode(folder)) <= LONGEST_FOR_SOCKETS else "/tmp"
+
+
 def _links(real: str) -> dict[str, Path]:
     return {
         "libcuda.so.1": compiled(LIBRARY),
@@ -121,9 +128,13 @@ def _links(real: str) -> dict[str, Path]:
 
 def _own_folder() -> Path:
     """The folder of this user for the links. It stays, because background processes may load the library later."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir(), f"cuda-gctx-{os.getuid()}")
-    base.mkdir(mode=0o700, exist_ok=True)
-    found = base.lstat()
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")  # names a folder that is not there after su, or in a container
+    base = Path(runtime if os.path.isdir(runtime) else tempfile.gettempdir(), f"cuda-gctx-{os.getuid()}")
+    try:
+        base.mkdir(mode=0o700, exist_ok=True)
+        found = base.lstat()
+    except OSError as error:
+        raise InterposeError(f"the folder {base} cannot be made ({error.strerror}): set TMPDIR") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise InterposeError(f"{base} belongs to another user or can be written by others: remove it, or set TMPDIR")
     return base

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cuda_gctx import Device
 from cuda_gctx.interop.mps import PIPES, is_mig_slice, mps_settings
-from cuda_gctx.interpose import InterposeError
+from cuda_gctx.interpose import InterposeError, folder_for_sockets
 from cuda_gctx.interpose.supervision import MPS_SERVER, prctl
 
 __all__ = ["MEMORY_VARIABLE", "demand_whole_percentage", "mps_daemon", "terminate_clients"]
@@ -29,14 +29,6 @@ START_S = 10.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NOT_INHERITED = (VISIBLE, "CUDA_INJECTION64_PATH")
 _PR_SET_PDEATHSIG = 1
-# A path of a socket of the daemon must fit into 108 bytes.
-_LONGEST_BASE = 60
-
-
-def _base() -> str:
-    """The folder for the folders of daemons."""
-    folder = tempfile.gettempdir()
-    return folder if len(folder) <= _LONGEST_BASE else "/tmp"
 
 
 def _control(environment: Mapping[str, str], *commands: str) -> subprocess.CompletedProcess[str]:
@@ -133,7 +125,7 @@ def _end_daemon(folder: Path, environment: Mapping[str, str]) -> None:
 
 def _end_abandoned_daemons(environment: Mapping[str, str]) -> None:
     """End the daemons of commands that were killed. A command holds a lock as long as it lives."""
-    for lock in Path(_base()).glob(f"gctx-mps-{os.getuid()}-*/lock"):
+    for lock in Path(folder_for_sockets()).glob(f"gctx-mps-{os.getuid()}-*/lock"):
         with suppress(OSError), lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _end_daemon(lock.parent, environment)
@@ -156,7 +148,7 @@ def mps_daemon(inherited: Mapping[str, str], devices: Sequence[Device]) -> Itera
     if _own_running_daemon(inherited):
         yield {**inherited, **chosen}
         return
-    folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=_base()))
+    folder = Path(tempfile.mkdtemp(prefix=f"gctx-mps-{os.getuid()}-", dir=folder_for_sockets()))
     variables = {PIPES: str(folder), LOGS: str(folder)}
     environment = {key: value for key, value in inherited.items() if key not in NOT_INHERITED} | variables
     with (folder / "lock").open("w") as lock, (folder / "output").open("wb") as output:

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from cuda_gctx._core.text import table
-from cuda_gctx.interpose import LIBRARY, InterposeError
+from cuda_gctx.interpose import LIBRARY, InterposeError, folder_for_sockets
 from cuda_gctx.partitions.words import PART_VARIABLE
 
 __all__ = ["FORWARDED", "Program", "Supervision"]
@@ -89,7 +89,7 @@ class Supervision:
         self._own_groups = False
 
     def __enter__(self) -> Supervision:
-        self._folder = tempfile.TemporaryDirectory(prefix="cuda-gctx-")
+        self._folder = tempfile.TemporaryDirectory(prefix="cuda-gctx-", dir=folder_for_sockets())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self._reports_path)
@@ -170,6 +170,7 @@ class Supervision:
                 self._receive()
                 if len(ended) == len(self._programs):
                     break
+                self._reap()
                 now = time.monotonic()
                 if ending_since is None and (status is not None or until in ended):
                     ending_since = now
@@ -199,6 +200,13 @@ class Supervision:
         if self._strict and not status and self.escapes:
             return 1
         return status or 0
+
+    def _reap(self) -> None:
+        """Take the ended processes that programs have left to this process, which would stay as zombies."""
+        known = {program.process.pid for program in self._programs if program.process is not None}
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in known:
+                os.waitpid(ended.si_pid, 0)
 
     def end(self) -> None:
         """End the programs that run, because another one could not be started."""

@@ -141,6 +141,38 @@ def test_a_layout_that_does_not_fit_fails_in_the_program() -> None:
     assert (done.returncode, "partition decode of device 0 cannot be opened" in done.stderr) == (1, True), done.stderr
 
 
+def test_children_that_a_program_leaves_do_not_stay_as_zombies() -> None:
+    code = """
+import os, pathlib, time
+for _ in range(20):
+    if os.fork() == 0:
+        if os.fork() == 0: time.sleep(0.2)
+        os._exit(0)
+    os.wait()
+def is_zombie(path):
+    try: state, parent = path.read_text().rpartition(")")[2].split()[:2]
+    except OSError: return False
+    return state == "Z" and int(parent) == os.getppid()
+def zombies(): return sum(map(is_zombie, pathlib.Path("/proc").glob("[0-9]*/stat")))
+time.sleep(0.4)
+end = time.monotonic() + 20
+while zombies() > 0 and time.monotonic() < end: time.sleep(0.05)
+print(zombies())
+"""
+    done = child(*AS_DECODE, "--", sys.executable, "-c", code)
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
+
+
+def test_folders_for_temporary_files_may_be_long_or_absent(tmp_path: Path) -> None:
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    done = child(*AS_DECODE, "--", sys.executable, "-c", IN_PART, TMPDIR=str(long), XDG_RUNTIME_DIR="/no/such/folder")
+    assert (done.stdout, "decode      16" in done.stderr) == ("16\n", True), done.stderr
+    (tmp_path / f"cuda-gctx-{os.getuid()}").touch()
+    refused = child(*AS_DECODE, "--", "true", XDG_RUNTIME_DIR=str(tmp_path))
+    assert (refused.returncode, f"{tmp_path}/cuda-gctx-" in refused.stderr) == (1, True), refused.stderr
+
+
 def test_no_escape_of_a_program_with_a_strange_name_is_lost(tmp_path: Path) -> None:
     escape = "from cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuCtxCreate(None, 0, 0)"
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.path[:] = {sys.path!r}")
