@@ -111,12 +111,18 @@ def trace(graphs: Literal["nodes", "whole"] = "nodes") -> BlockTrace:
 
     graphs: "nodes" records each kernel of a graph, "whole" each launch of a graph.
 
-        with cuda_gctx.trace() as found:
-            ...  # work, and a wait for it
-        print(found)
-
     Starts and ends are known, but not launches: only ``cuda-gctx trace`` starts CUPTI before CUDA. Work that still runs
     at the end of the block is not recorded. Raises NoCUPTI if CUPTI is not installed, and RuntimeError if the process
     is traced already.
+
+    Example:
+
+        import cuda_gctx
+        from cuda_gctx import Device, tune
+
+        with Device().partition(control=16, rest=None) as parts, cuda_gctx.trace() as found:
+            tune.spin(parts.control.stream, blocks=16, spin_ns=50_000)
+            parts.sync()
+        print(found)  # the partition of each kernel, and what overlapped
     """
     return BlockTrace(graphs)

@@ -34,6 +34,7 @@ MAIN = [
     cuda_gctx.SMResource,
     cuda_gctx.Stream,
     cuda_gctx.Timeline,
+    cuda_gctx.trace,
     run_mixed_comm,
     tune.overlap,
     verify,
