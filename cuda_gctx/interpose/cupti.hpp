@@ -13,8 +13,6 @@ namespace gctx::cupti {
 constexpr int success = 0;
 
 enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, synchronization = 38, graph = 51 };
-// CUpti_ActivityAttribute.
-enum Attribute : int { device_buffer_size = 0, device_buffer_pool_limit = 2 };
 // CUpti_driver_api_trace_cbid: cuDriverGetVersion, and the two variants of cuGraphLaunch.
 constexpr std::uint32_t call_of_version = 2;
 constexpr std::uint32_t recorded_driver_calls[] = {call_of_version, 514, 515};

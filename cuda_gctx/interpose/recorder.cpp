@@ -92,7 +92,6 @@ struct Functions {
   Imported<int(int)> enable_and_dump;
   Imported<int(int)> disable;
   Imported<int(std::uint8_t)> enable_latencies;
-  Imported<int(int, std::size_t*, void*)> set_attribute;
   Imported<int(std::uint32_t)> flush;
   Imported<int(std::uint8_t*, std::size_t, std::uint8_t**)> next_record;
   Imported<int(void*, std::uint32_t, std::size_t*)> get_dropped;
@@ -106,8 +105,7 @@ struct Functions {
            enable.find(library, "cuptiActivityEnable") && enable_and_dump.find(library, "cuptiActivityEnableAndDump") &&
            disable.find(library, "cuptiActivityDisable") &&
            enable_latencies.find(library, "cuptiActivityEnableLatencyTimestamps") &&
-           set_attribute.find(library, "cuptiActivitySetAttribute") && flush.find(library, "cuptiActivityFlushAll") &&
-           next_record.find(library, "cuptiActivityGetNextRecord") &&
+           flush.find(library, "cuptiActivityFlushAll") && next_record.find(library, "cuptiActivityGetNextRecord") &&
            get_dropped.find(library, "cuptiActivityGetNumDroppedRecords") && finalize.find(library, "cuptiFinalize");
   }
 };
@@ -194,10 +192,6 @@ bool Recorder::begin(const Settings& settings) {
   is_late_ = settings.is_late;
   names_.clear();
   recorded_calls_ = 0;
-  // Bounds what CUPTI keeps on the device: 32 buffers of 1 MiB.
-  std::size_t bytes = std::size_t{1} << 20, buffers = 32, size = sizeof(std::size_t);
-  cupti_.set_attribute(device_buffer_size, &size, &bytes);
-  cupti_.set_attribute(device_buffer_pool_limit, &size, &buffers);
   if (!is_late_) {
     cupti_.enable_latencies(std::uint8_t{1});  // has an effect before CUDA starts only
   }

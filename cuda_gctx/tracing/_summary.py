@@ -78,7 +78,7 @@ class ProcessSummary:
     """A traced process.
 
     has_ended: false if it was killed, which loses the last 200 ms. was_replaced: true if another profiler received the
-    records from some time on. dropped: lost records.
+    records from some time on. dropped: lost records. lost_graphs: launches of graphs without a record of their work.
     """
 
     pid: int
@@ -86,6 +86,7 @@ class ProcessSummary:
     has_ended: bool
     was_replaced: bool
     dropped: int
+    lost_graphs: int
     error_ns: int
 
 
@@ -157,6 +158,12 @@ class Summary:
             "is missing"
             for process in self.processes
             if process.was_replaced
+        ]
+        lines += [
+            f"process {process.pid} ({process.program}): the work of {process.lost_graphs} launches of graphs is missing, "
+            "because it had not ended, or CUPTI lost it"
+            for process in self.processes
+            if process.lost_graphs
         ]
         return "\n".join(lines)
 
@@ -288,7 +295,9 @@ def summary(processes: Sequence[Process], lanes: Sequence[Lane], marks: Sequence
     return Summary(
         seconds=seconds,
         processes=tuple(
-            ProcessSummary(one.pid, one.program, one.has_ended, one.was_replaced, one.dropped, one.error_ns)
+            ProcessSummary(
+                one.pid, one.program, one.has_ended, one.was_replaced, one.dropped, one.lost_graphs, one.error_ns
+            )
             for one in processes
         ),
         lanes=tuple(map(_lane, lanes)),

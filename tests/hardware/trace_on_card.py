@@ -214,7 +214,6 @@ def in_a_block() -> None:
             torch.cuda.synchronize()
         after_profiler = [one.count for one in found.summary().kernels]
         profiles.append(profiled())
-        us.append(us_of_launches())
     answer(
         kernels=kernels,
         us=us,
@@ -518,7 +517,7 @@ def block() -> Answer:
         "explain names the kernel outside": any("exp" in cause for cause in said["causes"]),
         "torch.profiler sees all afterwards": said["profiles"] == [IN_CONTROL] * 2,
         "a block after it sees its kernel": said["after_profiler"] == [1],
-        "launches cost what they did": said["us"][-1] < 1.15 * said["us"][0],
+        "launches cost what they did": max(said["us"]) < 1.25 * said["us"][0],
     }
     return {"wrong": [check for check, holds in checks.items() if not holds], **said}
 

@@ -45,6 +45,19 @@ def test_a_graph_without_times_stands_at_its_launch(tmp_path: Path) -> None:
     assert (control.graphs, control.busy_ns) == (1, 0)
 
 
+def test_launches_of_graphs_without_any_record_are_counted_and_told(tmp_path: Path) -> None:
+    kernel = record(Tag.KERNEL, context=2, stream=7, correlation=9, start=300, end=400, name=1, graph=5)
+    launches = b"".join(record(Tag.LAUNCH, correlation=number, start=180, end=190) for number in (8, 9, 10))
+    process = process_of(HEAD + kernel + launches, tmp_path)
+    found = summary([process], lanes_of([process], {}), [])
+    assert found.processes[0].lost_graphs == 2
+    assert "2 launches of graphs" in str(found)
+    process = process_of(HEAD + kernel + record(Tag.LAUNCH, correlation=9, start=180, end=190), tmp_path)
+    found = summary([process], lanes_of([process], {}), [])
+    assert found.processes[0].lost_graphs == 0
+    assert "launches of graphs" not in str(found)
+
+
 def test_the_most_certain_pair_of_clocks_counts(tmp_path: Path) -> None:
     assert process_of(HEAD, tmp_path).error_ns == 9
 

@@ -282,10 +282,6 @@ CUPTI_STAND_IN int cuptiActivityEnableLatencyTimestamps(std::uint8_t enable) {
   return success;
 }
 
-CUPTI_STAND_IN int cuptiActivitySetAttribute(int, std::size_t* size, void* value) {
-  return size != nullptr && value != nullptr ? success : invalid_parameter;
-}
-
 CUPTI_STAND_IN int cuptiActivityGetNumDroppedRecords(void*, std::uint32_t, std::size_t* dropped) {
   State& here = state();
   const std::lock_guard lock(here.mutex);
