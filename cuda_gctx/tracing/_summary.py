@@ -160,8 +160,8 @@ class Summary:
             if process.was_replaced
         ]
         lines += [
-            f"process {process.pid} ({process.program}): the work of {process.lost_graphs} launches of graphs is missing, "
-            "because it had not ended, or CUPTI lost it"
+            f"process {process.pid} ({process.program}): the work of {process.lost_graphs} launches of graphs is "
+            "missing, because it had not ended, or CUPTI lost it"
             for process in self.processes
             if process.lost_graphs
         ]
