@@ -87,12 +87,14 @@ class Supervision:
         self._looked_at: set[tuple[int, int]] = set()
         self._signals: list[int] = []
         self._own_groups = False
+        self._others: set[int] = set()  # children of this process that are no programs
 
     def __enter__(self) -> Supervision:
         self._folder = tempfile.TemporaryDirectory(prefix="cuda-gctx-", dir=folder_for_sockets())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         self._socket.bind(self._reports_path)
+        self._others = set(self._descendants())
         # Children of children that end stay below this process, where the poll finds them.
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
         return self
@@ -187,6 +189,7 @@ class Supervision:
                     if before_kill is not None:
                         before_kill(self._descendants())
                     self._send(signal.SIGKILL)
+                    self._send_to_strays(signal.SIGKILL)
                 if now - looked > POLL_S:
                     looked = now
                     self._look_for_escapes()
@@ -194,8 +197,9 @@ class Supervision:
                 with suppress(BlockingIOError):
                     while os.read(woken, 512):
                         pass
-        if self._own_groups:
-            self._send(signal.SIGTERM)  # processes that the programs have left behind
+        if self._own_groups:  # the programs may have left processes behind
+            self._send(signal.SIGTERM)
+            self._send_to_strays(signal.SIGTERM)
         self._receive()
         if self._strict and not status and self.escapes:
             return 1
@@ -228,6 +232,14 @@ class Supervision:
                         os.killpg(process.pid, number)
                     else:
                         process.send_signal(number)
+
+    def _send_to_strays(self, number: int) -> None:
+        """Send a signal to processes that have left the groups of their programs, as servers and launchers do."""
+        groups = {program.process.pid for program in self._programs if program.process is not None}
+        for pid in self._descendants():
+            with suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) not in groups:
+                    os.kill(pid, number)
 
     # ---- reports
 
@@ -262,6 +274,7 @@ class Supervision:
     # ---- processes without the library
 
     def _descendants(self) -> list[int]:
+        """The processes that the programs have started. A daemon that ran before and its servers are none of them."""
         children: dict[int, list[int]] = {}
         for entry in os.listdir("/proc"):
             if entry.isdigit():
@@ -272,7 +285,8 @@ class Supervision:
         found: list[int] = []
         waiting = [os.getpid()]
         while waiting:
-            waiting += (below := children.get(waiting.pop(), []))
+            below = [pid for pid in children.get(waiting.pop(), []) if pid not in self._others]
+            waiting += below
             found += below
         return found
 

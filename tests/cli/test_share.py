@@ -252,6 +252,19 @@ def test_a_program_that_is_killed_ends_the_others(share: Callable[..., Completed
     assert share("a=16", "--", *commands[0], ":", "b=16", "--", *commands[1]).returncode == 137
 
 
+def test_children_in_sessions_of_their_own_end_with_the_command(
+    environment: dict[str, str], share: Callable[..., CompletedProcess[str]]
+) -> None:
+    start = f"import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAIT!r}], start_new_session=True)"
+    # The end of the output is that of each process that has the pipe.
+    killed = share("a=16", "--", *python(f"{start}; os.kill(os.getpid(), 9)"), ":", "b=16", "--", *python(WAIT))
+    assert killed.returncode == 137, killed.stderr
+    process = begin(environment, "a=16", "--", *python(f"{start}; os.wait()"), ":", "b=16", "--", *python(WAIT))
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
 def test_an_escape_of_one_program_is_a_failure_with_strict(share: Callable[..., CompletedProcess[str]]) -> None:
     escape = python("from cuda.bindings import driver as cu\ncu.cuInit(0)\ncu.cuCtxCreate(None, 0, 0)")
     words = ("a=16", "--", "true", ":", "b=16", "--", *escape, ":", "c=16", "--", *python(SMS))
