@@ -90,34 +90,6 @@ void hide_green(CUgreenCtx* green) {
   }
 }
 
-// The device whose part was current on this thread at a reset. A primary context would stay current.
-thread_local CUdevice left_current = -1;
-
-CUresult reset(CUdevice device, decltype(&::cuDevicePrimaryCtxReset_v2) call) {
-  CUcontext primary = nullptr;
-  const Part* const current = current_part();
-  const bool is_current = current != nullptr && current->device == device;
-  // A reset waits for work, which the end of a green context does not.
-  if (has_part() && real.cuDevicePrimaryCtxRetain(&primary, device) == CUDA_SUCCESS) {
-    CUcontext popped = nullptr;
-    if (real.cuCtxPushCurrent_v2(primary) == CUDA_SUCCESS) {
-      real.cuCtxSynchronize();
-      real.cuCtxPopCurrent_v2(&popped);
-    }
-    real.cuDevicePrimaryCtxRelease_v2(device);
-    if (Part* const part = opened_part(device); part != nullptr) {
-      forget_streams(*part);
-      forget_probe(*part);
-    }
-    close_part(device);
-  }
-  const CUresult result = call(device);
-  if (is_current && real.cuCtxSetCurrent(nullptr) == CUDA_SUCCESS) {
-    left_current = device;
-  }
-  return result;
-}
-
 template <typename Call>
 CUresult on_primary(CUcontext context, const Call& call) {
   CUcontext popped = nullptr;
@@ -125,6 +97,26 @@ CUresult on_primary(CUcontext context, const Call& call) {
   if (result == CUDA_SUCCESS) {
     result = call();
     real.cuCtxPopCurrent_v2(&popped);
+  }
+  return result;
+}
+
+// The device whose part was current on this thread at a reset. A primary context would stay current.
+thread_local CUdevice left_current = -1;
+
+CUresult reset(CUdevice device, decltype(&::cuDevicePrimaryCtxReset_v2) call) {
+  const Part* const current = current_part();
+  const bool is_current = current != nullptr && current->device == device;
+  if (Part* const part = opened_part(device); part != nullptr) {
+    // A reset waits for work, which the end of a green context does not.
+    on_primary(part->primary.load(), [] { return real.cuCtxSynchronize(); });
+    forget_streams(*part);
+    forget_probe(*part);
+    close_part(device);
+  }
+  const CUresult result = call(device);
+  if (is_current && real.cuCtxSetCurrent(nullptr) == CUDA_SUCCESS) {
+    left_current = device;
   }
   return result;
 }

@@ -331,6 +331,16 @@ print(sms_of(ask(cu.cuCtxGetCurrent())), [ask(cu.cuDevicePrimaryCtxGetState(numb
     assert answers(code, machine="h200@13.0,devices=3") == "16\n16 [0, 1, 0]"
 
 
+def test_a_reset_of_a_device_that_was_not_used_creates_no_context() -> None:
+    code = """
+import ctypes, json
+driver = ctypes.CDLL("libcuda.so.1")
+driver.softwareDriverCalls.restype = ctypes.c_char_p
+print(cu.cuDevicePrimaryCtxReset(0)[0].name, "cuDevicePrimaryCtxRetain" in json.loads(driver.softwareDriverCalls()))
+"""
+    assert answers(code) == "CUDA_SUCCESS False"
+
+
 def test_a_context_of_the_program_is_passed_on_and_strict_refuses_it() -> None:
     code = "answer = cu.cuCtxCreate(None, 0, device)\nprint(answer[0].name, sms_of(ask(cu.cuCtxGetCurrent())))"
     assert answers(code) == "CUDA_SUCCESS 132"
