@@ -1,4 +1,4 @@
-"""Random programs on the NULL stream, blocking streams and the stream of a thread have the results of calls in order."""
+"""Random programs on the NULL stream, blocking streams and the stream of a thread compute what their calls say."""
 
 from __future__ import annotations
 
