@@ -135,8 +135,7 @@ class Process:
     """The records of a process.
 
     error_ns: how far its times may be from those of other processes. has_ended: false if it was killed. was_replaced:
-    true if another profiler received the records from some time on. lost_graphs: launches of graphs without a record of
-    their work.
+    true if another profiler received the records from some time on.
     """
 
     pid: int
@@ -145,7 +144,6 @@ class Process:
     streams: dict[Place, StreamItems] = field(default_factory=dict)
     waits: list[tuple[int, int, int]] = field(default_factory=list)  # context, start, end
     dropped: int = 0
-    lost_graphs: int = 0
     error_ns: int = 0
     has_ended: bool = False
     was_replaced: bool = False
@@ -221,8 +219,6 @@ def read_process(path: Path) -> Process:
     # The pair of clocks that were read in the shortest time.
     there, here, process.error_ns = min(clocks, key=lambda clock: clock[2], default=(0, 0, 0))
     shift = here - there
-    recorded = {-time for items in process.streams.values() for time in items.queued if time < 0}
-    process.lost_graphs = len(launches.keys() - recorded)
     for items in process.streams.values():
         items.settle(shift, launches)
     process.waits = sorted((context, start + shift, end + shift) for context, start, end in process.waits)

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from heapq import merge
 from itertools import combinations, compress
 
 from cuda_gctx._core.text import table
@@ -19,6 +20,8 @@ __all__ = ["Summary", "summary"]
 
 SCHEMA = 1
 MOST_ROWS = 10
+# Shorter waits without recorded work are those for launches.
+LONG_NS, LARGE_SHARE = 100_000_000, 0.1
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,8 @@ class ProcessSummary:
     """A traced process.
 
     has_ended: false if it was killed, which loses the last 200 ms. was_replaced: true if another profiler received the
-    records from some time on. dropped: lost records. lost_graphs: launches of graphs without a record of their work.
+    records from some time on. dropped: lost records. waited_for_nothing_ns: waits of the host during which no work of
+    the process was recorded.
     """
 
     pid: int
@@ -86,7 +90,7 @@ class ProcessSummary:
     has_ended: bool
     was_replaced: bool
     dropped: int
-    lost_graphs: int
+    waited_for_nothing_ns: int
     error_ns: int
 
 
@@ -160,10 +164,10 @@ class Summary:
             if process.was_replaced
         ]
         lines += [
-            f"process {process.pid} ({process.program}): the work of {process.lost_graphs} launches of graphs is "
-            "missing, because it had not ended, or CUPTI lost it"
+            f"process {process.pid} ({process.program}) waited {in_words(process.waited_for_nothing_ns)} for the GPU "
+            "while no work of it was recorded: CUPTI may have lost records"
             for process in self.processes
-            if process.lost_graphs
+            if process.waited_for_nothing_ns > max(LONG_NS, LARGE_SHARE * self.seconds * 1e9)
         ]
         return "\n".join(lines)
 
@@ -272,6 +276,15 @@ def _wanted(lane: Lane) -> Spans:
     )
 
 
+def _waited_for_nothing(process: Process, lanes: Sequence[Lane]) -> int:
+    """The time in which the host waited and no work was recorded. Unknown, and 0, with graphs that have no times."""
+    if any(Tag.GRAPH in items.kinds for lane in lanes for items in lane.streams.values()):
+        return 0
+    waits = united((start, end) for _, start, end in process.waits)
+    busy = united(merge(*(lane.busy for lane in lanes)))
+    return waits.total - _common(waits, busy, 0)
+
+
 def _pairs(lanes: Sequence[Lane]) -> list[Pair]:
     parts = [lane for lane in lanes if not lane.is_outside]
     wanted = {id(lane): _wanted(lane) for lane in parts} if len(parts) > 1 else {}
@@ -296,7 +309,13 @@ def summary(processes: Sequence[Process], lanes: Sequence[Lane], marks: Sequence
         seconds=seconds,
         processes=tuple(
             ProcessSummary(
-                one.pid, one.program, one.has_ended, one.was_replaced, one.dropped, one.lost_graphs, one.error_ns
+                one.pid,
+                one.program,
+                one.has_ended,
+                one.was_replaced,
+                one.dropped,
+                _waited_for_nothing(one, [lane for lane in lanes if lane.process is one]),
+                one.error_ns,
             )
             for one in processes
         ),

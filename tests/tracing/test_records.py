@@ -14,6 +14,8 @@ from cuda_gctx.tracing._summary import LaneSummary, summary
 
 from .recorded import HEAD, SHIFT, record
 
+MS = 1_000_000
+
 
 def process_of(data: bytes, folder: Path) -> Process:
     file = folder / "41.loop.py.records"
@@ -45,17 +47,14 @@ def test_a_graph_without_times_stands_at_its_launch(tmp_path: Path) -> None:
     assert (control.graphs, control.busy_ns) == (1, 0)
 
 
-def test_launches_of_graphs_without_any_record_are_counted_and_told(tmp_path: Path) -> None:
-    kernel = record(Tag.KERNEL, context=2, stream=7, correlation=9, start=300, end=400, name=1, graph=5)
-    launches = b"".join(record(Tag.LAUNCH, correlation=number, start=180, end=190) for number in (8, 9, 10))
-    process = process_of(HEAD + kernel + launches, tmp_path)
+@pytest.mark.parametrize("work_ms", [10, 950])
+def test_waits_for_work_that_was_not_recorded_are_told(work_ms: int, tmp_path: Path) -> None:
+    kernel = record(Tag.KERNEL, context=2, stream=7, start=1000, end=1000 + work_ms * MS, name=1)
+    waits = [record(Tag.WAIT, context=1, start=1000 + k * 250 * MS, end=1000 + (k + 1) * 250 * MS) for k in range(4)]
+    process = process_of(HEAD + kernel + b"".join(waits), tmp_path)
     found = summary([process], lanes_of([process], {}), [])
-    assert found.processes[0].lost_graphs == 2
-    assert "2 launches of graphs" in str(found)
-    process = process_of(HEAD + kernel + record(Tag.LAUNCH, correlation=9, start=180, end=190), tmp_path)
-    found = summary([process], lanes_of([process], {}), [])
-    assert found.processes[0].lost_graphs == 0
-    assert "launches of graphs" not in str(found)
+    assert found.processes[0].waited_for_nothing_ns == (1000 - work_ms) * MS
+    assert ("waited 990 ms" in str(found)) == (work_ms == 10)
 
 
 def test_the_most_certain_pair_of_clocks_counts(tmp_path: Path) -> None:
