@@ -163,6 +163,7 @@ def test_profiles_say_that_they_are_simulated_and_whether_their_layout_is_known(
     assert head.split()[-1] == "layout"
     assert all("(simulated)" in row and row.split()[-1] in {"recorded", "assumed"} for row in rows)
     assert [row.split()[0] for row in rows if row.split()[-1] == "recorded"] == ["h200", "h100"]
+    assert max(map(len, (head, *rows))) <= 80
 
 
 def test_the_driver_versions_that_are_listed_are_those_that_can_be_simulated() -> None:

@@ -146,9 +146,45 @@ def test_it():
 def test_it_needs_no_other_package(installed: Path, tmp_path: Path) -> None:
     start = START.format(folder=str(installed), module="cuda_software_driver")
     done = subprocess.run(
-        [sys.executable, "-I", "-c", start, "-", "profiles"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-I", "-S", "-c", start, "-", "profiles"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert "NVIDIA H200 (simulated)" in done.stdout, done.stderr
+
+
+def run_from(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """The command ``run`` of the package in a folder, without site-packages."""
+    start = START.format(folder=str(folder), module="cuda_software_driver")
+    words = [sys.executable, "-I", "-S", "-c", start, "-", "run", "--", *command]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_run_works_from_a_folder_with_a_space(installed: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    shutil.copytree(installed, folder, symlinks=True)
+    libraries = "import ctypes; ctypes.CDLL('libcuda.so.1'); print(open('/proc/self/maps').read())"
+    done = run_from(folder, sys.executable, "-c", libraries)
+    assert done.returncode == 0, done.stderr
+    assert {"libcuda_software_driver.so", "libsoftware_driver_keep_ptx.so"} <= set(
+        re.findall(r"lib\w+\.so", done.stdout)
+    )
+    assert "ld.so" not in done.stderr
+
+
+@pytest.mark.parametrize("separator", [":", ";"])
+def test_run_refuses_a_folder_that_the_loaders_path_cannot_contain(
+    installed: Path, tmp_path: Path, separator: str
+) -> None:
+    folder = tmp_path / f"a{separator}folder"
+    shutil.copytree(installed, folder, symlinks=True)
+    done = run_from(folder, "true")
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert str(folder) in line
 
 
 def test_its_wheel_is_under_1_mb(installed: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +50,9 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     command = list(program[1:] if program[:1] == ["--"] else program)
     if not command:
         raise ValueError("no command to run: write it after --")
+    folder = library_folder()
+    if re.search("[:;]", folder):
+        raise RuntimeError(f"the loader's path cannot contain {folder!r}, which has ':' or ';': install it elsewhere")
     spec = make_spec(gpu, driver, devices)
     # Checked here, where the reason is shown, rather than in the program.
     library().configure(spec)
@@ -56,9 +60,10 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     environment["CUDA_SOFTWARE_DRIVER_MACHINE"] = spec
     environment.pop("CUDA_GCTX_DRIVER", None)  # programs that use cuda_gctx open libcuda.so.1 too
     inherited = environment.get("LD_LIBRARY_PATH")
-    environment["LD_LIBRARY_PATH"] = library_folder() + (os.pathsep + inherited if inherited else "")
+    environment["LD_LIBRARY_PATH"] = folder + (os.pathsep + inherited if inherited else "")
     environment["PATH"] = os.pathsep.join([programs_folder(), environment.get("PATH", os.defpath)])
-    keeper = os.path.join(library_folder(), "libsoftware_driver_keep_ptx.so")
+    # By name, which the loader looks up in LD_LIBRARY_PATH: a path in LD_PRELOAD ends at a space.
+    keeper = "libsoftware_driver_keep_ptx.so"
     environment["LD_PRELOAD"] = os.pathsep.join(filter(None, [keeper, environment.get("LD_PRELOAD")]))
     print(f"running on a simulated machine: {spec}", file=sys.stderr)
     sys.stderr.flush()
@@ -107,11 +112,11 @@ def profiles(as_json: bool) -> None:
         "name": "name",
         "compute_capability": "compute",
         "sm_count": "SMs",
-        "min_partition": "minimum",
-        "alignment": "alignment",
+        "min_partition": "min",
+        "alignment": "align",
         "layout": "layout",
     }
-    line = "{key:7}  {name:35}  {compute_capability:>7}  {sm_count:>3}  {min_partition:>7}  {alignment:>9}  {layout}"
+    line = "{key:7}  {name:35}  {compute_capability:>7}  {sm_count:>3}  {min_partition:>3}  {alignment:>5}  {layout}"
     for card in (titles, *cards()):
         print(line.format(**card))
 
