@@ -42,9 +42,15 @@ def _request(word: str) -> Request:
     if word == REST:
         return None
     try:
-        return int(word)
+        count = int(word)
     except ValueError:
-        pass
+        return _share(word)
+    if count == 0:
+        raise ValueError(f"0 SMs: leave the partition out, or write {REST!r} for all remaining SMs")
+    return count
+
+
+def _share(word: str) -> float:
     try:
         share = float(word)
     except ValueError:

@@ -239,6 +239,7 @@ def test_a_device_that_is_not_there_ends_with_3(sim: Callable[..., Any]) -> None
         (["plan", "1.5"], "a share of a device (a float above 0 and below 1), not 1.5"),
         (["plan", "1.0"], "'1.0' is not a fraction below 1: write 'rest' for all remaining SMs"),
         (["plan", "-5"], "-5 is negative"),
+        (["plan", "a=0"], "0 SMs: leave the partition out, or write 'rest' for all remaining SMs"),
         (["plan", "16", "--foo"], "No such option"),
         (["verify", "a=" + "9" * 400], "sms must be an int from 0 to 1000000, not 9"),
         (["plan", "device=8"], "'device' cannot be the name of a partition"),
