@@ -189,10 +189,10 @@ cdef class SMResource:
 
     @property
     def coscheduled_alignment(self):
-        """The size of the sets that its SMs form, each in one GPC, which bounds thread-block clusters.
+        """How many of its SMs are guaranteed to share a GPC, which bounds thread-block clusters.
 
-        Of a group it is what can be promised: the same counts with it as their `coscheduled_sm_count` fit as well. It
-        is 2 where units of the driver may be pieced together from several GPCs.
+        Repeating a split with the counts and alignments that its groups report always succeeds. It is 2 where the
+        driver may combine SMs of several GPCs.
         """
         return self._sm.get().promised()
 
