@@ -10,6 +10,11 @@ cdef cpp.Runtime* active_runtime() except NULL:
     return &cpp.Runtime.active()
 
 
+def demand_not_forked():
+    """Raise ForkedError in a forked child. Objects that the parent has kept are of no use there."""
+    cpp.demand_not_forked()
+
+
 cdef int register_software_driver() except -1:
     """Tell the core where Python finds the software driver: an editable install is not next to this package."""
     from importlib.util import find_spec

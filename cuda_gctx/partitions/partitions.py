@@ -24,6 +24,7 @@ from cuda_gctx._core.extension import (
     capturing_stream,
     close_together,
     context_stream,
+    demand_not_forked,
     max_cluster_size,
     max_clusters,
     note_sm_ids,
@@ -132,6 +133,7 @@ class Partition:
     @property
     def context(self) -> Context:
         """The green context. It closes with the partitions; a later request for its SMs gets the driver's context."""
+        demand_not_forked()
         if self._context.is_closed:
             raise ClosedPartitionsError(f"partition {self.name} has been closed")
         return self._context
@@ -166,6 +168,7 @@ class Partition:
         """The stream of the partition. It belongs to the context, and its handle is valid as long as the driver's
         context exists, also after the partitions have been closed.
         """
+        demand_not_forked()
         stream = self._stream
         if stream is None or stream.is_closed:
             stream = self._stream = context_stream(self.context)
@@ -177,6 +180,7 @@ class Partition:
 
         number: at most 1024.
         """
+        demand_not_forked()
         number = as_int("number", number, 1, MOST_STREAMS)
         level = StreamOptions(priority=priority).priority or 0
         streams = self._pools.get(level, ())

@@ -20,6 +20,7 @@ from cuda_gctx._core.extension import (
     Switching,
     any_has_capture,
     as_int,
+    demand_not_forked,
     is_capturing,
     is_idle,
     spelling,
@@ -145,6 +146,7 @@ class PartitionPool:
         captures a graph. The driver does not report streams of other libraries: if one may be capturing, pass it as
         `stream` (any object with ``__cuda_stream__``).
         """
+        demand_not_forked()
         spelled = spelling(requests, named)
         try:
             parts = self._prepared[spelled]

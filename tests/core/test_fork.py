@@ -25,12 +25,19 @@ FORKS_OF_ONE = 10  # of one process, the first of which may come before the driv
 PROGRAM = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking: that is what is tested
-from cuda_gctx import (Context, ContextOptions, Device, EventOptions, SMResourceOptions, Stream, StreamOptions, system)
+from cuda_gctx import (
+    Context, ContextOptions, Device, EventOptions, PartitionPool, ResourceOverlapWarning, SMResourceOptions, Stream,
+    StreamOptions, system)
 dev = Device(0)
 groups, rest = dev.resources.sm.split(SMResourceOptions([8, 16]))
 ctx = dev.create_context(ContextOptions([groups[0]]))
 stream, event = ctx.create_stream(), ctx.create_event()
 handles = (ctx.handle, stream.handle)
+warnings.simplefilter("ignore", ResourceOverlapWarning)
+pool = PartitionPool(dev)
+parts = pool.prepare(a=16, b=None)
+part = parts.a
+lent = (part.stream, *part.stream_pool(2))
 tries = {
     "Device()": lambda: Device(),
     "Device(0)": lambda: Device(0),
@@ -67,6 +74,13 @@ tries = {
     "event.sync": lambda: event.sync(),
     "event.is_done": lambda: event.is_done,
     "event.handle": lambda: event.handle,
+    "part.context": lambda: part.context,
+    "part.stream": lambda: part.stream,
+    "part.stream_pool": lambda: part.stream_pool(1),
+    "part.create_stream": lambda: part.create_stream(),
+    "parts.verify": lambda: parts.verify(),
+    "pool.prepare": lambda: pool.prepare(a=16, b=None),
+    "pool.switch": lambda: pool.switch(a=16, b=None),
     "system": lambda: system.driver_version,
     "Context.from_handle": lambda: Context.from_handle(handles[0]),
     "Stream.from_handle": lambda: Stream.from_handle(handles[1]),
@@ -93,12 +107,12 @@ else:
 ENDINGS = {
     "leaving things to the interpreter": "pass",
     "closing everything": """
-    for thing in (event, stream, ctx):
+    for thing in (event, stream, ctx, pool):
         try:
             thing.close()
         except RuntimeError:
             pass
-    del event, stream, ctx, dev, groups, rest""",
+    del event, stream, ctx, dev, groups, rest, pool, parts, part, lent""",
     "sys.exit": "sys.exit(0)",
 }
 
