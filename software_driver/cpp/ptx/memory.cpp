@@ -50,7 +50,8 @@ Pointers pointers_of(Run& run, Space space, const Addresses& addresses, unsigned
         const bool is_bad = at > last || (addresses[lane] & (size - 1)) != 0;
         wrong |= is_bad ? lane_bit[lane] : 0;
         uneven |= addresses[lane] ^ (addresses[0] + std::uint64_t{lane} * size);
-        pointers[lane] = span.host + at;
+        // A lane that takes no part has any address.
+        pointers[lane] = reinterpret_cast<Pointers::value_type>(reinterpret_cast<std::uintptr_t>(span.host) + at);
       }
       if ((wrong & run.mask) == 0) {
         block.count_bytes(std::uint64_t{size} * static_cast<unsigned>(std::popcount(run.mask)));
