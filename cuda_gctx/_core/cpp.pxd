@@ -447,8 +447,9 @@ cdef extern from "_core/call.hpp" namespace "gctx":
     int wait_context "gctx::call<&gctx::wait_context>"(Slot[ContextBox]&, Slot[ContextBox]&) except -1
 
     # Graphs:
-    int begin_capture "gctx::call<&gctx::begin_capture>"(Slot[StreamBox]&, CUstreamCaptureMode) except -1
+    uint64_t begin_capture "gctx::call<&gctx::begin_capture>"(Slot[StreamBox]&, CUstreamCaptureMode) except? 0
     int end_capture "gctx::make<&gctx::end_capture>"(Slot[GraphBox]&, Slot[StreamBox]&) except -1
+    int abandon_capture "gctx::call<&gctx::abandon_capture>"(Slot[StreamBox]&, uint64_t) except -1
     size_t node_count "gctx::call<&gctx::GraphBox::node_count>"(Slot[GraphBox]&) except? 0
     int adopt_graph "gctx::make<&gctx::adopt_graph>"(Slot[GraphBox]&, Runtime&, CUgraph) except -1
     int instantiate "gctx::make<&gctx::instantiate>"(Slot[GraphExecBox]&, Slot[GraphBox]&, cbool) except -1

@@ -191,6 +191,8 @@ cdef class Capture:
     # Its own handle while a block begins, is open or ends, so that the capture ends also if the stream is closed there.
     cdef cpp.Slot[cpp.StreamBox] _capturing
     cdef bint _is_open
+    # The driver's number of the capture.
+    cdef uint64_t _number
     cdef int _mode
     cdef object _thread
     cdef Graph _graph
@@ -209,7 +211,7 @@ cdef class Capture:
         self._capturing.share(self._stream._slot)
         self._graph = None
         try:
-            cpp.begin_capture(self._capturing, <cpp.CUstreamCaptureMode>self._mode)
+            self._number = cpp.begin_capture(self._capturing, <cpp.CUstreamCaptureMode>self._mode)
             self._thread = get_ident()
             self._is_open = True
         finally:
@@ -241,6 +243,17 @@ cdef class Capture:
             self._capturing.drop()
         if kind is None:
             self._graph = graph
+
+    def __del__(self):
+        # Nobody else can end the capture, and while it lasts, the device takes no new context.
+        if self._is_open and cpp.abandon_capture(self._capturing, self._number):
+            self._is_open = False
+            warnings.warn(
+                f"the block of a capture of {self._stream!r} was dropped before it was left: the capture has ended "
+                "without a graph; use Stream.capture() in a with statement",
+                CUDAWarning,
+                stacklevel=2,
+            )
 
 
 make_only_here(Capture, "a Capture comes from Stream.capture()")

@@ -7,7 +7,7 @@ import ctypes
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,6 +15,7 @@ from cuda_gctx import (
     CapturingError,
     ClosedError,
     CUDAError,
+    CUDAWarning,
     Device,
     EventOptions,
     Graph,
@@ -23,6 +24,7 @@ from cuda_gctx import (
     Partition,
     PartitionPool,
     Partitions,
+    Stream,
     Timeline,
     system,
 )
@@ -212,6 +214,48 @@ def test_a_relaxed_capture_may_end_on_another_thread(parts: Partitions) -> None:
     capture.__enter__()
     on_another_thread(lambda: capture.__exit__(None, None, None))
     assert capture.graph.node_count == 0
+
+
+def drop_an_open_capture(stream: Stream, mode: Literal["global", "thread_local", "relaxed"]) -> None:
+    stream.capture(mode).__enter__()
+    gc.collect()
+
+
+@pytest.mark.parametrize("thread", ["its thread", "another thread"])
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_a_capture_whose_block_is_dropped_ends_with_a_warning(
+    parts: Partitions, dev: Device, mode: Literal["global", "thread_local", "relaxed"], thread: str
+) -> None:
+    stream = parts.a.stream
+    with pytest.warns(CUDAWarning, match=r"was dropped .* the capture has ended without a graph"):
+        if thread == "its thread":
+            drop_an_open_capture(stream, mode)
+        else:
+            blocks = [stream.capture(mode)]
+            blocks[0].__enter__()
+            on_another_thread(blocks.clear)
+    assert stream.is_done
+    with stream.capture() as again:
+        spin(stream, 1, 10_000)
+    assert again.graph.node_count == 1
+    again.graph.close()
+    with dev.create_stream():
+        pass
+
+
+def test_a_dropped_block_leaves_a_later_capture_alone(parts: Partitions) -> None:
+    stream, raw = parts.a.stream, Raw()
+    blocks = [stream.capture("relaxed")]
+    blocks[0].__enter__()
+    graph = ctypes.c_void_p()
+    raw.call("cuStreamEndCapture", ctypes.c_void_p(stream.handle), ctypes.byref(graph))
+    raw.call("cuGraphDestroy", graph)
+    with stream.capture() as later:
+        blocks.clear()
+        gc.collect()
+        spin(stream, 1, 10_000)
+    assert later.graph.node_count == 1
+    later.graph.close()
 
 
 def test_a_capture_that_was_invalidated_raises(parts: Partitions) -> None:

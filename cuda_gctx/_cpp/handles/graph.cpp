@@ -47,6 +47,17 @@ void visit_contexts(const Driver& driver, CUgraph graph, Visit&& visit) {
   }
 }
 
+// The driver's number of the capture that a stream takes part in; 0 if the driver does not tell.
+std::uint64_t capture_of(const Driver& driver, CUstream stream) noexcept {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  if (driver.cuStreamGetCaptureInfo_v3 != nullptr) {
+    driver.note(driver.cuStreamGetCaptureInfo_v3(stream, &status, &id, nullptr, nullptr, nullptr, nullptr),
+                "cuStreamGetCaptureInfo");
+  }
+  return status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? id : 0;
+}
+
 }  // namespace
 
 std::size_t GraphBox::node_count() {
@@ -56,7 +67,7 @@ std::size_t GraphBox::node_count() {
   return count;
 }
 
-void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
+std::uint64_t begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
   const Driver& driver = stream->driver();
   if (stream->is_default()) {
     fail_value("a default stream cannot capture a graph: use another stream of " + stream->context()->label());
@@ -67,6 +78,7 @@ void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode) {
     fail(ErrorKind::capturing, "the stream is already capturing a graph: end that capture first");
   }
   GCTX_CALL(driver, cuStreamBeginCapture, stream->handle(), mode);
+  return capture_of(driver, stream->handle());
 }
 
 GraphHandle end_capture(const StreamHandle& stream) {
@@ -82,6 +94,27 @@ GraphHandle end_capture(const StreamHandle& stream) {
     driver.cuGraphDestroy(handle);
     throw;
   }
+}
+
+bool abandon_capture(const StreamHandle& stream, std::uint64_t id) {
+  if (!stream->runtime().is_usable() || !stream->context()->is_there()) {
+    return false;
+  }
+  const Driver& driver = stream->driver();
+  const RelaxedThread relaxed(driver);
+  if (!is_capturing(driver, stream->handle())) {
+    return false;
+  }
+  if (const std::uint64_t now = capture_of(driver, stream->handle()); now != 0 && now != id) {
+    return false;
+  }
+  CUgraph graph = nullptr;
+  // The capture is over also where the driver refuses its graph, as on another thread than that of its begin (seen on
+  // an H200 with driver 13.0).
+  if (driver.cuStreamEndCapture(stream->handle(), &graph) == CUDA_SUCCESS) {
+    driver.note(driver.cuGraphDestroy(graph), "cuGraphDestroy");
+  }
+  return true;
 }
 
 GraphHandle adopt_graph(Runtime& runtime, CUgraph handle) {

@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -88,9 +89,13 @@ class GraphExecBox : public ContextChild<CUgraphExec> {
   ReusableEvent<EventHandle> joined_;
 };
 
-void begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode);
+// Returns the driver's number of the capture.
+std::uint64_t begin_capture(const StreamHandle& stream, CUstreamCaptureMode mode);
 // Throws if the capture was invalidated; it has ended then as well.
 GraphHandle end_capture(const StreamHandle& stream);
+// Ends a capture that nobody can end any more, and destroys its graph. Returns false, and changes nothing, if the
+// stream does not take part in this capture now.
+bool abandon_capture(const StreamHandle& stream, std::uint64_t id);
 // Adopts a graph of other code, which is not destroyed here. Its context is that of its first kernel, or else of the
 // device that is current.
 GraphHandle adopt_graph(Runtime& runtime, CUgraph handle);
