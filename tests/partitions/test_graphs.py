@@ -216,24 +216,29 @@ def test_a_relaxed_capture_may_end_on_another_thread(parts: Partitions) -> None:
     assert capture.graph.node_count == 0
 
 
-def drop_an_open_capture(stream: Stream, mode: Literal["global", "thread_local", "relaxed"]) -> None:
-    stream.capture(mode).__enter__()
-    gc.collect()
+def on_this_thread(action: Callable[[], object]) -> None:
+    action()
 
 
-@pytest.mark.parametrize("thread", ["its thread", "another thread"])
+def drop_an_open_capture(
+    stream: Stream, mode: Literal["global", "thread_local", "relaxed"], on_thread: Callable[..., object]
+) -> None:
+    blocks = [stream.capture(mode)]
+    blocks[0].__enter__()
+    on_thread(blocks.clear)
+
+
+@pytest.mark.parametrize("on_thread", [on_this_thread, on_another_thread])
 @pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 def test_a_capture_whose_block_is_dropped_ends_with_a_warning(
-    parts: Partitions, dev: Device, mode: Literal["global", "thread_local", "relaxed"], thread: str
+    parts: Partitions,
+    dev: Device,
+    mode: Literal["global", "thread_local", "relaxed"],
+    on_thread: Callable[..., object],
 ) -> None:
     stream = parts.a.stream
     with pytest.warns(CUDAWarning, match=r"was dropped .* the capture has ended without a graph"):
-        if thread == "its thread":
-            drop_an_open_capture(stream, mode)
-        else:
-            blocks = [stream.capture(mode)]
-            blocks[0].__enter__()
-            on_another_thread(blocks.clear)
+        drop_an_open_capture(stream, mode, on_thread)
     assert stream.is_done
     with stream.capture() as again:
         spin(stream, 1, 10_000)
