@@ -12,10 +12,22 @@ namespace gctx::cupti {
 
 constexpr int success = 0;
 
-enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, synchronization = 38, graph = 51 };
+enum Kind : int {
+  copy = 1,
+  fill = 2,
+  driver = 4,
+  runtime = 5,
+  context = 9,
+  kernel = 10,
+  synchronization = 38,
+  graph = 51
+};
 // CUpti_driver_api_trace_cbid: cuDriverGetVersion, and the two variants of cuGraphLaunch.
 constexpr std::uint32_t call_of_version = 2;
 constexpr std::uint32_t recorded_driver_calls[] = {call_of_version, 514, 515};
+// CUpti_runtime_api_trace_cbid: the two variants of cudaGraphLaunch. The nodes of torch's graphs named no launch that was
+// recorded of the driver (seen on an H200).
+constexpr std::uint32_t recorded_runtime_calls[] = {311, 312};
 constexpr std::uint32_t flush_forced = 1;
 
 using Request = void (*)(std::uint8_t** buffer, std::size_t* size, std::size_t* most);
@@ -39,7 +51,7 @@ constexpr Layout of_copy{16, 24, 32, 36, 40, 44, 72, none, 8, none};
 constexpr Layout of_fill{16, 24, 32, 36, 40, 44, 72, none, 8, none};
 constexpr Layout of_graph{8, 16, 24, 32, 36, 4, 28, none, none, none};
 constexpr Layout of_synchronization{8, 16, none, 28, 32, 24, none, none, none, none};
-constexpr Layout of_driver_call{8, 16, none, none, none, 32, none, none, none, none};
+constexpr Layout of_call{8, 16, none, none, none, 32, none, none, none, none};
 constexpr std::size_t function_of_driver_call = 4;
 
 // CUpti_ActivityContext3.

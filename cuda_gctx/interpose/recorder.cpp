@@ -96,10 +96,13 @@ struct Functions {
   Imported<int(std::uint8_t*, std::size_t, std::uint8_t**)> next_record;
   Imported<int(void*, std::uint32_t, std::size_t*)> get_dropped;
   Imported<int(std::uint32_t, std::uint8_t)> enable_driver_call;
+  Imported<int(std::uint32_t, std::uint8_t)> enable_runtime_call;
   Imported<int()> finalize;
 
   bool find(void* library) {
-    enable_driver_call.find(library, "cuptiActivityEnableDriverApi");  // older ones have none
+    // Older ones have none of the two.
+    enable_driver_call.find(library, "cuptiActivityEnableDriverApi");
+    enable_runtime_call.find(library, "cuptiActivityEnableRuntimeApi");
     return get_timestamp.find(library, "cuptiGetTimestamp") &&
            register_callbacks.find(library, "cuptiActivityRegisterCallbacks") &&
            enable.find(library, "cuptiActivityEnable") && enable_and_dump.find(library, "cuptiActivityEnableAndDump") &&
@@ -224,6 +227,11 @@ void Recorder::switch_kinds(bool on) {
   if (cupti_.enable_driver_call) {
     for (const std::uint32_t call : recorded_driver_calls) {
       cupti_.enable_driver_call(call, static_cast<std::uint8_t>(on));
+    }
+  }
+  if (cupti_.enable_runtime_call) {
+    for (const std::uint32_t call : recorded_runtime_calls) {
+      cupti_.enable_runtime_call(call, static_cast<std::uint8_t>(on));
     }
   }
 }
@@ -368,7 +376,9 @@ void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
         ++recorded_calls_;
         return;
       }
-      return timed(Tag::launch, of_driver_call);
+      return timed(Tag::launch, of_call);
+    case runtime:
+      return timed(Tag::launch, of_call);
     case context: {
       Record made{.tag = Tag::context};
       made.device = static_cast<std::uint16_t>(ContextFields::device(record));
