@@ -25,8 +25,8 @@ enum Kind : int {
 // CUpti_driver_api_trace_cbid: cuDriverGetVersion, and the two variants of cuGraphLaunch.
 constexpr std::uint32_t call_of_version = 2;
 constexpr std::uint32_t recorded_driver_calls[] = {call_of_version, 514, 515};
-// CUpti_runtime_api_trace_cbid: the two variants of cudaGraphLaunch. The nodes of torch's graphs named no launch that was
-// recorded of the driver (seen on an H200).
+// CUpti_runtime_api_trace_cbid: the two variants of cudaGraphLaunch. The nodes of torch's graphs named no launch that
+// was recorded of the driver (seen on an H200).
 constexpr std::uint32_t recorded_runtime_calls[] = {311, 312};
 constexpr std::uint32_t flush_forced = 1;
 
