@@ -47,6 +47,16 @@ if "switching" in sys.argv:
             pool.switch(control=control, rest=None)
 """
 
+# A graph of four kernels, captured outside of the partitions; tests append to it.
+CAPTURED = """
+from cuda_gctx import Device, tune
+dev = Device(0)
+with dev.partition(control=16, rest=None) as parts, dev.create_stream() as plain:
+    with plain.capture() as capture:
+        for _ in range(4):
+            tune.spin(plain, 8, 1_000_000)
+"""
+
 
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "cuda_gctx.cli", "trace", *words]
@@ -120,18 +130,15 @@ def test_partitions_that_ran_at_the_same_time_are_a_pair(recorded: Recorded) -> 
 
 
 def test_nodes_of_a_graph_have_queued_since_its_launch_and_not_since_an_earlier_one() -> None:
-    code = """
-from cuda_gctx import Device, tune
-dev = Device(0)
-with dev.partition(control=16, rest=None) as parts, dev.create_stream() as plain:
-    with plain.capture() as capture:
-        for _ in range(4):
-            tune.spin(plain, 8, 1_000_000)
+    code = (
+        CAPTURED
+        + """
     with capture.graph.in_partition(parts.control) as moved:
         for _ in range(9):
             moved.launch(parts.control.stream)
             dev.sync()
 """
+    )
     control = lane(summary("--", sys.executable, "-c", code), "control")
     assert control["kernels"] == 9 * 4
     assert control["queueing_p50_ns"] == pytest.approx(1.5e6, abs=0.6e6)
@@ -144,13 +151,9 @@ def test_whole_graphs_are_launches_and_no_kernels() -> None:
 
 
 def test_whole_graphs_that_run_at_once_are_counted_once() -> None:
-    code = """
-from cuda_gctx import Device, tune
-dev = Device(0)
-with dev.partition(control=16, rest=None) as parts, dev.create_stream() as plain:
-    with plain.capture() as capture:
-        for _ in range(4):
-            tune.spin(plain, 8, 1_000_000)
+    code = (
+        CAPTURED
+        + """
     with (
         capture.graph.in_partition(parts.control, ordered=False) as one,
         capture.graph.in_partition(parts.rest, ordered=False) as other,
@@ -160,6 +163,7 @@ with dev.partition(control=16, rest=None) as parts, dev.create_stream() as plain
             other.launch(parts.rest.stream)
         dev.sync()
 """
+    )
     found = summary("--graphs", "whole", "--", sys.executable, "-c", code)
     for name in ("control", "rest"):
         assert (lane(found, name)["kernels"], lane(found, name)["graphs"]) == (0, 5)
