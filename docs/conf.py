@@ -49,7 +49,7 @@ add_module_names = False
 html_theme = "furo"
 html_title = f"cuda_gctx {release}"
 templates_path = ["_templates"]
-# Those of the theme, and the link to the other versions.
+# The parts of the theme, and the link to the other versions.
 html_sidebars = {
     "**": [
         "sidebar/brand.html",

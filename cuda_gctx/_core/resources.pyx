@@ -189,7 +189,7 @@ cdef class SMResource:
 
     @property
     def coscheduled_alignment(self):
-        """How many of its SMs are guaranteed to share a GPC, which bounds thread-block clusters.
+        """The number of its SMs that are guaranteed to share a GPC, which bounds thread-block clusters.
 
         Repeating a split with the counts and alignments that its groups report always succeeds. It is 2 where the
         driver may combine SMs of several GPCs.

@@ -35,7 +35,7 @@ def words(text: str) -> set[str]:
 
 
 def is_long_word_or_command(line: str) -> bool:
-    """Whether a line cannot be wrapped: a path, or a command to copy."""
+    """True for a line that cannot be wrapped: a path, or a command to copy."""
     return " " not in line.strip() or line.startswith(("echo ", "CUDA driver ", "driver: "))
 
 

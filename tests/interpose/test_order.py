@@ -9,7 +9,8 @@ from .common import answers
 pytestmark = pytest.mark.sim_only
 
 # Each stream changes a cell of its own, by the cell of the NULL stream; the NULL stream changes its cell by any other.
-# As the NULL stream is ordered with the other streams, the cells are those of a model in which each call ends at once.
+# The NULL stream is ordered with the other streams, so that the cells are those of a model in which each call ends at
+# once.
 CODE = r"""
 import ctypes, random
 MIX = b'''.version 8.0

@@ -62,7 +62,7 @@ def run(gpu: str, driver: str | None, devices: int, program: Sequence[str]) -> i
     inherited = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = folder + (os.pathsep + inherited if inherited else "")
     environment["PATH"] = os.pathsep.join([programs_folder(), environment.get("PATH", os.defpath)])
-    # By name, which the loader looks up in LD_LIBRARY_PATH: a path in LD_PRELOAD ends at a space.
+    # The loader looks a name up in LD_LIBRARY_PATH: a path in LD_PRELOAD ends at a space.
     keeper = "libsoftware_driver_keep_ptx.so"
     environment["LD_PRELOAD"] = os.pathsep.join(filter(None, [keeper, environment.get("LD_PRELOAD")]))
     print(f"running on a simulated machine: {spec}", file=sys.stderr)

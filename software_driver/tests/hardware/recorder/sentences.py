@@ -916,7 +916,7 @@ def _(world: World) -> None:
 
 
 def after_its_green_context(world: World) -> tuple[int, int]:
-    """What a question about a stream and the stream's end answer when the stream's green context is gone."""
+    """The answers of a question about a stream, and of its end, when the stream's green context is gone."""
     stream = world.out("cuGreenCtxStreamCreate", world["CUgreenCtx"], 1, 0)
     world.must("cuGreenCtxDestroy", world["CUgreenCtx"])
     return world.code("cuStreamQuery", stream), world.code("cuStreamDestroy_v2", stream)
