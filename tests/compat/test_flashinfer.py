@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
@@ -669,3 +670,25 @@ def test_flashinfers_tests_find_the_drop_in_in_its_place(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+# Rows of the table of refusals that no other test runs.
+REFUSED: list[tuple[type[Exception], Callable[[], Any]]] = [
+    (ValueError, lambda: split_resource_by_sm_count(0, get_device_resource(0), [0])),
+    (ValueError, lambda: split_resource(get_device_resource(0), 0, 8)),
+    (RuntimeError, lambda: split_resource(get_device_resource(0), 1, 1 << 40)),
+    (TypeError, lambda: split_resource(get_device_resource(0), 1.0, 8)),  # type: ignore[arg-type]
+    (TypeError, lambda: split_resource(get_device_resource(0), True, 8)),
+    (TypeError, lambda: split_resource(object(), 1, 8)),  # type: ignore[arg-type]
+    (TypeError, lambda: create_green_ctx_streams(0, [object()])),  # type: ignore[list-item]
+    (RuntimeError, lambda: get_locality_domain_count("cuda:99")),
+    (ValueError, lambda: get_locality_domain_count("cpu")),
+    (TypeError, lambda: split_device_green_ctx_by_locality_domain("cuda:0", 1)),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("error", "call"), REFUSED)
+def test_refusal_is_the_one_of_the_table(
+    torch: Any, dev: Device, error: type[Exception], call: Callable[[], Any]
+) -> None:
+    refusal(error, call)
