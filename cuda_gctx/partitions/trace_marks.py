@@ -61,9 +61,10 @@ def marks_in(place: str) -> Iterator[None]:
             raise RuntimeError("this process is traced already, and a process has one trace at a time")
         folder = place
     try:
-        for parts in list(_opened.values()):
-            with suppress(RuntimeError):  # closed meanwhile
-                mark("open", parts)
+        for reference in _opened.keyrefs():  # a copy: other threads open layouts meanwhile
+            if (layout := reference()) is not None and (parts := _opened.get(layout)) is not None:
+                with suppress(RuntimeError):  # closed meanwhile
+                    mark("open", parts)
         yield
     finally:
         folder = None
