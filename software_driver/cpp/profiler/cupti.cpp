@@ -46,18 +46,22 @@ using Request = void (*)(std::uint8_t** buffer, std::size_t* size, std::size_t* 
 using Complete = void (*)(void* context, std::uint32_t stream, std::uint8_t* buffer, std::size_t size,
                           std::size_t valid);
 
-struct State {
-  std::mutex mutex;
+// All that ends with cuptiFinalize.
+struct Session {
   std::set<int> kinds;
   std::set<std::uint32_t> calls;
   std::deque<Record> waiting;
-  std::set<std::string> names;                           // kernels' names live as long as the process
   std::map<std::uint64_t, std::uint64_t> graph_starts;   // of launches under way
   std::map<std::uint64_t, std::uint64_t> graph_uploads;  // when the first launch of a graph was queued
   std::size_t dropped = 0;
   bool has_latencies = false;
   Request request = nullptr;
   Complete complete = nullptr;
+};
+
+struct State : Session {
+  std::mutex mutex;
+  std::set<std::string> names;  // kernels' names live as long as the process
 };
 
 State& state() {
@@ -328,12 +332,7 @@ CUPTI_STAND_IN int cuptiFinalize() {
   }
   State& here = state();
   const std::lock_guard lock(here.mutex);
-  here.kinds.clear();
-  here.calls.clear();
-  here.waiting.clear();
-  here.graph_starts.clear();
-  here.request = nullptr;
-  here.complete = nullptr;
+  static_cast<Session&>(here) = Session{};
   return success;
 }
 
