@@ -16,6 +16,16 @@ from cuda_software_driver import library_path
 
 from ..common import CUDA_INCLUDE
 
+# Prints the SM count of the device, and a sum of 1024.
+NUMBA = """
+import numba.cuda, numpy
+@numba.cuda.jit
+def add(x): x[numba.cuda.grid(1)] += 1
+x = numba.cuda.to_device(numpy.zeros(1024, numpy.int32))
+add[8, 128](x)
+print(numba.cuda.get_current_device().MULTIPROCESSOR_COUNT, x.copy_to_host().sum())
+"""
+
 # The first lines of each program in Python.
 BEGIN = """
 from cuda.bindings import driver as cu

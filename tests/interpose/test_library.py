@@ -11,7 +11,7 @@ from cuda_gctx.interpose import InterposeError
 from cuda_software_driver import library_folder
 
 from ..common import needs_cuda_header
-from .common import BEGIN, answers, compiled, part_environment, run_in_part
+from .common import BEGIN, NUMBA, answers, compiled, part_environment, run_in_part
 
 pytestmark = pytest.mark.sim_only
 
@@ -464,15 +464,7 @@ def test_a_program_of_the_runtime_runs_in_the_part(tmp_path: Path, suffix: str) 
 
 def test_numba_runs_in_the_part() -> None:
     pytest.importorskip("numba.cuda", reason="numba-cuda is not installed", exc_type=ImportError)
-    code = """
-import numba.cuda, numpy
-@numba.cuda.jit
-def add(x): x[numba.cuda.grid(1)] += 1
-x = numba.cuda.to_device(numpy.zeros(1024, numpy.int32))
-add[8, 128](x)
-print(numba.cuda.get_current_device().MULTIPROCESSOR_COUNT, x.copy_to_host().sum())
-"""
-    assert answers(code) == "16 1024"
+    assert answers(NUMBA) == "16 1024"
 
 
 def test_cuda_core_runs_in_the_part() -> None:

@@ -15,6 +15,7 @@ import pytest
 from cuda_gctx import Device
 
 from ..conftest import REPOSITORY
+from .common import NUMBA
 
 pytestmark = pytest.mark.gpu_only
 
@@ -236,14 +237,6 @@ second += 1
 back = second.to("cuda:0")
 for i in range(2): torch.cuda.synchronize(i)
 print(torch.cuda.can_device_access_peer(0, 1), bool((back == first + 1).all()))
-"""
-NUMBA = """
-import numba.cuda, numpy
-@numba.cuda.jit
-def add(x): x[numba.cuda.grid(1)] += 1
-x = numba.cuda.to_device(numpy.zeros(1024, numpy.int32))
-add[8, 128](x)
-print(numba.cuda.get_current_device().MULTIPROCESSOR_COUNT, x.copy_to_host().sum())
 """
 NCCL_IN_ONE_PROCESS = """
 import torch
