@@ -81,6 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sim_only: needs the software driver; skipped on a real one")
     config.addinivalue_line("markers", "gpu_only: needs a real GPU; skipped on the software driver")
     config.addinivalue_line("markers", "any_driver: runs on a real driver too, in children and without the fixture dev")
+    config.addinivalue_line("markers", "alone: measures a GPU or needs all of it; tests/on_gpu.py runs its file alone")
     config.addinivalue_line("markers", "long: takes long; run by --long, which 'make long' gives")
     config.stash[uncaptured] = os.dup(2)
     if config.getoption("--real-gpu"):

@@ -2,16 +2,19 @@
 # Builds the package and runs what needs a GPU: the C++ tests, the Python tests that use the driver (tests/on_gpu.py), the
 # benchmarks and the demo.
 #
-#   tests/run_on_gpu.sh [--only STEPS] [--limit SECONDS] [--wheels DIR] [--archive] [OUTPUT]
+#   tests/run_on_gpu.sh [--only STEPS] [--resume SUMMARY] [--limit SECONDS] [--wheels DIR] [--archive] [OUTPUT]
 #
-# OUTPUT (default: $OUT) receives one log per step, the results of the benchmarks, and summary.txt with a line per step.
-# A step that fails does not stop the others, except the build. The exit code is 0 if every step passed.
+# OUTPUT (default: $OUT) receives one log per step, the results of the benchmarks, and summary.txt with a line per step
+# and per file of tests. A step that fails does not stop the others, except the build. The exit code is 0 if every step
+# passed, 1 if one failed, and 75 if none failed and the limit left some out: continue with --resume.
 #
+#   --resume SUMMARY continue a run, on the same machine or on another one. SUMMARY is summary.txt of that run, which
+#                    may be in OUTPUT. Its steps and files of tests that passed do not run again, and their lines are in
+#                    the new summary too. It must be of the same sources (the line "tree") and the same kind of driver.
 #   --only STEPS     steps to run, separated by commas: cpp, tests (or one folder of them: tests/interop), calls,
 #                    partitions, demo, pictures, pages (the blocks of the documents, and examples), record, ptx, contract,
-#                    questions, processes, trace, studies, pairs (ten minutes), control (the tuner at three rates of calls), comm, answers, sanitizers, soak, or all. Default: what takes less than nine minutes
-#                    on 16 cores with an H100, which is cpp,tests,calls,partitions,demo,pictures.
-#   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as failed. Default: 540, with all 3600.
+#                    questions, processes, trace, studies, pairs (ten minutes), control (the tuner at three rates of calls), comm, answers, sanitizers, soak, or all. Default: cpp,tests,calls,partitions,demo,pictures.
+#   --limit SECONDS  limit of the whole run; steps that do not begin in time are reported as "later". Default: 540, with all 3600.
 #   --wheels DIR     a folder of wheels, for machines without a package registry
 #   --archive        leave only summary.txt and results.tar.gz in OUTPUT
 #
@@ -20,7 +23,10 @@
 #           and nothing is installed into it; else a virtual environment is made with pip.
 #   SOAK_SECONDS, SOAK_SEEDS  how long the step soak takes (default: 540), and the seeds of its processes, which share
 #           the card (default: "1 2 3").
-#   WORK    a folder for what is built, kept for the next run (default: a temporary one, removed at the end).
+#   WORK    a folder for what is built, kept for the next run, which does not build the same sources again (default: a
+#           temporary one, removed at the end).
+#   COMMIT  the commit, for the summary, where the sources are no clone.
+#   TEST_FILES  how many files of tests run side by side (default: 4).
 #   CUDA_GCTX_DRIVER=sim  rehearses the same steps on the software driver: everything is then simulated.
 #
 # Without a registry the interpreter needs: Cython>=3.1, scikit-build-core>=0.11, cmake>=3.20, ninja, numpy, cuda-core>=1.0,
@@ -38,10 +44,11 @@ set -u
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 default_steps=cpp,tests,calls,partitions,demo,pictures
 all_steps=$default_steps,pages,record,ptx,contract,questions,processes,trace,studies,pairs,control,comm,answers,sanitizers,soak
-only=$default_steps limit='' wheels='' archive='' output=${OUT:-}
+only=$default_steps resume='' limit='' wheels='' archive='' output=${OUT:-}
 while [ $# -gt 0 ]; do
   case $1 in
     --only) only=${2:-} && shift 2 || usage ;;
+    --resume) resume=${2:-} && shift 2 || usage ;;
     --limit) limit=${2:-} && shift 2 || usage ;;
     --wheels) wheels=${2:-} && shift 2 || usage ;;
     --archive) archive=yes && shift ;;
@@ -59,6 +66,25 @@ for name in ${only//,/ }; do
     *) [ "${name#tests/}" != "$name" ] && [ -d "$repository/$name" ] || { echo "no step $name: $all_steps"; exit 2; } ;;
   esac
 done
+
+# Everything that a step reads; results and evidence may be written between two runs. The commit alone would not do: the
+# sources need not be a clone.
+tree=$(cd "$repository" && find CMakeLists.txt README.md pyproject.toml benchmarks cmake cuda_gctx docs examples software_driver tests tools \
+  \( -name '.*' -o -name __pycache__ -o -path software_driver/build -o -path software_driver/dist -o -path benchmarks/results \
+  -o -path docs/evidence \) -prune -o -type f ! -name '*.so' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-16)
+case ${CUDA_GCTX_DRIVER:-} in
+  sim | sim:*) simulated=yes tree="tree $tree, simulated" ;;
+  *) simulated='' tree="tree $tree" ;;
+esac
+former=''
+if [ -n "$resume" ]; then
+  grep -qxF "$tree" "$resume" || { echo "$resume is no summary of these sources ($tree): run without --resume"; exit 2; }
+  # The results of what passed. What is built may be on another machine.
+  former=$(awk '$2 ~ /^(FAILED|later|again)$/ || /^(tree|every step passed|[0-9]+ steps|[0-9]+ files) / { next }
+    $2 == "ok" && $1 ~ /^(headers|wheels|tools|build|driver|raw|tests|cpp\/build)$/ { next } { print }' "$resume")
+fi
+# passed NAME: whether a former run has passed a step.
+passed() { grep -qE "^$1 +ok " <<<"$former"; }
 
 mkdir -p "$output" || exit 2
 output=$(cd "$output" && pwd)
@@ -84,18 +110,17 @@ case $python in
   *) python=$PWD/$python ;;
 esac
 build=$work/build
-case ${CUDA_GCTX_DRIVER:-} in
-  sim | sim:*) simulated=yes ;;
-  *) simulated='' ;;
-esac
 
-failed=()
+failed=() later=()
 summary=$output/summary.txt
-: >"$summary"
+[ -z "$resume" ] || [ ! -f "$output/results.tar.gz" ] || tar -xzf "$output/results.tar.gz" -C "$output"
+echo "$tree" >"$summary"
+[ -z "$former" ] || echo "$former" >>"$summary"
 note() { echo "$*" | tee -a "$summary"; }
 
-# wanted STEP: whether it was asked for, itself or with its folder.
+# wanted STEP: whether it was asked for, itself or with its folder, and has not passed before.
 wanted() {
+  passed "$1" && return 1
   case ,$only, in
     *,"$1",* | *,"${1%%/*}",*) return 0 ;;
     *) return 1 ;;
@@ -104,26 +129,29 @@ wanted() {
 
 # step NAME SECONDS COMMAND...: runs it under a time limit, with its output in a log, and notes how it ended.
 step() {
-  local name=$1 most=$2 log=$logs/${1//\//.}.log left=$((limit - SECONDS)) begin=$SECONDS code outcome
+  local name=$1 most=$2 log=$logs/${1//\//.}.log left=$((limit - SECONDS)) begin=$SECONDS code outcome remark is_cut=''
   shift 2
+  passed "$name" && return
   if [ $left -lt 5 ]; then
-    failed+=("$name")
-    note "$(printf '%-36s FAILED  %4d s  not run: the limit of %d s is reached' "$name" 0 "$limit")"
+    later+=("$name")
+    note "$(printf '%-38s later   %4d s  not run: the limit of %d s is reached' "$name" 0 "$limit")"
     return 1
   fi
-  [ $most -le $left ] || most=$left
+  [ $most -le $left ] || most=$left is_cut=yes
   timeout -s KILL "$most" "$@" >"$log" 2>&1 </dev/null
   code=$?
-  case $code in
-    0) outcome=ok ;;
+  case $code$is_cut in
+    0*) outcome=ok remark='' ;;
+    75*) outcome=later remark='the limit left files out' ;;
+    137yes) outcome=later remark="cut off by the limit of $limit s" ;;
     137) outcome=FAILED remark="killed, as after its limit of $most s" ;;
     *) outcome=FAILED remark="exit code $code" ;;
   esac
   # The last line of pytest counts the tests.
   [ $outcome = ok ] && remark=$(sed -n 's/^=* *\([0-9].* in [0-9.]*s\).*$/\1/p' "$log" | tail -n 1)
-  note "$(printf '%-36s %-6s  %4d s  %s' "$name" $outcome $((SECONDS - begin)) "$remark")"
+  note "$(printf '%-38s %-6s  %4d s  %s' "$name" $outcome $((SECONDS - begin)) "$remark")"
   [ $outcome = ok ] && return
-  failed+=("$name")
+  [ $outcome = later ] && later+=("$name") || failed+=("$name")
   tail -n 25 "$log"
   return 1
 }
@@ -131,18 +159,17 @@ step() {
 finish() {
   echo
   cat "$summary"
-  if [ ${#failed[@]} -eq 0 ]; then
-    note "every step passed in $SECONDS s"
-  else
-    note "${#failed[@]} steps FAILED in $SECONDS s: ${failed[*]}"
-  fi
+  [ ${#failed[@]} -eq 0 ] || note "${#failed[@]} steps FAILED in $SECONDS s: ${failed[*]}"
+  [ ${#later[@]} -eq 0 ] || note "${#later[@]} steps later, after $SECONDS s: ${later[*]}; continue with --resume summary.txt"
+  [ $((${#failed[@]} + ${#later[@]})) -gt 0 ] || note "every step passed in $SECONDS s"
   if [ -n "$archive" ]; then
     (cd "$output" && find . -mindepth 1 -maxdepth 1 ! -name summary.txt ! -name results.tar.gz -print0 |
       tar -czf results.tar.gz --remove-files --null -T -)
   fi
   echo "logs and results: $output"
-  [ ${#failed[@]} -eq 0 ]
-  exit
+  [ ${#failed[@]} -eq 0 ] || exit 1
+  [ ${#later[@]} -eq 0 ] || exit 75
+  exit 0
 }
 
 # The folder of a cuda.h that is new enough, in the installed packages or in the folder $1.
@@ -160,11 +187,18 @@ EOF
 }
 
 "$python" -c 'import sys; print("Python", sys.version.split()[0], "at", sys.executable)'
-[ -n "$simulated" ] || nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+commit=${COMMIT:-$(git -C "$repository" rev-parse --short HEAD 2>/dev/null)}
+note "commit ${commit:-unknown}, $(date -u +%F), $(
+  [ -n "$simulated" ] && echo "$CUDA_GCTX_DRIVER" || nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | paste -sd ';')"
+
+# What WORK has of these sources is not built again.
+is_built=''
+[ "$(cat "$work/tree" 2>/dev/null)" = "$tree" ] && is_built=yes
+build_step() { [ -n "$is_built" ] || step "$@"; }
 
 include=
 if [ -n "$wheels" ]; then
-  step headers 60 "$python" -m pip install -q --no-index --no-deps --find-links "$wheels" --upgrade \
+  build_step headers 60 "$python" -m pip install -q --no-index --no-deps --find-links "$wheels" --upgrade \
     --target "$work/headers" 'nvidia-cuda-runtime>=13.5,<14' || finish
   include=$(cuda_include "$work/headers")
 fi
@@ -174,31 +208,33 @@ if "$python" -c 'import Cython, scikit_build_core' 2>/dev/null; then
   PATH=$(dirname "$python"):$PATH
   include=${include:-$(cuda_include)}
   [ -n "$include" ] || { echo "no cuda.h of 13.5 or newer: give --wheels, or install nvidia-cuda-runtime"; exit 1; }
-  rm -rf "$work/site" "$work/wheels"
+  [ -n "$is_built" ] || rm -rf "$work/site" "$work/wheels"
   export PYTHONPATH=$work/site:$work/wheels${PYTHONPATH:+:$PYTHONPATH}
   if [ -n "$wheels" ]; then
     mapfile -t missing < <(missing_wheels)
     [ ${#missing[@]} -eq 0 ] ||
-      step wheels 60 "$python" -m pip install -q --no-index --no-deps --target "$work/wheels" "${missing[@]}" || finish
+      build_step wheels 60 "$python" -m pip install -q --no-index --no-deps --target "$work/wheels" "${missing[@]}" || finish
   fi
-  step build 540 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
+  build_step build 540 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
     --config-settings=build-dir="$build" --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" \
     "$repository" || finish
-  step driver 300 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
+  build_step driver 300 "$python" -m pip install --no-index --no-build-isolation --no-deps --target "$work/site" \
     --config-settings=build-dir="$work/driver" --config-settings=cmake.define.SOFTWARE_DRIVER_CUDA_INCLUDE="$include" \
     "$repository/software_driver" || finish
 else
-  step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
+  build_step tools 240 bash -c '"$1" -m venv "$2" && "$2/bin/python" -m pip install cmake ninja Cython scikit-build-core \
     "hatch-fancy-pypi-readme>=25.1" "nvidia-cuda-runtime>=13.5,<14"' - "$python" "$work/venv" || finish
   python=$work/venv/bin/python
   PATH=$work/venv/bin:$PATH
   include=${include:-$(cuda_include)}
   "$python" "$repository/tools/requirements.py" of test > "$work/test-requirements.txt"
-  step build 540 "$python" -m pip install -r "$work/test-requirements.txt" --no-build-isolation --config-settings=build-dir="$build" \
+  build_step build 540 "$python" -m pip install -r "$work/test-requirements.txt" --no-build-isolation --config-settings=build-dir="$build" \
     --config-settings=cmake.define.CUDA_GCTX_CUDA_INCLUDE="$include" "$repository[cli,comm]" || finish
-  step driver 300 "$python" -m pip install --no-build-isolation --config-settings=build-dir="$work/driver" \
+  build_step driver 300 "$python" -m pip install --no-build-isolation --config-settings=build-dir="$work/driver" \
     --config-settings=cmake.define.SOFTWARE_DRIVER_CUDA_INCLUDE="$include" "$repository/software_driver" || finish
 fi
+
+echo "$tree" >"$work/tree"
 
 # The software driver is found by the programs that open libcuda.so.1 by name, if it is the one in use.
 library_path=${LD_LIBRARY_PATH:-}
@@ -213,8 +249,8 @@ has() { "$python" -c "import $1" 2>/dev/null; }
 
 if wanted cpp; then
   step cpp/build 180 cmake --build "$build" --target cpp_tests &&
-    step cpp/tests 120 env CUDA_SOFTWARE_DRIVER="$("$python" -m cuda_software_driver path)/libcuda_software_driver.so" \
-      ctest --test-dir "$build" --output-on-failure
+    step cpp 120 env CUDA_SOFTWARE_DRIVER="$("$python" -m cuda_software_driver path)/libcuda_software_driver.so" \
+      ctest --test-dir "$build" --output-on-failure --parallel "$CMAKE_BUILD_PARALLEL_LEVEL"
 fi
 
 # The raw driver calls, which calls and partitions compare the package with.
@@ -229,15 +265,15 @@ fi
 
 # What was seen on the card first, in case that the time runs out.
 if [ -n "$raw_calls_are_built" ] && wanted calls; then
-  step calls 120 "$python" "$repository/benchmarks/calls.py" --out "$output/benchmarks"
-  grep -E '^\| ' "$logs/calls.log" >>"$summary"
+  step calls 120 "$python" "$repository/benchmarks/calls.py" --out "$output/benchmarks" &&
+    grep -E '^\| ' "$logs/calls.log" >>"$summary"
 fi
 [ -n "$raw_calls_are_built" ] && wanted partitions && step partitions 180 "$python" "$repository/benchmarks/partitions.py" --out "$output/benchmarks"
 
 if wanted demo; then
   if has click && has rich; then
-    step demo 60 "$python" -m cuda_gctx.cli demo
-    sed -n '/^short kernel on/,/^At p99/p' "$logs/demo.log" >>"$summary"
+    step demo 60 "$python" -m cuda_gctx.cli demo &&
+      sed -n '/^short kernel on/,/^At p99/p' "$logs/demo.log" >>"$summary"
   else
     note 'demo did not run: click or rich is not installed'
   fi
@@ -251,8 +287,9 @@ done
 if [ ${#folders[@]} -gt 0 ]; then
   # The pictures come after the tests, and take less than a minute.
   most=$((limit - SECONDS - 20))
+  echo "$former" >"$work/former"
   step tests $((most + 10)) "$python" "$repository/tests/on_gpu.py" --out "$logs/tests" --limit $most \
-    ${simulated:+--simulated} "${folders[@]}"
+    --jobs "${TEST_FILES:-4}" --passed "$work/former" ${simulated:+--simulated} "${folders[@]}"
   grep -E '^tests/|^[0-9]+ files' "$logs/tests.log" >>"$summary"
 fi
 
@@ -309,10 +346,10 @@ if wanted soak; then
       pids+=($!)
     done
     for pid in "${pids[@]}"; do wait "$pid" || code=1; done
-    exit $code' - "$python" "$repository" "$output/soak" "$seconds" "$alone" "${seeds[@]}"
-  for seed in "${seeds[@]}"; do
-    note "soak $seed: $(tail -n 1 "$output/soak/$seed.json")"
-  done
+    exit $code' - "$python" "$repository" "$output/soak" "$seconds" "$alone" "${seeds[@]}" &&
+    for seed in "${seeds[@]}"; do
+      note "soak $seed: $(tail -n 1 "$output/soak/$seed.json")"
+    done
 fi
 
 if wanted studies || wanted pairs || wanted control; then

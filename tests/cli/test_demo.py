@@ -184,6 +184,7 @@ def test_the_load_keeps_a_few_launches_queued_and_never_more(sim: Callable[..., 
 
 
 @pytest.mark.gpu_only
+@pytest.mark.alone
 def test_a_background_partition_on_a_gpu_is_worth_what_is_promised() -> None:
     result = document("--samples", "1000")
     print(json.dumps(result["latency"], indent=2))  # for the log of the run

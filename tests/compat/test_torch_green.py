@@ -972,6 +972,7 @@ def test_the_null_stream_inside_is_one_of_the_context(torch: Any, fresh: Device)
 
 
 @on_a_gpu
+@pytest.mark.alone
 def test_torch_in_a_loop_of_contexts_loses_no_device_memory(torch: Any, fresh: Device) -> None:
     def round_trip() -> None:
         with GreenContext.create(num_sms=16, exclusive=True) as ctx:

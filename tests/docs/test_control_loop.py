@@ -74,6 +74,7 @@ def test_urgent_requests_of_a_server_wait_for_no_batch_in_a_partition() -> None:
 
 
 @pytest.mark.gpu_only
+@pytest.mark.alone
 def test_a_partition_of_its_own_halves_the_p99_of_a_policy_next_to_training() -> None:
     pytest.importorskip("torch", reason="torch is not installed here")
     if shutil.which("nvidia-cuda-mps-control") is None:

@@ -119,6 +119,7 @@ def test_torchs_nccl_takes_a_policy_and_a_count(torch: Any, dev: Device) -> None
     assert (config.min_ctas, config.max_ctas, config.cta_policy) == (4, 4, 2)
 
 
+@pytest.mark.alone
 def test_blocks_of_cupys_fork_run_at_the_same_time_and_are_joined(dev: Device) -> None:
     cupy = pytest.importorskip("cupy", reason="CuPy is not installed here")
     from cuda_gctx.interop.cupy import fork

@@ -719,6 +719,7 @@ def test_auto_sees_the_gemms_of_backward(real_torch: Any, dev: Device) -> None:
 
 @pytest.mark.gpu_only
 @pytest.mark.filterwarnings("default")
+@pytest.mark.alone
 def test_auto_is_never_slower_than_the_better_of_both_by_much(real_torch: Any, dev: Device) -> None:
     torch = real_torch
 

@@ -370,6 +370,7 @@ def test_a_group_of_one_leaves_current_what_was_and_shows_its_options(nccl: Any,
 
 @pytest.mark.gpu_only
 @pytest.mark.filterwarnings("default")
+@pytest.mark.alone
 def test_two_gpus_reduce_inside_their_partitions(nccl: Any, tmp_path: Path) -> None:
     if nccl.cuda.device_count() < 2:
         pytest.skip("needs two GPUs, and there is one here")

@@ -106,6 +106,7 @@ def test_blocks_of_a_fork_wait_for_its_beginning_and_its_end_waits_for_them(torc
         assert torch.waits == [(outside, first), (outside, second)]
 
 
+@pytest.mark.alone
 def test_blocks_of_a_fork_run_at_the_same_time(torch: Any, dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with dev.partition(8, 8) as parts:
@@ -136,6 +137,7 @@ def test_the_end_of_a_fork_waits_for_the_last_block_on_each_stream(torch: Any, d
         assert end - begin > 14
 
 
+@pytest.mark.alone
 def test_a_block_of_a_fork_waits_for_nothing_that_comes_after_its_beginning(torch: Any, dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with dev.partition(8) as parts:
@@ -154,6 +156,7 @@ def test_a_block_of_a_fork_waits_for_nothing_that_comes_after_its_beginning(torc
         assert end - begin < 4
 
 
+@pytest.mark.alone
 def test_a_block_of_a_fork_never_waits_for_that_of_another_thread(torch: Any, dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with dev.partition(8, 8) as parts:
@@ -190,6 +193,7 @@ def two(request: pytest.FixtureRequest, torch: Any, dev: Device) -> Iterator[lis
 
 
 @pytest.mark.filterwarnings("ignore:.*set_context.*:FutureWarning")
+@pytest.mark.alone
 def test_a_block_never_waits_for_an_open_one_of_another_thread(
     torch: Any, dev: Device, two: list[tuple[Any, Context]]
 ) -> None:
@@ -215,6 +219,7 @@ def test_a_block_never_waits_for_an_open_one_of_another_thread(
     dev.sync()
 
 
+@pytest.mark.alone
 def test_blocks_of_contexts_and_streams_take_a_fork_too(torch: Any, dev: Device) -> None:
     timed = EventOptions(timing_enabled=True)
     with dev.partition(8, 8) as parts:

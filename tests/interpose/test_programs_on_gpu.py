@@ -17,7 +17,7 @@ from cuda_gctx import Device
 from ..conftest import REPOSITORY
 from .common import NUMBA
 
-pytestmark = pytest.mark.gpu_only
+pytestmark = [pytest.mark.gpu_only, pytest.mark.alone]
 
 # The SM ids of a kernel whose blocks fill the device; each row is a way to launch it.
 KERNEL = r"""

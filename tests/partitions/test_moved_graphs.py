@@ -422,6 +422,7 @@ def elapsed_ms(parts: Partitions, action: Callable[[], object]) -> float:
     return end - begin
 
 
+@pytest.mark.alone
 def test_executables_of_one_capture_run_one_behind_the_other(parts: Partitions) -> None:
     with captured(parts.a.stream, lambda: spin(parts.a.stream, 1, 5 * MS)) as graph:
         moved = [graph.in_partition(part) for part in parts]

@@ -15,7 +15,11 @@ from cuda_gctx.tune import Plan, spin
 from .order_model import Program, pairs_of_plans
 from .test_order import OrdersNothing
 
-pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("ignore::cuda_gctx.ResourceOverlapWarning")]
+pytestmark = [
+    pytest.mark.gpu_only,
+    pytest.mark.alone,
+    pytest.mark.filterwarnings("ignore::cuda_gctx.ResourceOverlapWarning"),
+]
 
 PARTS = ("decode", "prefill")
 TURNS = 20

@@ -20,6 +20,7 @@ from ..common import DRIVERS, green, refusal, split
 Machines = Callable[..., Any]
 
 
+@pytest.mark.alone
 def test_partitions_run_on_their_own_sms_and_at_once(dev: Device) -> None:
     with dev.partition(decode=8, prefill=None) as parts:
         report = parts.verify()
@@ -90,6 +91,7 @@ def test_sms_outside_are_found(dev: Device) -> None:
         assert "belong to none of the contexts" in str(error)
 
 
+@pytest.mark.alone
 def test_report_is_json_a_table_and_a_map(dev: Device) -> None:
     with dev.partition(decode=8) as parts:
         report = parts.verify()

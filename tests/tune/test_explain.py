@@ -65,6 +65,7 @@ def test_a_process_that_is_traced_already_gets_its_report_without_that_question(
 # ---- they overlap
 
 
+@pytest.mark.alone
 def test_disjoint_partitions_overlap_and_neither_is_slower(dev: Device) -> None:
     with dev.partition(small=8, large=None) as parts:
         report = explain((parts.small, busy(16)), (parts.large, busy(2 * parts.large.sm_count, 3 * MS)))

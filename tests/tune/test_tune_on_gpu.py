@@ -22,7 +22,7 @@ from ..common import refusal
 from .conftest import host_takes
 
 # What the frameworks warn of is not the matter here.
-pytestmark = [pytest.mark.gpu_only, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.gpu_only, pytest.mark.alone, pytest.mark.filterwarnings("default")]
 
 US = 1_000
 MS = 1_000_000
