@@ -11,7 +11,7 @@ from typing import Any
 
 from cuda_gctx import Device, Partition
 from cuda_gctx.comm._limits import block_sizes as checked_block_sizes
-from cuda_gctx.comm._protocol import ALIGNMENT, Element
+from cuda_gctx.comm._protocol import ALIGNMENT, MOST_BLOCKS, Element
 from cuda_gctx.comm._topology import ParallelInfo
 from cuda_gctx.extending import as_bool, as_int, as_seconds
 
@@ -188,5 +188,5 @@ def _grid_size(device: Device, partition: Partition | None, grid_size: int | Non
     major, minor = device.compute_capability
     if not is_supported(major * 10 + minor):
         raise RuntimeError(f"compute capability {major}.{minor} is not supported: the kernels need 9.0 or newer")
-    sms = device.sm_count if partition is None else partition.sm_count
+    sms = min(device.sm_count if partition is None else partition.sm_count, MOST_BLOCKS)
     return as_int("grid_size", sms if grid_size is None else grid_size, 1, sms), sms

@@ -29,7 +29,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
-from cuda_gctx.comm._staging import Copy, Part, Place, Span
+from cuda_gctx.comm._staging import Copy, Part, Place
 from cuda_gctx.comm._structs import CALL, ONE_EXCHANGE, PLAN, TORN, TWO_EXCHANGE, Struct
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
@@ -141,8 +141,7 @@ class Sums:
         """Returns the values of the struct, and the number of blocks.
 
         addresses: of this rank's input and output; offsets: into the input of each source, and into the outputs;
-        output_bytes: how much of its output the kernel leaves without numbers if it cannot finish; sends, fetches: the
-        copies that it makes.
+        output_bytes: of the output that the kernels of all ranks store to; sends, fetches: the copies that it makes.
         """
         x_in, x_out = seen or ((addresses[0],) * self.world, (addresses[1],) * self.world)
         tile = tile_bytes(size, grid, self._limits.fewest_steps, self.largest_tile)
@@ -265,18 +264,13 @@ class Kernels:
         how: dict[str, Any] = {"staged": 0, "seen": seen, "output_bytes": output_bytes}
         self._add_sums(plan, *self.sums.filled((x_in, x_out), offsets, share, grid, **how), signature)
 
-    def staged_part(self, plan: Plan, part: Part, signature: int, grid: int, copied: Span | None = None) -> None:
-        """Adds the kernel of a part of a call whose tensors are staged.
-
-        copied: where the output is, if the kernel makes the copies of the part, too, which are all of the call.
-        """
+    def staged_part(self, plan: Plan, part: Part, signature: int, grid: int, *, is_copied: bool = False) -> None:
+        """Adds the kernel of a part of a call whose tensors are staged. is_copied: the kernel makes the copies, too."""
         nowhere = (0,) * len(self.sums.sources), 0
         how: dict[str, Any] = {"staged": PLACED, "seen": (part.inputs, part.outputs)}
-        address: Place = 0
-        if copied is not None:
-            address, how["output_bytes"] = copied
+        if is_copied:
             how |= {"staged": PLACED | COPIED, "sends": part.sends, "fetches": part.fetches}
-        self._add_sums(plan, *self.sums.filled((0, address), nowhere, part.size, grid, **how), signature)
+        self._add_sums(plan, *self.sums.filled((0, 0), nowhere, part.size, grid, **how), signature)
 
     def _add_sums(self, plan: Plan, values: Mapping[str, Any], blocks: int, signature: int, **how: int) -> None:
         call: dict[str, Any] = {"signature": signature, "shared": self._shared, **how}

@@ -283,12 +283,14 @@ class TwoExchange(_WithKernels):
         rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
         is_one_part = len(rounds) == len(rounds[0]) == 1
         if is_one_part and (self._copies_in_kernels or sizes.largest <= COPIED_BY_KERNEL_BYTES):
-            kernels.staged_part(plan, rounds[0][0], agreed, sms, (x_out, sizes.out_bytes))
+            kernels.staged_part(plan, rounds[0][0], agreed, sms, is_copied=True)
             return
-        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], x_out, sizes.out_bytes, sms):
+        # Kernels that copy leave no numbers themselves.
+        spoiled = 0 if self._copies_in_kernels else sizes.out_bytes
+        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], x_out, spoiled, sms):
             for parts in rounds:
                 if self._copies_in_kernels:
-                    kernels.staged_part(plan, parts[0], agreed, sms, (x_out, sizes.out_bytes))
+                    kernels.staged_part(plan, parts[0], agreed, sms, is_copied=True)
                 else:
                     self._add_parts(plan, kernels, parts, agreed, sms)
 

@@ -2,7 +2,7 @@
 
 Each rank has one workspace, with the same layout on all ranks::
 
-    control     for the rank's own kernels: epochs, the call that runs, its blocks that have arrived, the fault
+    control     for the rank's own kernels: epochs, the call that runs, blocks that have arrived and ended, the fault
     mailboxes   one for each other rank, written by it: flags, addresses, headers of packets
     node mailboxes   the same for the kernels in which the ranks of one node meet
     slots       packets: two for each other rank (even and odd epochs), each as large as the largest message
@@ -81,6 +81,8 @@ FEWEST_STAGES = 3
 # Smaller ones are not made to have more steps.
 SMALLEST_TILE = 8 * LINE
 SHARED_BYTES = 224 * 1024
+# Of the kernel for large messages: the control region has a word for each.
+MOST_BLOCKS = 384
 # A thread of one warp waits for each rank, and the smallest block has one warp.
 MOST_RANKS = 32
 TILES_OFFSET = 1024
@@ -176,7 +178,9 @@ class Geometry:
     CONTROL_FLAG_WORD = 2 * LINE
     CONTROL_NODE_WORD = 3 * LINE
     CONTROL_PUT_WORD = 4 * LINE
-    MAILBOXES = 4096
+    # A word for each block of TWO_EXCHANGE: the epoch of the last call that it has ended.
+    CONTROL_ENDED = 8 * LINE
+    MAILBOXES = CONTROL_ENDED + MOST_BLOCKS * 8
     MAILBOX_BYTES = LINE
     MAILBOX_START = 0
     MAILBOX_INPUT = 8

@@ -38,8 +38,6 @@ GRAIN = 4096
 
 # An address that never changes, or that is known when a call is launched.
 Place = int | Address
-# Where something begins, and its size, in bytes.
-Span = tuple[Place, int]
 
 
 class Copy(NamedTuple):

@@ -498,9 +498,19 @@ void store_vector(u64 address, Vector value) {
   *reinterpret_cast<Vector*>(address) = value;
   memory->wrote(own.event(), own.rank, address, sizeof(Vector));
 }
+// How often each part of an output was overwritten in a run.
+static std::map<u64, u32> overwritten;
+extern "C" u32 most_overwritten() {
+  u32 most = 0;
+  for (const auto& [_, times] : overwritten) {
+    most = std::max(most, times);
+  }
+  return most;
+}
 void overwrite_vector(u64 address, Vector value) {
   pause_at_random();
   *reinterpret_cast<Vector*>(address) = value;
+  ++overwritten[address];
 }
 Vector load_tile(const void* tile, u32 at) { return load_vector(reinterpret_cast<u64>(tile) + at * sizeof(Vector)); }
 void store_tile(void* tile, u32 at, Vector value) {
@@ -805,6 +815,7 @@ extern "C" void run_ranks(BeginCall* begin_call, const HostCall* calls, u32 rank
   each = kernels * each + OTHERS;
   World world{{seed, ranks, steps}, Memory(ranks), shared, size_t(ranks) * each, Numbers(ranks * each), {}};
   memory = &world.weak;
+  overwritten.clear();
   std::unique_ptr<bool[]> is_over(new bool[ranks]());
   std::vector<std::unique_ptr<Stream>> streams;
   for (u32 rank = 0; rank < ranks; ++rank) {

@@ -514,14 +514,14 @@ class Ranks:
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, MixedCommMode.TWO_EXCHANGE, "float16", block, is_staged=True)
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
-        output = int(x_out.ctypes.data), x_out.nbytes
-        rounds = list(staging.rounds(int(x_in.ctypes.data), output[0], block))
+        address = int(x_out.ctypes.data)
+        rounds = list(staging.rounds(int(x_in.ctypes.data), address, block))
         is_copied = by_kernel and all(len(parts) == 1 for parts in rounds)
         to: Any = plan
-        held = kernels.held(to, [Geometry.CONTROL_FLAG_WORD], *output, 2)
+        held = kernels.held(to, [Geometry.CONTROL_FLAG_WORD], address, 0 if is_copied else x_out.nbytes, 2)
         with nullcontext() if is_copied and len(rounds) == 1 else held:
             for part in itertools.chain(*rounds):
-                kernels.staged_part(to, part, agreed, grid, output if is_copied else None)
+                kernels.staged_part(to, part, agreed, grid, is_copied=is_copied)
         made = self._host_calls(rank, plan)
         if not is_copied:
             first = 1
@@ -611,6 +611,11 @@ class Ranks:
         self.library.run_ranks(self.library.begin_call, table, len(calls), count, *how)
         self.library.wrong.restype = ctypes.c_char_p
         return str(self.library.wrong().decode())
+
+    @property
+    def is_spoiled_once(self) -> bool:
+        """Whether the last run has overwritten each part of an output at most once."""
+        return int(self.library.most_overwritten()) <= 1
 
 
 # What holds the bits of an element.

@@ -216,8 +216,8 @@ BADLY_CLEARED = {
     "never": (CLEARING, ""),
     "the slots of this call": ("successor(call, hop), epoch - 1, packet)", "successor(call, hop), epoch, packet)"),
     "before anything is received": (
-        "  if (epoch == 0) return false;\n",
-        "  if (epoch == 0) return false;\n" + CLEARING,
+        "  epoch = begin_call(call, word);\n  if (epoch == 0) return false;\n",
+        "  epoch = begin_call(call, word);\n  if (epoch == 0) return false;\n" + CLEARING,
     ),
     "once in a round": ("(epoch | 0x80000001u) == 0xffffffffu", "(epoch | 1) == 0xffffffffu"),
 }
@@ -685,6 +685,7 @@ def run_any_calls(ranks: Ranks, mode: MixedCommMode, seed: int) -> tuple[list[st
     for wanted, out, rank in outputs:
         is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
         wrong += [] if is_right.all() else [f"output of rank {rank}"]
+    wrong += [] if ranks.is_spoiled_once else ["an output was spoiled twice"]
     return wrong, {ranks.fault(rank)[0] for rank in range(world)}
 
 
@@ -705,6 +706,58 @@ def test_any_two_calls_leave_right_sums_or_no_numbers_beside_a_fault(
         assert wrong == [], seed
         found |= kinds
     assert found >= {Fault.NONE, Fault.OVERLAP, Fault.TIMEOUT}
+
+
+def run_late(ranks: Ranks, seed: int) -> list[str]:
+    """Run a call of TWO_EXCHANGE whose ranks begin about as late as others wait: what was wrong.
+
+    Some blocks have then ended, or found all ranks, when others of their kernel give up. Draws sizes, blocks, limits,
+    lateness and epochs at random.
+    """
+    choose, rng, world = random.Random(seed), np.random.default_rng(seed), ranks.info.world_size
+    ranks.set_epochs(choose.choice([0, 0xFFFFFFFD, choose.randrange(1 << 32)]))
+    ranks.limit = choose.choice([1, 3, 30, 100])
+    elements = 8 * choose.randint(1, 256)
+    inputs = [data(rng, elements, Element.BFLOAT16) for _ in range(world)]
+    outputs = [aligned(2 * elements).view(np.uint16) for _ in range(world)]
+    calls = []
+    for rank in range(world):
+        grid = choose.choice([2, 8, choose.randint(1, 32)])
+        [call] = ranks.call(rank, TWO, inputs[rank], outputs[rank], grid=grid)
+        call.late = choose.choice([0, choose.randrange(30_000 * ranks.limit)])
+        calls.append([call])
+    wrong = ["a deadlock"] if ranks.run(calls, seed, to_the_end=True) == "a deadlock" else []
+    for rank, out in enumerate(outputs):
+        wanted = expected_bits(ranks.info.at(rank), ranks.op, inputs, Element.BFLOAT16)
+        is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
+        wrong += [] if is_right.all() else [f"output of rank {rank}"]
+    return [*wrong, *([] if ranks.is_spoiled_once else ["an output was spoiled twice"])]
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+@pytest.mark.parametrize(
+    "seeds", [range(30), pytest.param(range(30, 1030), marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_blocks_that_give_up_leave_no_number_that_may_be_wrong(tp: int, seeds: range, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == tp)
+    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
+    for seed in seeds:
+        assert run_late(Ranks(info, op, library, geometry_of(info)), seed) == [], seed
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("swap_own_word_if(note, epoch, 0) == epoch;", "false;"),
+        ("done = swap_own_if(own + CONTROL_FAULT, 0, 0) == 0;", "done = true;"),
+        ("swap_own_word_if(note, epoch, 0) == epoch;", "true;"),
+    ],
+    ids=["shares of ended blocks", "a fault at the end", "whose share it is"],
+)
+def test_spoiling_without_a_step_is_found_out(old: str, new: str, folder: Path) -> None:
+    info, op = next((info, op) for info, op in CASES if info.tp_size == 3)
+    library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16, replace=[(old, new)])
+    assert is_found_out(lambda seed: run_late(Ranks(info, op, library, geometry_of(info)), seed) != [])
 
 
 def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tuple[list[str], set[int]]:
@@ -745,6 +798,7 @@ def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tu
     for wanted, out, rank in outputs:
         is_right = (out == wanted) | ((out == NO_NUMBER) & bool(ranks.fault(rank)[0]))
         wrong += [] if is_right.all() else [f"output of rank {rank}"]
+    wrong += [] if ranks.is_spoiled_once else ["an output was spoiled twice"]
     return wrong, kinds
 
 
@@ -808,6 +862,8 @@ def test_an_ordering_that_is_taken_out_is_found_out(taken_out: str, folder: Path
         if "hold" in function or "give_back" in function:
             ranks.limit = LIMIT
             return run_plans_at_once(ranks, seed, to_the_end=False)[0] != []
+        if "spoil_for_ended" in function:
+            return run_late(ranks, seed) != []
         if "write_record" in function:
             ranks.limit = 300
             return call_once(ranks, TWO, [64] * 3, missing=1, seed=seed) != ""

@@ -49,9 +49,9 @@ LITMUS = {
         ),
         (2, 2),
         (
-            ("two_exchange:two_exchange",),
-            ("guard:wait_flag", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange", "two_exchange:move"),
+            ("two_exchange:exchange_shares",),
+            ("guard:wait_flag", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares", "two_exchange:move"),
         ),
     ),
     "START hands on an address": Litmus(
@@ -62,9 +62,9 @@ LITMUS = {
         ),
         (2, 1),
         (
-            ("two_exchange:two_exchange",),
-            ("guard:wait_flag", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange",),
+            ("two_exchange:exchange_shares",),
+            ("guard:wait_flag", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares",),
         ),
     ),
     # The end of the first kernel of a plan hands on to its copies what that kernel knows.
@@ -93,9 +93,9 @@ LITMUS = {
         ),
         (3, 1),
         (
-            ("two_exchange:move", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
+            ("two_exchange:move", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
             ("guard:wait_flag",),
         ),
     ),
@@ -110,12 +110,12 @@ LITMUS = {
         ),
         (5, 2),
         (
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("guard:wait_flag", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange", "two_exchange:move"),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("guard:wait_flag", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares", "two_exchange:move"),
         ),
     ),
     # To the copies of all threads, of which others than this one have waited for it.
@@ -129,11 +129,11 @@ LITMUS = {
         ),
         (4, 1),
         (
-            ("two_exchange:move", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("guard:wait_flag", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange",),
+            ("two_exchange:move", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("guard:wait_flag", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares",),
         ),
     ),
     # Of the same tensor, where a call works in place: what one block has sent, and what another one fetches.
@@ -148,12 +148,12 @@ LITMUS = {
         ),
         (0, 0),
         (
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("two_exchange:two_exchange",),
-            ("guard:wait_flag", "two_exchange:two_exchange"),
-            ("two_exchange:two_exchange",),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("two_exchange:exchange_shares",),
+            ("guard:wait_flag", "two_exchange:exchange_shares"),
+            ("two_exchange:exchange_shares",),
         ),
         wrong=1,
     ),
@@ -200,6 +200,16 @@ LITMUS = {
         (0, 0),
         (("two_exchange:move",),),
         wrong=1,
+    ),
+    # The block has asked for a fault in vain, by an atomic operation, and another one knows of a later fault.
+    "a block that gives up sees which blocks have ended": Litmus(
+        (
+            thread(0, 0, "store_relaxed note = 1", "fence_device", "add_own fault = 0 == 0"),
+            thread(0, 1, "add_own fault = 1"),
+            thread(0, 2, "load_own fault == 1", "fence_device", "load_relaxed note"),
+        ),
+        (2, 2),
+        (("two_exchange:exchange_shares",), (), ("two_exchange:spoil_for_ended",)),
     ),
     "a fault has a detail": Litmus(
         (
@@ -370,7 +380,8 @@ OTHERS = {
     "one_exchange: wait_for_previous_kernel in one_exchange": "the order of kernels in a stream",
     "one_exchange: all_of_block in one_exchange": "no thread runs when the word is given back",
     "one_exchange: sync_block in one_exchange": "no thread runs when the word is given back",
-    "two_exchange: barrier_init_done in two_exchange": "the copy engine knows the barriers",
+    "two_exchange: all_of_block in spoil_for_ended": "all threads of a block overwrite a share",
+    "two_exchange: barrier_init_done in exchange_shares": "the copy engine knows the barriers",
 }
 
 

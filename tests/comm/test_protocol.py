@@ -13,6 +13,7 @@ from cuda_gctx.comm._limits import Limits
 from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
+    MOST_BLOCKS,
     MOST_RANKS,
     SHARED_BYTES,
     Element,
@@ -85,6 +86,7 @@ def places(geometry: Geometry, rank: int) -> list[tuple[str, int, int]]:
         ("flag word", geometry.CONTROL_FLAG_WORD, 8),
         ("node word", geometry.CONTROL_NODE_WORD, 8),
         ("put word", geometry.CONTROL_PUT_WORD, 8),
+        ("ended blocks", geometry.CONTROL_ENDED, 8 * MOST_BLOCKS),
         ("staged input", geometry.staged_input, geometry.staged_bytes + geometry.world_size * ALIGNMENT),
         ("staged output", geometry.staged_output, geometry.staged_bytes),
     ]

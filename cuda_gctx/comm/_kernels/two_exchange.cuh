@@ -14,6 +14,13 @@
 // send, sum, and copy what they fetch. A rank sends START at the end of the first round and END at that of the second one,
 // to itself too: no block begins a round before all blocks have ended the one before, so that one counter is enough. All
 // blocks of all ranks have to be on the SMs at once.
+//
+// After a fault, each byte of the output is overwritten once:
+// - With COPIED, each byte has one block that stores it, and no other rank stores to the output. A block that cannot finish
+//   overwrites what it would have stored.
+// - Else all ranks store to the output, and blocks leave before END has come. Each block has a share. A block that cannot
+//   finish overwrites its own share, and claims the shares of blocks that have ended. A block notes its end before it asks
+//   for a fault; a block that cannot finish knows of a fault before it looks for notes. So one of the two sees the other.
 #pragma once
 
 // How the tensors of a call are reached, as the host passes it.
@@ -147,13 +154,56 @@ DEVICE void copy(const Copies& copies) {
       store_vector(copies.to[one] + at, load_vector(copies.source[one] + at));
 }
 
-KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a) {
+// Where a block notes the epoch of the call that it has ended.
+DEVICE u64 note_of(const Call& call, u32 block) { return call.peer[call.rank] + CONTROL_ENDED + block * 8; }
+
+// Leaves no numbers in the shares of blocks that have ended. Each of them goes to the block that takes its note away.
+DEVICE void spoil_for_ended(const TwoExchange& a, u64 word) {
   const Call& call = a.call;
-  const u64 own = call.peer[call.rank], word = own + CONTROL_FLAG_WORD;
+  u32 epoch = 0;
+  if (thread_index() == 0) {
+    fence_device();
+    // No block of this call has ended unless one has taken the word, which stays with the call.
+    const u64 held = load_relaxed(word);
+    if (running_of(held) == call.number) epoch = next_epoch(epoch_of(held));
+  }
+  for (u32 hop = 0; hop < block_count(); ++hop) {
+    const u32 block = (block_index() + hop) % block_count();
+    const u64 note = note_of(call, block);
+    const bool is_claimed = epoch != 0 && load_relaxed(note) == epoch && swap_own_word_if(note, epoch, 0) == epoch;
+    if (all_of_block(thread_index() != 0 || is_claimed))
+      spoil(call, a.output, a.output_bytes, block, block_count());
+  }
+}
+
+// Leaves no numbers where this block would have copied to, and where it would have stored the sums for its own rank.
+DEVICE void spoil_copied(const TwoExchange& a) {
+  const Vector nothing_right = no_numbers(a.call);
+  const u64 first = (block_index() * thread_count() + thread_index()) * sizeof(Vector);
+  const u64 stride = block_count() * thread_count() * sizeof(Vector);
+  for (u32 one = 0; one < WORLD; ++one)
+    for (u64 at = first; at < a.fetches.size[one]; at += stride)
+      overwrite_vector(a.fetches.to[one] + at, nothing_right);
+  const u64 sums = a.output_at[a.call.rank];
+  const Walk walk = walk_of(a);
+  for (u32 k = 0; sums != 0 && k < walk.count; ++k)
+    for (u32 at = thread_index() * sizeof(Vector); at < walk.bytes(k); at += thread_count() * sizeof(Vector))
+      overwrite_vector(sums + walk.offset(k) + at, nothing_right);
+}
+
+// Leaves no numbers in the part of the output that is for a block which cannot finish. has_ended: it has noted its end.
+DEVICE void give_up(const TwoExchange& a, u64 word, bool has_ended) {
+  if (a.is_staged & COPIED) return spoil_copied(a);
+  if (!has_ended) spoil(a.call, a.output, a.output_bytes, block_index(), block_count());
+  if (a.output_bytes != 0) spoil_for_ended(a, word);
+}
+
+// Returns whether the block is done. has_ended: whether it has noted its end.
+DEVICE bool exchange_shares(const TwoExchange& a, u64 word, bool& has_ended) {
+  const Call& call = a.call;
+  const u64 own = call.peer[call.rank];
   const u32 epoch = begin_call(call, word);
-  // Blocks that began before a fault may end without waiting for END, which is for the last one to do: each that finds
-  // the fault takes all of the output for not being there.
-  if (epoch == 0) return spoil(call, a.output, a.output_bytes, 0, 1);
+  if (epoch == 0) return false;
   const u32 thread = thread_index();
 
   Tiles tiles;
@@ -168,7 +218,7 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
     barrier_init_done();
   }
 
-  const bool is_copied = a.is_staged & COPIED;
+  const bool is_copied = a.is_staged & COPIED, has_note = a.output_bytes != 0;
   bool sends_start = block_index() == 0;
   if (is_copied) {
     copy(a.sends);
@@ -201,7 +251,7 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
       store_relaxed(theirs + MAILBOX_START, packet(~call.signature, epoch));
   }
   // The barrier of the block hands what these threads have acquired to the one that moves.
-  if (!all_of_block(peer_is_here)) return spoil(call, a.output, a.output_bytes, 0, 1);
+  if (!all_of_block(peer_is_here)) return false;
 
   const Walk walk = walk_of(a);
   bool done = true;
@@ -216,26 +266,39 @@ KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a
       // orders what follows behind the arrivals before it (third fence). The blocks are of one device; END, which is
       // released at system scope, hands on to other devices what was ordered before it.
       fence_bulk();
+      if (has_note) store_relaxed(note_of(call, block_index()), epoch);
       fence_device();
       is_last = is_last_block(word, is_copied ? 2 : 1);
       fence_device();
     }
   }
   if (!done) report(call, FAULT_TIMEOUT, call.rank, epoch);
-  if (!all_of_block(done)) return spoil(call, a.output, a.output_bytes, 0, 1);
+  if (!all_of_block(done)) return false;
+  has_ended = has_note;
   // The barrier of the block hands on what the thread that moves has seen.
   is_last = all_of_block(is_last);
-  if (!is_last && !is_copied) return;
+  if (!is_last && !is_copied) {
+    // By an atomic operation: who knows of a later fault sees the note.
+    if (thread == 0 && has_note) done = swap_own_if(own + CONTROL_FAULT, 0, 0) == 0;
+    return all_of_block(done);
+  }
   if (has_peer) {
     if (is_last)
       store_release(mailbox_of(call.peer[thread], call.rank) + MAILBOX_END, packet(call.signature, epoch));
     done = wait_flag(call, mailbox_of(own, thread) + MAILBOX_END, thread, epoch);
   }
-  if (!all_of_block(done)) return spoil(call, a.output, a.output_bytes, 0, 1);
+  if (!all_of_block(done)) return false;
   if (is_copied) {
     copy(a.fetches);
     // Nothing of this call runs any more when the next one may.
     sync_block();
   }
   if (thread == 0 && (!is_copied || is_last_block(word, 3))) end_call(call, word, epoch);
+  return true;
+}
+
+KERNEL(two_exchange, TWO_EXCHANGE_THREADS)(const __grid_constant__ TwoExchange a) {
+  const u64 word = a.call.peer[a.call.rank] + CONTROL_FLAG_WORD;
+  bool has_ended = false;
+  if (!exchange_shares(a, word, has_ended)) give_up(a, word, has_ended);
 }
