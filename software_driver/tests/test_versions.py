@@ -410,3 +410,104 @@ def test_green_streams_are_non_blocking(driver: Start, version: str) -> None:
     assert raw.code("cuGreenCtxStreamCreate", ctypes.byref(out), green, 0, 0) == INVALID_VALUE
     assert raw.code("cuGreenCtxStreamCreate", ctypes.byref(out), green, STREAM_NON_BLOCKING, 0) == 0
     assert raw.code("cuCtxGetDevResource", None, (ctypes.c_uint32 * 36)(), SM) == INVALID_CONTEXT
+
+
+# The newest attribute in the header of each version that brought one.
+NEWEST_ATTRIBUTE = {"12.3": 134, "12.5": 135, "12.8": 143, "13.0": 147, "13.1": 148, "13.3": 156, "13.4": 161}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_device_knows_the_attributes_of_its_header(driver: Callable[..., Driver], version: str) -> None:
+    raw, value = driver(version), ctypes.c_int()
+    newest = max(NEWEST_ATTRIBUTE[since] for since in NEWEST_ATTRIBUTE if number(since) <= number(version))
+    codes = [raw.code("cuDeviceGetAttribute", ctypes.byref(value), newest + after, 0) for after in (0, 1)]
+    assert codes == [0, INVALID_VALUE]
+
+
+DECOMPRESS_CAPABLE, DOMAIN_ORDINAL = 21, 22
+
+
+@pytest.mark.parametrize(
+    ("attribute", "since", "expected"), [(DECOMPRESS_CAPABLE, "12.8", 0), (DOMAIN_ORDINAL, "13.4", -1)]
+)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_pointer_knows_the_attributes_of_its_header(
+    driver: Callable[..., Driver], version: str, attribute: int, since: str, expected: int
+) -> None:
+    raw, value, address = driver(version), ctypes.c_int(7), ctypes.c_uint64()
+    raw.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(64))
+    code = raw.code("cuPointerGetAttribute", ctypes.byref(value), attribute, address)
+    assert (code, value.value) == ((0, expected) if number(version) >= number(since) else (NOT_SUPPORTED, 7))
+
+
+PINNED, MANAGED = 1, 2
+NOWHERE, OF_DEVICE, OF_HOST = 0, 1, 2
+
+
+def pool(raw: Driver, kind: int, location: int, max_size: int = 0) -> int:
+    """A pool of device 0, or of no device."""
+    properties = (ctypes.c_uint32 * 22)(kind, 0, location, 0)
+    ctypes.c_uint64.from_buffer(properties, 24).value = max_size
+    return raw.handle("cuMemPoolCreate", properties)
+
+
+def asked_of_pool(raw: Driver, pool: int, attribute: int) -> tuple[int, int]:
+    value = ctypes.c_int64()
+    code = raw.code("cuMemPoolGetAttribute", ctypes.c_void_p(pool), attribute, ctypes.byref(value))
+    return code, ctypes.c_int(value.value).value
+
+
+ALLOCATION_TYPE, LOCATION_ID, LOCATION_TYPE, MAX_POOL_SIZE, DOMAIN_OF_POOL = 9, 11, 12, 13, 15
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_pool_says_how_it_was_made(driver: Callable[..., Driver], version: str) -> None:
+    raw = driver(version)
+    made = pool(raw, PINNED, OF_DEVICE, max_size=3 << 20)
+    known = (ALLOCATION_TYPE, LOCATION_ID, LOCATION_TYPE, MAX_POOL_SIZE)
+    answers = [asked_of_pool(raw, made, attribute) for attribute in known]
+    if number(version) < 13020:
+        assert answers == [(NOT_SUPPORTED, 0)] * 4
+    else:
+        assert answers == [(0, PINNED), (0, 0), (0, OF_DEVICE), (0, 4 << 20)]
+    assert asked_of_pool(raw, made, DOMAIN_OF_POOL) == ((0, -1) if number(version) >= 13040 else (NOT_SUPPORTED, 0))
+    changed = raw.code("cuMemPoolSetAttribute", ctypes.c_void_p(made), LOCATION_TYPE, ctypes.byref(ctypes.c_int(2)))
+    assert changed == (INVALID_VALUE if number(version) >= 13020 else NOT_SUPPORTED)
+
+
+def test_a_managed_pool_says_where_it_is(driver: Callable[..., Driver]) -> None:
+    raw = driver("13.2")
+    made = pool(raw, MANAGED, NOWHERE)
+    assert [asked_of_pool(raw, made, what) for what in (ALLOCATION_TYPE, LOCATION_TYPE)] == [(0, MANAGED), (0, NOWHERE)]
+
+
+@pytest.mark.parametrize("version", ["13.0", "13.1"])
+def test_a_managed_pool_has_no_largest_size(driver: Callable[..., Driver], version: str) -> None:
+    raw = driver(version)
+    if version == "13.0":
+        assert pool(raw, MANAGED, NOWHERE, max_size=1) != 0
+    else:
+        with pytest.raises(RawError, match=f"answered {INVALID_VALUE}"):
+            pool(raw, MANAGED, NOWHERE, max_size=1)
+
+
+def test_a_pool_gives_no_more_than_its_largest_size(driver: Callable[..., Driver]) -> None:
+    out_of_memory = 2
+    raw = driver("13.0")
+    made = ctypes.c_void_p(pool(raw, PINNED, OF_DEVICE, max_size=4 << 20))
+    first, second = ctypes.c_uint64(), ctypes.c_uint64()
+    half, whole = ctypes.c_size_t(2 << 20), ctypes.c_size_t(4 << 20)
+    raw.call("cuMemAllocFromPoolAsync", ctypes.byref(first), half, made, None)
+    assert raw.code("cuMemAllocFromPoolAsync", ctypes.byref(second), whole, made, None) == out_of_memory
+    raw.call("cuMemFreeAsync", first, None)
+    raw.call("cuStreamSynchronize", None)
+    raw.call("cuMemAllocFromPoolAsync", ctypes.byref(second), whole, made, None)
+
+
+@pytest.mark.parametrize(("version", "code"), [("13.3", 101), ("13.4", NOT_SUPPORTED)])
+def test_managed_memory_goes_to_no_locality_domain(driver: Callable[..., Driver], version: str, code: int) -> None:
+    raw, address = driver(version), ctypes.c_uint64()
+    raw.call("cuMemAllocManaged", ctypes.byref(address), ctypes.c_size_t(4096), 1)
+    locality_domain, size, set_preferred = ctypes.c_uint64(6), ctypes.c_size_t(4096), 3
+    assert raw.code("cuMemPrefetchAsync_v2", address, size, locality_domain, 0, None) == code
+    assert raw.code("cuMemAdvise_v2", address, size, set_preferred, locality_domain) == code

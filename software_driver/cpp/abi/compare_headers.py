@@ -5,7 +5,7 @@ no row of functions.def says so.
 
 Downloads the wheels of the headers (25 MB) into FOLDER, or into a temporary one. A row says of a version that its
 header rewords the text (`reworded`), that the driver follows the new text (`follows`), or that it does not do what the
-new text adds (`lacks`).
+new text adds (`lacks`, with the reason: `Lack` in contract.hpp).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def rows() -> dict[tuple[str, int], str]:
     """The words of functions.def about changed texts, by function and version."""
     found = {}
     for _, base, _, contract in make_tables.ROW.findall((make_tables.HERE / "functions.def").read_text()):
-        for word, given in re.findall(rf"\.({'|'.join(WORDS)})\(([^()]*)\)", contract):
+        for word, given in re.findall(rf"\.({'|'.join(WORDS)})\((?:Lack::\w+, )?([^()]*)\)", contract):
             found.update({(base, int(version)): word for version in given.split(",")})
     return found
 

@@ -28,6 +28,26 @@ struct Rule {
   int before = INT_MAX;  // and older than this one
 };
 
+// Why the driver does not do what a header adds.
+enum class Lack : std::uint8_t {
+  compilers,            // no library compiles PTX: there is none to load early, or to switch off
+  device_updates,       // kernels that are executed do not change graphs
+  domain_memory,        // memory has no locality domain, and a location that names one answers NOT_SUPPORTED
+  external_devices,     // nothing outside of the machine can fail
+  fabric,               // memory goes to other processes by descriptors and handles
+  host_memory,          // cuMemCreate gives no memory of the host, as the attributes of the device say
+  identity,             // the numbers of a card on its bus were not recorded
+  lazy_loading,         // functions are loaded with their module, and cuModuleGetLoadingMode says so
+  multicast,            // multicast objects are absent, as the attribute of the device says
+  node_contexts,        // only kernels, copies and fills of a graph have contexts
+  packed_tensors,       // no executed kernel reads a tensor map, and maps of packed elements are checked in part
+  per_block_memory,     // the limit is refused as unsupported
+  preferred_clusters,   // the attribute of a launch is refused as unsupported
+  recorded_otherwise,   // a card with a newer driver does not do it either (tests/hardware)
+  shared_memory_modes,  // no card has oversized shared memory, and setting the attribute is refused
+  tile_ir               // modules are PTX and machine code
+};
+
 // What a call does to captures that are under way.
 enum class InCapture : std::uint8_t {
   safe,
@@ -82,7 +102,7 @@ struct Contract {
     return *this;
   }
   // Versions whose header changes its text about the function (compare_headers.py): into other words; into something
-  // that the driver does from that version on; or by something that the driver does not do.
+  // that the driver does from that version on; or by something that the driver does not do, and why.
   template <class... Version>
   constexpr Contract reworded(Version...) const {
     return *this;
@@ -92,7 +112,7 @@ struct Contract {
     return *this;
   }
   template <class... Version>
-  constexpr Contract lacks(Version...) const {
+  constexpr Contract lacks(Lack, Version...) const {
     return *this;
   }
   constexpr Contract flags(unsigned index, std::uint64_t mask) const { return rule(Rule::Kind::flags, index, mask, 0); }

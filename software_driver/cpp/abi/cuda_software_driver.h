@@ -70,7 +70,8 @@ SOFTWARE_DRIVER_API void softwareDriverLimitContexts(unsigned count);
 SOFTWARE_DRIVER_API void softwareDriverClearFaults(void);
 
 /* What a block of a kernel costs. Blocks on one SM share its throughput, and all share the memory's bandwidth. Without
- * times and bytes, 5 us per block are assumed, and times that include them are counted in the ledger. */
+ * times and bytes, an executed kernel takes the time of its instructions, and any other one 5 us per block: a read of a
+ * time that includes these fails. */
 typedef struct softwareDriverKernelCost {
   uint64_t block_ns;    /* alone on an SM, if it waits for no memory */
   uint64_t block_bytes; /* to and from device memory */

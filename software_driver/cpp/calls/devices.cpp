@@ -9,13 +9,14 @@
 namespace software_driver {
 namespace {
 
-// The newest attribute that each driver version knows: from the headers of 13.0, 13.1 and 13.4, the older ones assumed.
+// The newest attribute in the header of each driver version.
 int newest_attribute(int version) {
   return version >= 13040   ? CU_DEVICE_ATTRIBUTE_MAX - 1
+         : version >= 13030 ? CU_DEVICE_ATTRIBUTE_LOGICAL_ENDPOINT_UNICAST_ACCESS_ON_OWNER_DEVICE_SUPPORTED
          : version >= 13010 ? CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED
          : version >= 13000 ? CU_DEVICE_ATTRIBUTE_ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED
-         : version >= 12090 ? CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED
          : version >= 12080 ? CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED
+         : version >= 12050 ? CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED
                             : CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID;
 }
 

@@ -17,6 +17,8 @@ Allocation& find_managed(Call& c, CUdeviceptr address, std::size_t size) {
 }
 
 bool is_place(Call& c, const CUmemLocation& location) {
+  refuse_if(location.type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN && c.version() >= 13040,
+            CUDA_ERROR_NOT_SUPPORTED);
   const auto devices = static_cast<int>(c.machine.devices.size());
   return location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT ||
          (location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location.id >= 0) ||

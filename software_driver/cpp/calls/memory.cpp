@@ -96,7 +96,16 @@ constexpr std::pair<CUpointer_attribute, Ask> pointer_attributes[] = {
     {CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, ask<[](const Allocation&) { return false; }>},
     {CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, ask<[](const Allocation&) { return false; }>},
     {CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, ask<handle_types_of>},
+    {CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE, ask<[](const Allocation&) { return false; }>},
+    {CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL, ask<[](const Allocation&) { return -1; }>},
 };
+
+const Ask* find_pointer_attribute(CUpointer_attribute which, int version) {
+  const int newest = version >= 13040   ? CU_POINTER_ATTRIBUTE_LOCALITY_DOMAIN_ORDINAL
+                     : version >= 12080 ? CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE
+                                        : CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
+  return which > newest ? nullptr : value_of(pointer_attributes, which);
+}
 
 }  // namespace
 }  // namespace software_driver
@@ -170,7 +179,8 @@ SOFTWARE_DRIVER_CALL(cuMemHostUnregister, Call& c, void* pointer) {
 
 SOFTWARE_DRIVER_CALL(cuPointerGetAttribute, Call& c, void* out, CUpointer_attribute which, CUdeviceptr pointer) {
   const Allocation& memory = need(find_allocation(c.machine, pointer, 1), CUDA_ERROR_INVALID_VALUE);
-  const Answer answer = need(value_of(pointer_attributes, which), CUDA_ERROR_NOT_SUPPORTED)(c.machine, memory, pointer);
+  const Answer answer =
+      need(find_pointer_attribute(which, c.version()), CUDA_ERROR_NOT_SUPPORTED)(c.machine, memory, pointer);
   refuse_if(which == CU_POINTER_ATTRIBUTE_HOST_POINTER && answer.bits == 0, CUDA_ERROR_INVALID_VALUE);
   std::memcpy(out, &answer.bits, answer.size);
 }
@@ -181,7 +191,7 @@ SOFTWARE_DRIVER_CALL(cuPointerGetAttributes, Call& c, unsigned count, CUpointer_
   refuse_if(std::find(which, which + count, CUpointer_attribute{}) != which + count, CUDA_ERROR_INVALID_VALUE);
   const Allocation* found = find_allocation(c.machine, pointer, 1);
   for (unsigned i = 0; i < count; ++i) {
-    const Ask* asked = value_of(pointer_attributes, which[i]);
+    const Ask* asked = find_pointer_attribute(which[i], c.version());
     Answer answer =
         asked == nullptr ? Answer(0) : (*asked)(c.machine, found == nullptr ? Allocation{} : *found, pointer);
     if (found == nullptr) {

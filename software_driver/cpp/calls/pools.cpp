@@ -14,10 +14,11 @@ struct PoolPlace {
   bool managed = false;
 };
 
-Pool& add_pool(Call& c, const PoolPlace& place) {
+Pool& add_pool(Call& c, const PoolPlace& place, const CUmemLocation& location) {
   Pool& pool = c.add(c.machine.pools);
   pool.device = place.device;
   pool.managed = place.managed;
+  pool.location = location;
   return pool;
 }
 
@@ -26,7 +27,10 @@ Pools& pools_of(Call& c, const PoolPlace& place) {
                  : place.device < 0 ? c.machine.host_pools
                                     : c.machine.device(place.device).pools;
   if (pools.standard == nullptr) {
-    pools.standard = pools.current = &add_pool(c, place);
+    const CUmemLocationType where = place.managed      ? CU_MEM_LOCATION_TYPE_NONE
+                                    : place.device < 0 ? CU_MEM_LOCATION_TYPE_HOST
+                                                       : CU_MEM_LOCATION_TYPE_DEVICE;
+    pools.standard = pools.current = &add_pool(c, place, {where, {std::max(place.device, 0)}});
     pools.standard->hidden = true;
   }
   return pools;
@@ -68,6 +72,7 @@ void allocate_from(Call& c, CUdeviceptr* out, std::size_t size, Pool& pool, Stre
   if (stream.capture) {
     return capture_allocation(c, stream, size, pool, out);
   }
+  refuse_if(pool.max_size != 0 && size > pool.max_size - std::min(pool.used, pool.max_size), CUDA_ERROR_OUT_OF_MEMORY);
   const bool host = pool.device < 0 && !pool.managed;
   give(out, allocate(c, {host || pool.managed ? stream.device : pool.device, host, pool.managed}, size, &pool));
   submit(c, stream, GraphNode{});
@@ -79,7 +84,37 @@ void pass(T& own, void* value, bool set) {
   (set ? own : given) = set ? given : own;
 }
 
-void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set) {
+// Attributes that say how a pool was made. A pool has no locality domain, and is not shared with other processes.
+void pool_property(const Pool& pool, CUmemPool_attribute which, void* value) {
+  int& number = *static_cast<int*>(value);
+  switch (which) {
+    case CU_MEMPOOL_ATTR_ALLOCATION_TYPE:
+      number = pool.managed ? CU_MEM_ALLOCATION_TYPE_MANAGED : CU_MEM_ALLOCATION_TYPE_PINNED;
+      return;
+    case CU_MEMPOOL_ATTR_LOCATION_ID:
+      number = pool.location.id;
+      return;
+    case CU_MEMPOOL_ATTR_LOCATION_TYPE:
+      number = pool.location.type;
+      return;
+    case CU_MEMPOOL_ATTR_MAX_POOL_SIZE:
+      *static_cast<cuuint64_t*>(value) = pool.max_size;
+      return;
+    case CU_MEMPOOL_ATTR_LOCALITY_DOMAIN_ID:
+      number = -1;
+      return;
+    default:
+      number = 0;
+  }
+}
+
+int newest_pool_attribute(int version) {
+  return version >= 13040   ? CU_MEMPOOL_ATTR_LOCALITY_DOMAIN_ID
+         : version >= 13020 ? CU_MEMPOOL_ATTR_HW_DECOMPRESS_ENABLED
+                            : CU_MEMPOOL_ATTR_USED_MEM_HIGH;
+}
+
+void pool_attribute(Call& c, Pool& pool, CUmemPool_attribute which, void* value, bool set) {
   switch (which) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
@@ -103,7 +138,10 @@ void pool_attribute(Pool& pool, CUmemPool_attribute which, void* value, bool set
       pool.used_high = set ? pool.used : pool.used_high;
       return;
     default:
-      refuse(CUDA_ERROR_NOT_SUPPORTED);
+      refuse_if(which < CU_MEMPOOL_ATTR_ALLOCATION_TYPE || which > newest_pool_attribute(c.version()),
+                CUDA_ERROR_NOT_SUPPORTED);
+      refuse_if(set, CUDA_ERROR_INVALID_VALUE);
+      return pool_property(pool, which, value);
   }
 }
 
@@ -174,7 +212,11 @@ SOFTWARE_DRIVER_CALL(cuMemPoolCreate, Call& c, CUmemoryPool* out, const CUmemPoo
   refuse_if(props->handleTypes != CU_MEM_HANDLE_TYPE_NONE, CUDA_ERROR_NOT_SUPPORTED);
   const bool on_any_node = props->location.type == CU_MEM_LOCATION_TYPE_HOST && c.version() < 13000;
   refuse_if(on_any_node || props->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, CUDA_ERROR_INVALID_VALUE);
-  give(out, add_pool(c, read_place(c, &props->location, props->allocType)));
+  const bool managed = props->allocType == CU_MEM_ALLOCATION_TYPE_MANAGED;
+  refuse_if(managed && c.version() >= 13010 && (props->maxSize != 0 || props->usage != 0), CUDA_ERROR_INVALID_VALUE);
+  Pool& pool = add_pool(c, read_place(c, &props->location, props->allocType), props->location);
+  pool.max_size = (props->maxSize + granularity - 1) / granularity * granularity;
+  give(out, pool);
 }
 
 SOFTWARE_DRIVER_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
@@ -193,12 +235,12 @@ SOFTWARE_DRIVER_CALL(cuMemPoolDestroy, Call& c, Pool& pool) {
 
 SOFTWARE_DRIVER_CALL(cuMemPoolTrimTo, Call&, Pool&, std::size_t) {}
 
-SOFTWARE_DRIVER_CALL(cuMemPoolSetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
-  return pool_attribute(pool, which, value, true);
+SOFTWARE_DRIVER_CALL(cuMemPoolSetAttribute, Call& c, Pool& pool, CUmemPool_attribute which, void* value) {
+  return pool_attribute(c, pool, which, value, true);
 }
 
-SOFTWARE_DRIVER_CALL(cuMemPoolGetAttribute, Call&, Pool& pool, CUmemPool_attribute which, void* value) {
-  return pool_attribute(pool, which, value, false);
+SOFTWARE_DRIVER_CALL(cuMemPoolGetAttribute, Call& c, Pool& pool, CUmemPool_attribute which, void* value) {
+  return pool_attribute(c, pool, which, value, false);
 }
 
 SOFTWARE_DRIVER_CALL(cuMemPoolSetAccess, Call& c, Pool& pool, const CUmemAccessDesc* access, std::size_t count) {

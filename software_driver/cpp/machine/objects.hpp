@@ -105,6 +105,8 @@ struct Descriptor : Object, Holding {
 struct Pool : Object {
   int device = 0;  // -1: of the host
   bool managed = false;
+  CUmemLocation location{};
+  std::uint64_t max_size = 0;                 // 0: no limit
   std::map<CUmemPool_attribute, int> reuses;  // that are allowed or not; at first all are
   std::uint64_t release_threshold = 0;
   std::uint64_t used = 0;

@@ -970,6 +970,7 @@ class Fuzzer {
       case 0:
         properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
         properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(pick(2))}};
+        properties.maxSize = pick(2) == 0 ? 0 : pick(1 << 24);
         if (DRIVER(cuMemPoolCreate, &pool, &properties) == CUDA_SUCCESS) {
           pools.add(pool);
         }
@@ -986,7 +987,7 @@ class Fuzzer {
         DRIVER(cuDeviceSetMemPool, static_cast<int>(pick(2)), pools.get(random_));
         return;
       default:
-        DRIVER(cuMemPoolGetAttribute, pools.get(random_), static_cast<CUmemPool_attribute>(pick(12)), &value);
+        DRIVER(cuMemPoolGetAttribute, pools.get(random_), static_cast<CUmemPool_attribute>(pick(17)), &value);
     }
   }
 
@@ -1095,7 +1096,7 @@ class Fuzzer {
         DRIVER(cuCtxGetId, contexts.get(random_), &id);
         return;
       case 7:
-        DRIVER(cuDeviceGetAttribute, &number, static_cast<CUdevice_attribute>(pick(160)), static_cast<int>(pick(3)));
+        DRIVER(cuDeviceGetAttribute, &number, static_cast<CUdevice_attribute>(pick(164)), static_cast<int>(pick(3)));
         return;
       default:
         DRIVER(cuGreenCtxGetId, greens.get(random_), &id);
