@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cuda_gctx._core.lazy import lazy_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Python that is started in a clone imports this file instead of the installed package.
 if find_spec("cuda_gctx._core.extension") is None:

@@ -15,8 +15,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import cuda_gctx
+import cuda_software_driver
 from cuda_software_driver import library_path
 
 from ..common import tool
@@ -76,6 +78,18 @@ def test_unknown_name_is_an_attribute_error() -> None:
 def test_version_is_that_of_the_distribution() -> None:
     assert cuda_gctx.__version__ == importlib.metadata.version("cuda-gctx")
     assert f"version: {cuda_gctx.__version__}\n" in (REPOSITORY / "CITATION.cff").read_text()
+
+
+def test_the_extra_sim_allows_the_software_driver_of_the_same_release() -> None:
+    requirements = map(Requirement, importlib.metadata.requires("cuda-gctx") or [])
+    [driver] = [each for each in requirements if each.name == "cuda-software-driver"]
+    assert driver.marker is not None
+    assert driver.marker.evaluate({"extra": "sim"})
+    assert driver.specifier.contains(cuda_software_driver.__version__)
+    major, minor = map(int, cuda_gctx.__version__.split(".")[:2])
+    assert cuda_software_driver.__version__.startswith(f"{major}.{minor}.")
+    assert not driver.specifier.contains(f"{major}.{minor + 1}.0")
+    assert importlib.metadata.version("cuda-software-driver") == cuda_software_driver.__version__
 
 
 # What "import cuda_gctx" runs. The rest of the package is imported when a name of it is used first.

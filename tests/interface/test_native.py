@@ -232,7 +232,7 @@ def test_errors_have_a_number_and_a_message(native: Any) -> None:
         assert words in native.gctx_last_error(ctypes.byref(result))
         assert not made[0]
     assert native.gctx_close_context(None) == 0
-    assert native.gctx_version() == 1
+    assert native.gctx_version() == 2
 
 
 def test_all_contexts_of_a_partition_are_made_or_none(sim: Any) -> None:

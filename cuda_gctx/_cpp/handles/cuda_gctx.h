@@ -16,7 +16,7 @@ extern "C" {
 #define GCTX_API __attribute__((visibility("default")))
 
 /* The version of the interface in this header. Within a version, functions are added, and never changed. */
-#define GCTX_VERSION 1
+#define GCTX_VERSION 2
 
 typedef enum gctx_error {
   GCTX_SUCCESS = 0,
