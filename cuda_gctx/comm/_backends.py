@@ -20,6 +20,7 @@ __all__ = [
     "gather",
     "gather_results",
     "on_all_ranks",
+    "wait_at_most",
 ]
 
 Value = TypeVar("Value")
@@ -93,11 +94,33 @@ def on_all_ranks(backend: CommBackend, work: Callable[[], Value], problem: str) 
     return result
 
 
+def wait_at_most(seconds: float, work: Callable[[], object], too_late: str) -> None:
+    """Runs a wait on the host that has no time limit of its own. RuntimeError(too_late) after a time.
+
+    A thread waits, and ends with the work.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise RuntimeError(too_late)
+    for error in errors:
+        raise error
+
+
 def barrier_within(backend: CommBackend, seconds: float) -> None:
-    """A barrier; RuntimeError after a time, where the backend can limit it."""
+    """A barrier; RuntimeError after a time."""
     limited = getattr(backend, "barrier_within", None)
     if limited is None:
-        backend.barrier()
+        wait_at_most(seconds, backend.barrier, f"the other ranks did not come within {seconds:g} s")
     else:
         limited(seconds)
 
@@ -146,8 +169,16 @@ class TorchBackend:
     def barrier_within(self, seconds: float) -> None:
         if self._distributed.get_backend(self._group) == "gloo":
             self._distributed.monitored_barrier(self._group, timeout=timedelta(seconds=seconds))
-        else:
-            self.barrier()
+            return
+        cuda = import_module("torch").cuda
+        device = cuda.current_device() if cuda.is_initialized() else None
+
+        def barrier() -> None:
+            # NCCL uses the current device of the thread.
+            with cuda.device(device):
+                self.barrier()
+
+        wait_at_most(seconds, barrier, f"the other ranks did not come within {seconds:g} s")
 
     def gather_to_all(self, value: Any) -> list[Any]:
         values = [None] * self.Get_size()

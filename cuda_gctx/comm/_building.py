@@ -17,12 +17,13 @@ from cuda_gctx.comm._backends import (
     demand_all_equal,
     gather_results,
     on_all_ranks,
+    wait_at_most,
 )
 from cuda_gctx.comm._calls import Plan
 from cuda_gctx.comm._compile import FLAT, PLANS
 from cuda_gctx.comm._driver_calls import call
 from cuda_gctx.comm._faults import FaultRecord
-from cuda_gctx.comm._groups import Groups, demand_place, wait_at_most
+from cuda_gctx.comm._groups import Groups, demand_place
 from cuda_gctx.comm._launch import Kernels
 from cuda_gctx.comm._limits import Limits
 from cuda_gctx.comm._memory import Workspaces

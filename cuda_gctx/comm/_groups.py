@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from importlib import import_module
-from threading import Thread
 from typing import Any
 
 from cuda_gctx.comm._arguments import Arguments
-from cuda_gctx.comm._backends import CommBackend, LocalBackend, TorchBackend, Within, as_backend, on_all_ranks
+from cuda_gctx.comm._backends import (
+    CommBackend,
+    LocalBackend,
+    TorchBackend,
+    Within,
+    as_backend,
+    on_all_ranks,
+    wait_at_most,
+)
 from cuda_gctx.comm._protocol import Element
 from cuda_gctx.comm._topology import MixedCommMode, ParallelInfo
 
@@ -37,28 +44,6 @@ def demand_place(backend: CommBackend, info: ParallelInfo) -> None:
         raise ValueError(
             f"the backend is rank {place[0]} of {place[1]}, and the handler is rank {wanted[0]} of {wanted[1]}"
         )
-
-
-def wait_at_most(seconds: float, work: Callable[[], object], too_late: str) -> None:
-    """Runs a wait on the host that has no time limit of its own. RuntimeError(too_late) after a time.
-
-    A thread waits, and ends with the work.
-    """
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            errors.append(error)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise RuntimeError(too_late)
-    for error in errors:
-        raise error
 
 
 class Groups:

@@ -22,6 +22,7 @@ from cuda_gctx.comm._backends import (
     demand_equal,
     gather,
     on_all_ranks,
+    wait_at_most,
 )
 from cuda_gctx.comm._building import Built, OnGpu, build
 from cuda_gctx.comm._calls import Plans
@@ -540,33 +541,35 @@ class MixedCommHandler:
     def shutdown(self) -> None:
         """Waits for the calls of this rank, then for the other ranks unless one has failed, and frees everything.
 
-        If another rank is missing for `timeout_s`, but at least 60 s, the memory stays mapped, and there is a
-        ResourceWarning. Graphs that contain calls of the NCCL modes must be gone before: NCCL waits for them, for the
-        same time at most, with a ResourceWarning. A second call does nothing.
+        Each wait ends after `timeout_s`, but at least 60 s, with a ResourceWarning. If the work of the partition does
+        not end by then, or another rank is missing, the memory stays mapped. Graphs that contain calls of the NCCL
+        modes must be gone before: NCCL waits for them. A second call does nothing.
         """
         if self._state is _State.CLOSED:
             return
         before = self._state
         self._become(_State.CLOSED)
-        failed, missing = before is _State.FAILED, ""
+        failed, reason = before is _State.FAILED, ""
         gpu, self._gpu = self._gpu, None
+        limit_s = self._arguments.host_limit_s
         try:
             if gpu is not None:
                 with suppress(CUDAError):
-                    gpu.context.sync()
+                    wait_at_most(limit_s, gpu.context.sync, f"its work did not end within {limit_s:g} s")
                 failed = failed or bool(gpu.fault)
             if not failed:
-                barrier_within(self._groups.backend, self._arguments.host_limit_s)
-        except (RuntimeError, ValueError) as error:  # a rank is missing, or torch.distributed is gone already
-            failed, missing = True, str(error)
+                barrier_within(self._groups.backend, limit_s)
+        # The work goes on, a rank is missing, or torch.distributed is gone already.
+        except (RuntimeError, ValueError) as error:
+            failed, reason = True, str(error)
         # Another rank may still write to the memory of this one if not all ranks are here: it stays mapped.
         if failed:
-            if missing:
-                message = f"{self!r} was shut down without the other ranks, and keeps its memory mapped: {missing}"
+            if reason:
+                message = f"{self!r} was shut down, but keeps its memory mapped: {reason}"
                 warnings.warn(message, ResourceWarning, stacklevel=2)
             return
         try:
-            self._groups.destroy(self.para_info.world_rank, self.device, self._arguments.host_limit_s)
+            self._groups.destroy(self.para_info.world_rank, self.device, limit_s)
         except RuntimeError as error:
             warnings.warn(f"{self!r} was shut down, but {error}", ResourceWarning, stacklevel=2)
         if gpu is not None:

@@ -1581,6 +1581,72 @@ def test_groups_that_are_not_destroyed_end_a_shutdown_with_a_warning(
         driver.close()
 
 
+class PlainBackend:
+    """A backend of the program, whose barrier has no time limit. is_left: the first rank never comes to it again."""
+
+    def __init__(self, backend: Any, is_left: threading.Event) -> None:
+        self._backend, self._is_left = backend, is_left
+        self.ends = threading.Event()
+
+    def Get_rank(self) -> int:
+        return int(self._backend.Get_rank())
+
+    def Get_size(self) -> int:
+        return int(self._backend.Get_size())
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return self._backend.bcast(value, root)
+
+    def barrier(self) -> None:
+        if self._is_left.is_set():
+            self.ends.wait()
+        else:
+            self._backend.barrier()
+
+
+@pytest.mark.parametrize("what", ["a rank", "the work"])
+def test_a_shutdown_that_waits_in_vain_ends_with_a_warning_and_keeps_the_memory(
+    what: str, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_arguments, "HOST_S", 0.2)
+    is_left, may_end = threading.Event(), threading.Event()
+    host_function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: may_end.wait())
+    reason = "the other ranks did not come within 0.2 s" if what == "a rank" else "its work did not end within 0.2 s"
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with_plain: Any = copy(rank)
+        with_plain.backend = PlainBackend(rank.backend, is_left)
+        handler = with_plain.handler(torch.bfloat16, timeout_s=0.2)
+        rank.backend.barrier()
+        if rank.rank == 0:
+            is_left.set()
+            if what == "the work":
+                function = _driver_calls.driver().CUhostFn(ctypes.cast(host_function, ctypes.c_void_p).value)
+                _driver_calls.call("cuLaunchHostFunc", rank.partition.stream.handle, function, 0)
+            with pytest.warns(ResourceWarning, match=f"keeps its memory mapped: {reason}"):
+                handler.shutdown()
+            with pytest.raises(RuntimeError, match="has been shut down"):
+                all_reduce(handler)
+        rank.backend.barrier()
+        may_end.set()
+        if rank.rank == 1:
+            with pytest.warns(ResourceWarning, match="the other ranks did not come"):
+                handler.shutdown()
+        with_plain.backend.ends.set()
+
+    with session("h200", check=False, unknown="ignore") as machine:
+        try:
+            with local_world(2, Device(0), sms=8, timeout_s=30) as world:
+                world.run(run)
+        finally:
+            may_end.set()
+        kept = machine.ledger()
+        assert [len(kept.live_of(kind)) for kind in ("mapped memory", "memory handle", "host memory")] == [2] * 3
+        driver.close()
+
+
 def test_after_a_fault_all_ranks_recover_and_free_everything(driver: Driver) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
         all_reduce(handler)
