@@ -22,12 +22,15 @@ enum Kind : int {
   synchronization = 38,
   graph = 51
 };
-// CUpti_driver_api_trace_cbid: cuDriverGetVersion, and the two variants of cuGraphLaunch.
+// CUpti_ActivityAttribute.
+constexpr int device_buffer_limit = 2;
+// CUpti_driver_api_trace_cbid: cuDriverGetVersion, and the variants of cuLaunchKernel, cuLaunchCooperativeKernel,
+// cuGraphLaunch and cuLaunchKernelEx.
 constexpr std::uint32_t call_of_version = 2;
-constexpr std::uint32_t recorded_driver_calls[] = {call_of_version, 514, 515};
-// CUpti_runtime_api_trace_cbid: the two variants of cudaGraphLaunch. The nodes of torch's graphs named no launch that
-// was recorded of the driver (seen on an H200).
-constexpr std::uint32_t recorded_runtime_calls[] = {311, 312};
+constexpr std::uint32_t recorded_driver_calls[] = {call_of_version, 307, 442, 477, 478, 514, 515, 652, 653};
+// CUpti_runtime_api_trace_cbid: those of cudaLaunchKernel, cudaLaunchCooperativeKernel, cudaGraphLaunch,
+// cudaLaunchKernelExC and __cudaLaunchKernel. Driver calls that the runtime makes are not recorded (seen on an H200).
+constexpr std::uint32_t recorded_runtime_calls[] = {211, 214, 269, 270, 311, 312, 430, 431, 505, 506};
 constexpr std::uint32_t flush_forced = 1;
 
 using Request = void (*)(std::uint8_t** buffer, std::size_t* size, std::size_t* most);
@@ -44,14 +47,14 @@ Number read(const std::uint8_t* record, std::size_t offset) {
 // The offsets of a kind of record's fields; `none`: it has no such field.
 constexpr std::size_t none = 0;
 struct Layout {
-  std::size_t start, end, device, context, stream, correlation, graph, queued, bytes, name;
+  std::size_t start, end, device, context, stream, correlation, graph, bytes, name;
 };
-constexpr Layout of_kernel{16, 24, 40, 44, 48, 92, 156, 120, none, 104};
-constexpr Layout of_copy{16, 24, 32, 36, 40, 44, 72, none, 8, none};
-constexpr Layout of_fill{16, 24, 32, 36, 40, 44, 72, none, 8, none};
-constexpr Layout of_graph{8, 16, 24, 32, 36, 4, 28, none, none, none};
-constexpr Layout of_synchronization{8, 16, none, 28, 32, 24, none, none, none, none};
-constexpr Layout of_call{8, 16, none, none, none, 32, none, none, none, none};
+constexpr Layout of_kernel{16, 24, 40, 44, 48, 92, 156, none, 104};
+constexpr Layout of_copy{16, 24, 32, 36, 40, 44, 72, 8, none};
+constexpr Layout of_fill{16, 24, 32, 36, 40, 44, 72, 8, none};
+constexpr Layout of_graph{8, 16, 24, 32, 36, 4, 28, none, none};
+constexpr Layout of_synchronization{8, 16, none, 28, 32, 24, none, none, none};
+constexpr Layout of_call{8, 16, none, none, none, 32, none, none, none};
 constexpr std::size_t function_of_driver_call = 4;
 
 // CUpti_ActivityContext3.

@@ -32,6 +32,8 @@ using namespace gctx::cupti;
 constexpr std::size_t buffer_bytes = 256 * 1024;
 // Bounds the host memory of records that wait for the disk: 128 MiB. CUPTI drops and counts what finds no buffer.
 constexpr int most_buffers = 512;
+// Bounds what CUPTI keeps on the device: 40 buffers of 3.2 MB, each of which holds 100,000 records that are not read.
+constexpr std::size_t most_device_buffers = 40;
 constexpr std::chrono::milliseconds flush_interval{200};
 constexpr std::uint32_t format_version = 1;
 
@@ -45,7 +47,7 @@ enum class Tag : std::uint8_t {
   fill = 7,
   graph = 8,
   wait = 9,
-  launch = 10,   // of a graph, by the host
+  launch = 10,   // of a kernel or a graph, by the host
   dropped = 11,  // bytes: how many records
   ended = 12,
   replaced = 13  // another profiler receives the records
@@ -91,7 +93,7 @@ struct Functions {
   Imported<int(int)> enable;
   Imported<int(int)> enable_and_dump;
   Imported<int(int)> disable;
-  Imported<int(std::uint8_t)> enable_latencies;
+  Imported<int(int, std::size_t*, void*)> set_attribute;
   Imported<int(std::uint32_t)> flush;
   Imported<int(std::uint8_t*, std::size_t, std::uint8_t**)> next_record;
   Imported<int(void*, std::uint32_t, std::size_t*)> get_dropped;
@@ -107,7 +109,7 @@ struct Functions {
            register_callbacks.find(library, "cuptiActivityRegisterCallbacks") &&
            enable.find(library, "cuptiActivityEnable") && enable_and_dump.find(library, "cuptiActivityEnableAndDump") &&
            disable.find(library, "cuptiActivityDisable") &&
-           enable_latencies.find(library, "cuptiActivityEnableLatencyTimestamps") &&
+           set_attribute.find(library, "cuptiActivitySetAttribute") &&
            flush.find(library, "cuptiActivityFlushAll") && next_record.find(library, "cuptiActivityGetNextRecord") &&
            get_dropped.find(library, "cuptiActivityGetNumDroppedRecords") && finalize.find(library, "cuptiFinalize");
   }
@@ -131,7 +133,7 @@ class Recorder {
   static void take_buffer(void* context, std::uint32_t stream, std::uint8_t* buffer, std::size_t size,
                           std::size_t valid);
   void take(std::uint8_t* buffer, std::size_t valid);
-  void add(std::vector<Record>& records, const std::uint8_t* record);
+  void add(std::vector<Record>& launches, std::vector<Record>& records, const std::uint8_t* record);
   void add_text(std::vector<Record>& records, Record record, const char* text);
   std::uint32_t number_of(std::vector<Record>& records, const char* name);
   void add_clock(std::vector<Record>& records);
@@ -195,9 +197,8 @@ bool Recorder::begin(const Settings& settings) {
   is_late_ = settings.is_late;
   names_.clear();
   recorded_calls_ = 0;
-  if (!is_late_) {
-    cupti_.enable_latencies(std::uint8_t{1});  // has an effect before CUDA starts only
-  }
+  std::size_t limit = most_device_buffers, size = sizeof limit;
+  cupti_.set_attribute(device_buffer_limit, &size, &limit);
   if (cupti_.register_callbacks(give_buffer, take_buffer) != success) {
     gctx::interpose::tell("is not traced: another profiler uses CUPTI");
     return false;
@@ -327,14 +328,15 @@ void Recorder::take_buffer(void*, std::uint32_t, std::uint8_t* buffer, std::size
 
 void Recorder::take(std::uint8_t* buffer, std::size_t valid) {
   const std::lock_guard lock(mutex_);
-  std::vector<Record> records;
+  std::vector<Record> launches, records;
   for (std::uint8_t* record = nullptr; cupti_.next_record(buffer, valid, &record) == success;) {
-    add(records, record);
+    add(launches, records, record);
   }
-  append(records);
+  launches.insert(launches.end(), records.begin(), records.end());
+  append(launches);
 }
 
-void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
+void Recorder::add(std::vector<Record>& launches, std::vector<Record>& records, const std::uint8_t* record) {
   const auto timed = [&](Tag tag, const Layout& at) {
     Record made{.tag = tag};
     made.start = read<std::uint64_t>(record, at.start);
@@ -352,13 +354,11 @@ void Recorder::add(std::vector<Record>& records, const std::uint8_t* record) {
     made.stream = number(at.stream);
     made.correlation = number(at.correlation);
     made.graph = number(at.graph);
-    // The nodes of a graph have one such time for all launches of it; they count from their launch.
-    made.queued = at.queued == none || made.graph != 0 ? 0 : read<std::uint64_t>(record, at.queued);
     made.bytes = at.bytes == none ? 0 : read<std::uint64_t>(record, at.bytes);
     if (at.name != none) {
       made.name = number_of(records, read<const char*>(record, at.name));
     }
-    records.push_back(made);
+    (tag == Tag::launch ? launches : records).push_back(made);
   };
   switch (read<int>(record, 0)) {
     case kernel:

@@ -14,7 +14,7 @@ from cuda_gctx.tracing._records import Context, Tag, records_from, text_of
 
 __all__ = ["LiveMetrics"]
 
-# Launches of graphs whose kernels have not arrived. Kernels of older launches count without their queueing.
+# Launches whose kernels have not arrived. Kernels of older launches count without their queueing.
 MOST_LAUNCHES = 100_000
 
 
@@ -68,7 +68,8 @@ class LiveMetrics:
                 meter = meters.get(key) or meters.setdefault(key, self._meter(source, *key, names))
                 spans.append((record.start, record.end, meter))
                 if record.tag == Tag.KERNEL:
-                    queued = record.queued or source.launches.get(record.correlation, 0)
+                    launches = source.launches
+                    queued = (launches.get if record.graph else launches.pop)(record.correlation, 0)
                     meter.add_kernel(record.start - queued if 0 < queued <= record.start else None)
             elif record.tag == Tag.LAUNCH:
                 source.launches[record.correlation] = record.start

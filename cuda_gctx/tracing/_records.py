@@ -193,7 +193,8 @@ def read_process(path: Path) -> Process:
             items.name_numbers.append(name)
             items.starts.append(start)
             items.ends.append(end)
-            items.queued.append(queued or -correlation)
+            # The launch stands before or behind its kernel. That of a graph is also the launch of its other nodes.
+            items.queued.append(-correlation if graph else launches.pop(correlation, -correlation))
             items.graphs.append(graph)
             items.sizes.append(size)
         elif tag == Tag.TEXT:

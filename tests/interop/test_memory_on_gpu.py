@@ -96,7 +96,7 @@ def test_a_graph_pool_of_torch_outlives_its_partition() -> None:
         """
 import gc
 import torch
-from cuda_gctx import Device
+from cuda_gctx import Device, system
 from cuda_gctx.interop.torch import torch_stream
 
 dev = Device(0)
@@ -130,7 +130,7 @@ def test_the_pools_of_cupy_outlive_their_partition() -> None:
         """
 import gc
 import cupy
-from cuda_gctx import Device
+from cuda_gctx import Device, system
 from cuda_gctx.interop.torch import use
 
 dev = Device(0)

@@ -141,7 +141,8 @@ def test_metrics_grow_with_the_files_of_the_recorder(tmp_path: Path) -> None:
         HEAD
         + record(Tag.LAUNCH, correlation=9, start=1_000)
         + kernel(correlation=9, start=3_000, end=5_000)
-        + kernel(start=6_000, end=8_000, queued=5_500)
+        + record(Tag.LAUNCH, correlation=10, start=5_500)
+        + kernel(correlation=10, start=6_000, end=8_000)
         + record(Tag.COPY, context=1, start=100, end=200)
         + record(Tag.DROPPED, size=4)
     )

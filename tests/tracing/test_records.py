@@ -37,6 +37,14 @@ def test_a_kernel_of_a_graph_was_queued_when_the_graph_was_launched(tmp_path: Pa
     assert item.start - item.queued == 120
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_kernel_was_queued_when_it_was_launched(is_first: bool, tmp_path: Path) -> None:
+    kernel = record(Tag.KERNEL, context=2, stream=7, correlation=9, start=300, end=400, name=1)
+    launch = record(Tag.LAUNCH, correlation=9, start=180, end=190)
+    process = process_of(HEAD + (launch + kernel if is_first else kernel + launch), tmp_path)
+    assert summaries(process)["control"].queueing_p50_ns == 120
+
+
 def test_a_graph_without_times_stands_at_its_launch(tmp_path: Path) -> None:
     graph = record(Tag.GRAPH, context=2, stream=7, correlation=9, graph=5)
     process = process_of(HEAD + record(Tag.LAUNCH, correlation=9, start=180, end=190) + graph, tmp_path)
@@ -69,7 +77,7 @@ def test_a_launch_that_is_not_known_gives_no_queueing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 30, 55, 57, 111])
 def test_a_file_that_ends_inside_a_record_keeps_the_records_before(tmp_path: Path, cut: int) -> None:
-    kernel = record(Tag.KERNEL, context=2, stream=7, start=300, end=400, queued=250, name=1)
+    kernel = record(Tag.KERNEL, context=2, stream=7, start=300, end=400, name=1)
     last = record(Tag.TEXT, "tanh", correlation=3)
     process = process_of(HEAD + kernel + last[:-cut], tmp_path)
     assert (process.has_ended, summaries(process)["control"].kernels) == (False, 1)
@@ -92,8 +100,11 @@ def test_any_order_of_records_gives_the_sums(
     tmp_path_factory: pytest.TempPathFactory, kernels: list[tuple[int, int, int, int, int]]
 ) -> None:
     data = b"".join(
-        record(Tag.KERNEL, context=context, stream=stream, start=start, end=start + length, queued=1, name=name)
-        for context, stream, start, length, name in kernels
+        record(Tag.LAUNCH, correlation=number, start=1)
+        + record(
+            Tag.KERNEL, context=context, stream=stream, correlation=number, start=start, end=start + length, name=name
+        )
+        for number, (context, stream, start, length, name) in enumerate(kernels, 1)
     )
     process = process_of(HEAD + data, tmp_path_factory.mktemp("records"))
     for items in process.streams.values():

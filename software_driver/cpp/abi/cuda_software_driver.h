@@ -109,8 +109,8 @@ typedef int (*softwareDriverRecord)(void* id);
 typedef int (*softwareDriverSchedule)(softwareDriverRecord record, void* id);
 SOFTWARE_DRIVER_API void softwareDriverTrace(softwareDriverSchedule schedule, softwareDriverRecord record);
 
-/* One thing that a device did, or a call that profilers record, cuDriverGetVersion or cuGraphLaunch. Times are virtual
- * nanoseconds. A context is reported when it is made, the rest at its end. */
+/* One thing that a device did, or a call that profilers record: cuDriverGetVersion, and those that launch. Times are
+ * virtual nanoseconds. A context is reported when it is made, the rest at its end. */
 typedef enum softwareDriverActivityKind {
   softwareDriverContextActivity = 1,
   softwareDriverKernelActivity = 2,
@@ -131,7 +131,6 @@ typedef struct softwareDriverActivity {
   uint64_t stream;
   uint64_t launch; /* the same for all nodes of a launched graph */
   uint64_t graph;  /* 0: not in a graph */
-  uint64_t queued;
   uint64_t started;
   uint64_t ended;
   uint64_t bytes;   /* that a fill or a copy within the device moves */

@@ -8,6 +8,7 @@
 #include "calls/kernels.hpp"
 #include "calls/modules.hpp"
 #include "calls/queueing.hpp"
+#include "machine/observer.hpp"
 
 namespace software_driver {
 namespace {
@@ -105,7 +106,10 @@ void launch(Call& c, CUfunction handle, Stream& stream, LaunchPlan plan, void** 
   GraphNode node;
   node.type = CU_GRAPH_NODE_TYPE_KERNEL;
   node.launch = std::move(plan);
-  return enqueue(c, stream, std::move(node));
+  enqueue(c, stream, std::move(node));
+  if (!stream.capture) {
+    observe_call(info(c.function).symbol, stream.last->submitted, stream.last->sequence);
+  }
 }
 
 LaunchPlan read_config(const CUlaunchConfig* config) {

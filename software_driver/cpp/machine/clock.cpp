@@ -362,7 +362,6 @@ void tell_observer(const Work& work) {
   activity.stream = work.source.stream;
   activity.launch = work.source.launch != 0 ? work.source.launch : work.sequence;
   activity.graph = work.source.graph;
-  activity.queued = work.submitted;
   activity.started = work.started;
   activity.ended = work.ended;
   activity.bytes = static_cast<std::uint64_t>(work.bytes);

@@ -1,5 +1,5 @@
-// The part of CUPTI that a tracer uses: activity records of contexts, kernels, copies, fills, graphs, and two calls, in
-// the layout of CUPTI 13.0. Records wait here until they are flushed, and then go into the buffers of the tracer.
+// The part of CUPTI that a tracer uses: activity records of contexts, kernels, copies, fills, graphs, and of calls that
+// launch, in the layout of CUPTI 13.0. Records wait here until they are flushed, and then go into the buffers of the tracer.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -21,7 +21,14 @@ constexpr int success = 0, invalid_parameter = 1, max_limit_reached = 12, not_in
 // CUpti_ActivityKind.
 enum Kind : int { copy = 1, fill = 2, driver = 4, context = 9, kernel = 10, synchronization = 38, graph = 51 };
 // CUpti_driver_api_trace_cbid.
-constexpr std::uint32_t version_call = 2, graph_launch = 514;
+const std::map<std::string, std::uint32_t>& numbers_of_calls() {
+  static const auto& numbers = *new const std::map<std::string, std::uint32_t>{{"cuDriverGetVersion", 2},
+                                                                               {"cuLaunchKernel", 307},
+                                                                               {"cuLaunchCooperativeKernel", 477},
+                                                                               {"cuGraphLaunch", 514},
+                                                                               {"cuLaunchKernelEx", 652}};
+  return numbers;
+}
 
 constexpr std::size_t kernel_size = 216, copy_size = 96, fill_size = 88, graph_size = 56, context_size = 32,
                       call_size = 40, wait_size = 56;
@@ -51,10 +58,8 @@ struct Session {
   std::set<int> kinds;
   std::set<std::uint32_t> calls;
   std::deque<Record> waiting;
-  std::map<std::uint64_t, std::uint64_t> graph_starts;   // of launches under way
-  std::map<std::uint64_t, std::uint64_t> graph_uploads;  // when the first launch of a graph was queued
+  std::map<std::uint64_t, std::uint64_t> graph_starts;  // of launches under way
   std::size_t dropped = 0;
-  bool has_latencies = false;
   Request request = nullptr;
   Complete complete = nullptr;
 };
@@ -94,10 +99,6 @@ Record of_context(const softwareDriverActivity& activity) {
 }
 
 Record of_kernel(State& here, const softwareDriverActivity& activity) {
-  // Seen on an H200: nodes of all launches of a graph have one time of queueing, which is before the first launch.
-  const std::uint64_t queued = activity.graph == 0
-                                   ? activity.queued
-                                   : here.graph_uploads.try_emplace(activity.graph, activity.queued - 1).first->second;
   Record record = made(kernel, kernel_size);
   put(record, 16, activity.started);
   put(record, 24, activity.ended);
@@ -106,8 +107,6 @@ Record of_kernel(State& here, const softwareDriverActivity& activity) {
   put(record, 48, static_cast<std::uint32_t>(activity.stream));
   put(record, 92, static_cast<std::uint32_t>(activity.launch));
   put(record, 104, here.names.insert(activity.name).first->c_str());
-  put(record, 120, here.has_latencies ? queued : std::uint64_t{0});
-  put(record, 128, here.has_latencies ? queued : std::uint64_t{0});
   put(record, 144, activity.graph != 0 ? activity.launch : std::uint64_t{0});
   put(record, 156, static_cast<std::uint32_t>(activity.graph));
   return record;
@@ -191,7 +190,7 @@ void notice(const softwareDriverActivity* activity) {
       }
       break;
     case softwareDriverCallActivity: {
-      const std::uint32_t call = std::strcmp(activity->name, "cuGraphLaunch") == 0 ? graph_launch : version_call;
+      const std::uint32_t call = numbers_of_calls().at(activity->name);
       if (here.calls.count(call) != 0) {
         add(here, of_call(*activity, call));
       }
@@ -279,12 +278,8 @@ CUPTI_STAND_IN int cuptiActivityEnableDriverApi(std::uint32_t call, std::uint8_t
   return success;
 }
 
-CUPTI_STAND_IN int cuptiActivityEnableLatencyTimestamps(std::uint8_t enable) {
-  State& here = state();
-  const std::lock_guard lock(here.mutex);
-  here.has_latencies = enable != 0;
-  return success;
-}
+// The limits of memory on the device: there are none here.
+CUPTI_STAND_IN int cuptiActivitySetAttribute(int, std::size_t*, void*) { return success; }
 
 CUPTI_STAND_IN int cuptiActivityGetNumDroppedRecords(void*, std::uint32_t, std::size_t* dropped) {
   State& here = state();
