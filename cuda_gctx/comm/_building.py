@@ -327,10 +327,10 @@ class OnGpu:
         # Nobody frees a tensor that another rank still has mapped.
         backend.barrier()
 
-    def addresses(self) -> list[int]:
+    def addresses(self) -> tuple[int, ...]:
         """Of the workspaces of all ranks, as this rank reaches them; 0 on another host."""
         assert self.workspaces is not None
-        return list(self.workspaces.addresses)
+        return tuple(self.workspaces.addresses)
 
     def recover(self) -> None:
         """Makes the memory of all ranks as it was at first, when none of their kernels runs any more. Collective.

@@ -212,9 +212,7 @@ class MixedCommHandler:
         self.use_autotune = arguments.use_autotune
         self.ib_enable_ibgda = arguments.enable_ibgda
         self.should_init_nvshmem = arguments.should_init_nvshmem
-        self.uc_ptr_list: list[int] = [] if self._gpu is None else self._gpu.addresses()
-        self.uc_buffer_dict = {"raw": self.uc_ptr_list[self.para_info.world_rank]} if self.uc_ptr_list else {}
-        self.mc_ptr_dict: dict[str, int] = {}  # addresses of multicast memory, of which there is none
+        self.workspace_addresses = () if self._gpu is None else self._gpu.addresses()
 
     def _become(self, state: _State) -> None:
         self._state = state
@@ -288,13 +286,13 @@ class MixedCommHandler:
         return self._state is not _State.CLOSED
 
     @property
-    def _vm_mapped(self) -> bool:
-        """Whether there is memory at the addresses: a name of FlashInfer's handler, which its programs read."""
-        return self._gpu is not None and self._state is not _State.RELEASED
+    def is_released(self) -> bool:
+        """Whether checkpoint_prepare() has released the memory, and checkpoint_restore() has not restored it."""
+        return self._state is _State.RELEASED
 
     @property
-    def _vmm_comm_backend(self) -> CommBackend:
-        """What connects the ranks now: likewise."""
+    def comm_backend(self) -> CommBackend:
+        """The connection of the ranks on the host. checkpoint_restore() replaces it."""
         return self._groups.backend
 
     def get_valid_op_list(self) -> list[MixedCommOp]:

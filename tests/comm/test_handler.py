@@ -53,6 +53,7 @@ from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._structs import TWO_EXCHANGE
 from cuda_gctx.comm._tuning import Case, Choice
+from cuda_gctx.compat import mixed_comm
 from cuda_gctx.extending import LaunchSequence
 from cuda_software_driver import library_folder, session
 
@@ -1301,7 +1302,7 @@ def test_programs_for_flashinfer_go_step_by_step(driver: Driver) -> None:
         place = dict.fromkeys(("inter_rank",), 0) | dict.fromkeys(("inter_size", "inter_tp_size", "inter_dp_size"), 1)
         place |= {"world_rank": rank.rank, "local_rank": rank.rank, "world_size": rank.size, "local_size": rank.size}
 
-        def make(tp: int, **options: Any) -> MixedCommHandler:
+        def make(tp: int, **options: Any) -> mixed_comm.MixedCommHandler:
             # A world of threads passes what connects them, and where they run; programs of processes do not.
             ours = {
                 "partition": rank.partition,
@@ -1309,9 +1310,11 @@ def test_programs_for_flashinfer_go_step_by_step(driver: Driver) -> None:
                 "max_message_bytes": 1 << 20,
             }
             grids = {"local_tp_size": tp, "local_dp_size": rank.size // tp}
-            return MixedCommHandler(**place, **grids, dtype=torch.float16, device="cuda:0", **options, **ours)
+            return mixed_comm.MixedCommHandler(
+                **place, **grids, dtype=torch.float16, device="cuda:0", **options, **ours
+            )
 
-        def addresses(handler: MixedCommHandler) -> tuple[Any, ...]:
+        def addresses(handler: mixed_comm.MixedCommHandler) -> tuple[Any, ...]:
             return tuple(handler.uc_ptr_list), tuple(handler.mc_ptr_dict.values()), handler.uc_buffer_dict["raw"]
 
         for tp in (1, 2):

@@ -41,7 +41,7 @@ STANDS_ON: dict[str, set[str]] = {
     "measure": {"draw", "partitions"},
     "cuda_gctx": {"measure"},
     "interop": {"measure"},
-    "compat": {"cuda_gctx", "interop"},
+    "compat": {"comm", "cuda_gctx", "interop"},
     "interpose": {"_cpp/resources", "cuda_gctx", "interop"},
     "tune": {"cuda_gctx", "draw", "interop", "tracing"},
     "tracing": {"draw", "interpose"},

@@ -395,9 +395,11 @@ def replays_across_checkpoints(rank: int, size: int) -> int:
     torch, comm = modules()
     import torch.distributed as dist
 
+    from cuda_gctx.compat import mixed_comm
+
     place = rank, size, rank, size, 0, 1, 1, size, 1, 1
-    handler = comm.MixedCommHandler(*place, torch.float16, torch.device("cuda", rank), use_autotune=False)
-    addresses, replays = list(handler.uc_ptr_list), []
+    handler = mixed_comm.MixedCommHandler(*place, torch.float16, torch.device("cuda", rank), use_autotune=False)
+    addresses, replays = handler.uc_ptr_list, []
     names = comm.MixedCommMode.FUSED_OPT_WAITS_UC, comm.MixedCommMode.FUSED_OPT_WAITS_MC
     for op, mode in itertools.product(handler.valid_op_list, names):
         rows = 4 * size if op.scatters else 4
