@@ -31,6 +31,17 @@ def run_program(code: str, spec: str = "h200@13.0") -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.skipif(shutil.which("nm") is None, reason="there is no nm")
+def test_libraries_show_no_names_of_the_cpp_library() -> None:
+    shown = {}
+    for library in sorted(Path(sim.library_folder()).iterdir()):
+        listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True)
+        shown[library.name] = [line.split()[-1] for line in listed.stdout.splitlines() if line.split()[-1][0] == "_"]
+    # The compiler calls these of the runtime.
+    calls_of_nvcc = [name for name in shown["libcudart.so.13"] if name.startswith("__cuda")]
+    assert {name: wrong for name, wrong in shown.items() if wrong} == {"libcudart.so.13": calls_of_nvcc}
+
+
 @pytest.mark.parametrize("name", ["libcuda.so.1", "libcuda.so"])
 def test_a_program_opens_it_by_either_name(name: str) -> None:
     code = f"""
