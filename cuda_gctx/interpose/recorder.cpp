@@ -108,8 +108,7 @@ struct Functions {
     return get_timestamp.find(library, "cuptiGetTimestamp") &&
            register_callbacks.find(library, "cuptiActivityRegisterCallbacks") &&
            enable.find(library, "cuptiActivityEnable") && enable_and_dump.find(library, "cuptiActivityEnableAndDump") &&
-           disable.find(library, "cuptiActivityDisable") &&
-           set_attribute.find(library, "cuptiActivitySetAttribute") &&
+           disable.find(library, "cuptiActivityDisable") && set_attribute.find(library, "cuptiActivitySetAttribute") &&
            flush.find(library, "cuptiActivityFlushAll") && next_record.find(library, "cuptiActivityGetNextRecord") &&
            get_dropped.find(library, "cuptiActivityGetNumDroppedRecords") && finalize.find(library, "cuptiFinalize");
   }

@@ -1,5 +1,6 @@
 // The part of CUPTI that a tracer uses: activity records of contexts, kernels, copies, fills, graphs, and of calls that
-// launch, in the layout of CUPTI 13.0. Records wait here until they are flushed, and then go into the buffers of the tracer.
+// launch, in the layout of CUPTI 13.0. Records wait here until they are flushed, and then go into the buffers of the
+// tracer.
 #include <dlfcn.h>
 
 #include <algorithm>
