@@ -15,7 +15,7 @@ from cuda_gctx.comm._protocol import ALIGNMENT, MOST_BLOCKS, Element
 from cuda_gctx.comm._topology import ParallelInfo
 from cuda_gctx.extending import as_bool, as_int, as_seconds
 
-__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "as_steps", "checked", "host_limit_s", "is_supported"]
+__all__ = ["HOST_S", "MOST_BYTES", "Arguments", "as_steps", "checked", "element_of", "host_limit_s", "is_supported"]
 
 # The kernels need bulk copies, which this architecture introduced.
 FIRST_CAPABILITY = 90
@@ -43,6 +43,13 @@ def _elements() -> dict[Any, Element]:
     """By the types of torch, which may be older than the youngest of them."""
     found = {getattr(_torch(), one.name.lower(), None): one for one in Element}
     return {dtype: one for dtype, one in found.items() if dtype is not None}
+
+
+def element_of(dtype: Any) -> Element:
+    """What kernels know of a data type; ValueError if they do not know it."""
+    if dtype not in _elements():
+        raise ValueError(f"dtype must be one of {', '.join(map(str, _elements()))}, not {dtype}")
+    return _elements()[dtype]
 
 
 def as_steps(min_num_steps: Any) -> int:
@@ -88,13 +95,14 @@ class Arguments:
     use_autotune: bool
     timeout_s: float
     max_message_bytes: int | None
+    symmetric_bytes: int
     programmatic_launch: bool
     stops: bool
 
     @property
     def element(self) -> Element:
         """What kernels know of the data type."""
-        return _elements()[self.dtype]
+        return element_of(self.dtype)
 
     def agreed(self) -> dict[str, object]:
         """By name, what must be the same on all ranks."""
@@ -106,6 +114,7 @@ class Arguments:
             "dtype": str(self.dtype),
             "device type": self.device.type,
             "max_message_bytes": self.max_message_bytes,
+            "symmetric_bytes": self.symmetric_bytes,
             "use_autotune": self.use_autotune,
             "should_init_nvshmem": self.should_init_nvshmem,
             "transport": self.transport,
@@ -131,6 +140,7 @@ def checked(
     block_sizes: tuple[int, int | None],
     min_num_steps: int,
     max_message_bytes: int | None,
+    symmetric_bytes: int,
     timeout_s: float,
     on_fault: str,
     partition: Partition | None,
@@ -139,8 +149,7 @@ def checked(
 ) -> Arguments:
     """The arguments of a handler, each of the type and in the range that it has to be; TypeError or ValueError."""
     info = ParallelInfo.of(*place, *grids)
-    if dtype not in _elements():
-        raise ValueError(f"dtype must be one of {', '.join(map(str, _elements()))}, not {dtype}")
+    element_of(dtype)
     device = _torch().device(device)
     if not info.valid_ops:
         raise ValueError("a world of one rank has nothing to communicate: world_size must be at least 2")
@@ -159,6 +168,9 @@ def checked(
         raise ValueError(f"device must be a CUDA device or the CPU, not {device}")
     elif partition is not None or grid_size is not None:
         raise ValueError("a handler on the CPU has no partition and no grid: omit partition and grid_size")
+    symmetric_bytes = as_int("symmetric_bytes", symmetric_bytes, 0, MOST_BYTES)
+    if symmetric_bytes and device.type == "cpu":
+        raise ValueError("a handler on the CPU has no symmetric memory: omit symmetric_bytes")
     if max_message_bytes is not None:
         max_message_bytes = as_int("max_message_bytes", max_message_bytes, ALIGNMENT * info.dp_size, MOST_BYTES)
     return Arguments(
@@ -176,6 +188,7 @@ def checked(
         use_autotune=switches["use_autotune"],
         timeout_s=timeout_s,
         max_message_bytes=max_message_bytes,
+        symmetric_bytes=symmetric_bytes,
         programmatic_launch=switches["programmatic_launch"],
         stops=on_fault == "trap",
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_gctx import Context, CUDAError, Device, Stream
+from cuda_gctx.comm._arena import Arena
 from cuda_gctx.comm._arguments import HOST_S, Arguments
 from cuda_gctx.comm._backends import (
     CommBackend,
@@ -91,6 +92,7 @@ class OnGpu:
         self.order = Order.of(self.context, arguments.device)
         self.workspaces: Workspaces | None = None
         self.mapped: MappedTensors | None = None
+        self.arena: Arena | None = None
         self.transport: Transport | None = None
         self.fault: FaultRecord | None = None
         self._kernels: dict[MixedCommOp, Kernels] = {}
@@ -146,6 +148,9 @@ class OnGpu:
         elif transport == "peers":
             self.transport = PeerTransport(info, self.workspaces.addresses, geometry.total_bytes)
         self.mapped = MappedTensors(self._device, self.workspaces.ranks, info.world_rank)
+        if arguments.symmetric_bytes:
+            arena = self.arena = Arena(backend, self._device, arguments.symmetric_bytes, limit_s)
+            self.mapped.add_arena(arena.size, arena.addresses, arena.seen)
 
     @property
     def _is_on_one_host(self) -> bool:
@@ -371,10 +376,18 @@ class OnGpu:
     def release(self) -> None:
         assert self.workspaces is not None
         self.workspaces.release()
+        if self.arena is not None:
+            self.arena.release()
 
     def restore(self, backend: CommBackend) -> None:
         assert self.workspaces is not None
         self.workspaces.restore(backend)
+        if self.arena is not None:
+            try:
+                self.arena.restore(backend)
+            except BaseException:  # on all ranks
+                self.workspaces.release()
+                raise
         self._backend = backend
 
     def close(self) -> None:
@@ -393,6 +406,9 @@ class OnGpu:
         if self.mapped is not None:
             self.mapped.close()
             self.mapped = None
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None
         if self.workspaces is not None:
             self.workspaces.close()
             self.workspaces = None

@@ -14,7 +14,15 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 from weakref import WeakMethod
 
 from cuda_gctx import CUDAError, Device, Partition
-from cuda_gctx.comm._arguments import HOST_S, MOST_BYTES, as_steps, checked, host_limit_s, is_supported
+from cuda_gctx.comm._arguments import (
+    HOST_S,
+    MOST_BYTES,
+    as_steps,
+    checked,
+    element_of,
+    host_limit_s,
+    is_supported,
+)
 from cuda_gctx.comm._backends import (
     CommBackend,
     barrier_within,
@@ -80,6 +88,7 @@ class MixedCommHandler:
     it stages, send larger messages in several rounds. If all ranks are threads on one device, None reserves nothing for
     TWO_EXCHANGE, because the ranks reach each other's tensors. The handler does not stage tensors that were passed to
     map_tensors().
+    symmetric_bytes: the size of the memory of which empty() makes tensors, which all ranks have mapped.
     comm_backend: the connection of the ranks on the host, a CommBackend or a process group; None: torch.distributed.
     programmatic_launch: launch the kernel for small messages while the previous kernel of the stream still runs; it
     waits for the end of that kernel on the device (programmatic dependent launch).
@@ -114,6 +123,7 @@ class MixedCommHandler:
         partition: Partition | None = None,
         timeout_s: float = 30.0,
         max_message_bytes: int | None = None,
+        symmetric_bytes: int = 0,
         comm_backend: Any = None,
         programmatic_launch: bool = False,
         on_fault: str = "nan",
@@ -131,6 +141,7 @@ class MixedCommHandler:
             (min_block_size, max_block_size),
             min_num_steps,
             max_message_bytes,
+            symmetric_bytes,
             timeout_s,
             on_fault,
             partition,
@@ -445,6 +456,23 @@ class MixedCommHandler:
             raise RuntimeError("NVSHMEM cannot be initialised: the handler is on the CPU")
         self._gpu.init_nvshmem()
 
+    def empty(self, shape: int | Sequence[int], dtype: Any = None) -> Any:
+        """A tensor in symmetric memory, which counts as mapped on all ranks. Communicates with nobody.
+
+        shape: of the tensor, whose content is not set. dtype: the type; None: that of the handler.
+
+        Its memory is given out again when the tensor is gone, as of torch's allocator: what uses it on another stream
+        must be ordered by then. A graph that was being captured keeps it. Tensors may outlive the handler.
+        RuntimeError if the handler was made without symmetric_bytes or is closed; MemoryError if there is no room.
+        """
+        arena = self._demand_gpu().arena
+        if arena is None:
+            raise RuntimeError("the handler has no symmetric memory: pass symmetric_bytes= to its constructor")
+        dtype = self.dtype if dtype is None else dtype
+        lengths = (shape,) if isinstance(shape, int) else shape
+        sizes = [as_int(f"shape[{n}]", length, 0) for n, length in enumerate(lengths)]
+        return arena.empty(sizes, dtype, element_of(dtype).bytes, self.device)
+
     def map_tensors(self, *tensors: Any) -> None:
         """Maps these tensors on all ranks, so that TWO_EXCHANGE and HIERARCHICAL do not stage them. Collective.
 
@@ -479,8 +507,11 @@ class MixedCommHandler:
         for address in addresses:
             del self._mapped_storages[[one for one, _ in self._mapped_storages].index(address)]
 
-    def checkpoint_prepare(self) -> None:
+    def checkpoint_prepare(self, *, lose_tensors: bool = False) -> None:
         """Releases the physical memory but keeps the addresses, so that captured graphs stay valid. Collective.
+
+        lose_tensors: whether tensors of empty() may lose their content, which becomes zero. If not, RuntimeError on all
+        ranks while there are any.
 
         A second call does nothing. NotImplementedError if nodes exchange through NVSHMEM, which does not support this.
         """
@@ -496,6 +527,11 @@ class MixedCommHandler:
             def wait() -> None:
                 context.sync()
                 self.check()
+                alive = 0 if gpu.arena is None else gpu.arena.alive
+                if alive and not lose_tensors:
+                    raise RuntimeError(
+                        f"{alive} tensors of empty() would lose their content: delete them, or pass lose_tensors=True"
+                    )
 
             on_all_ranks(self._groups.backend, wait, "memory cannot be released")
             gpu.release()

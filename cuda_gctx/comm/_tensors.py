@@ -58,6 +58,7 @@ class MappedTensors:
         self._ranks = ranks
         self._rank = rank
         self._tensors: list[_Mapped] = []
+        self._arenas: list[_Mapped] = []
         # Of spans that were looked for, until other tensors are mapped; empty where none holds them.
         self._found: dict[tuple[int, int], tuple[int, ...]] = {}
         self._count = 0
@@ -65,7 +66,14 @@ class MappedTensors:
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self._tensors)
+        return bool(self._tensors or self._arenas)
+
+    def add_arena(self, size: int, addresses: tuple[int, ...], seen: tuple[int, ...]) -> None:
+        """Counts the tensors of an arena as mapped. addresses, seen: those of the arena; on all ranks."""
+        begin = addresses[self._rank]
+        shifts = tuple(address - begin for address in seen)
+        self._arenas.append(_Mapped(begin, begin + size, shifts, self._count, addresses, ()))
+        self._count += 1
 
     def add(self, backend: CommBackend, spans: Sequence[tuple[int, int]]) -> None:
         """Maps tensors, given by address and size. Collective: all ranks raise if it fails on one."""
@@ -108,8 +116,8 @@ class MappedTensors:
         known = self._found
         found = known.get((address, size))
         if found is None:
-            holders = (one for one in self._tensors if one.begin <= address and address + size <= one.end)
-            holder = next(holders, None)
+            every = (*self._tensors, *self._arenas)
+            holder = next((one for one in every if one.begin <= address and address + size <= one.end), None)
             found = () if holder is None else tuple(address + shift for shift in holder.shifts)
             if len(known) >= MOST_KEPT:
                 known.clear()
@@ -121,7 +129,7 @@ class MappedTensors:
 
         None if it is not part of a mapped tensor.
         """
-        for tensor in self._tensors:
+        for tensor in (*self._tensors, *self._arenas):
             if tensor.begin <= address and address + size <= tensor.end:
                 offset = address - tensor.begin
                 return (tensor.number, offset), tuple(begin + offset for begin in tensor.theirs)
@@ -177,6 +185,7 @@ class MappedTensors:
     def close(self) -> None:
         """Unmaps the tensors of the others. No kernel may be using them."""
         self._tensors.clear()
+        self._arenas.clear()
         self._found = {}
         with suppress(CUDAError), self._device.context.current():
             while self._opened:

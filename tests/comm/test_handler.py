@@ -29,6 +29,7 @@ from cuda_gctx.comm import (
     MixedCommMode,
     MixedCommOp,
     TuningTable,
+    _arena,
     _arguments,
     _building,
     _driver_calls,
@@ -246,10 +247,30 @@ class Tensor:
         return Tensor(self.device, self.dtype, *shape)
 
 
+class Symmetric(Tensor):
+    """A tensor of memory that it keeps alive."""
+
+    def __init__(self, block: Any, device: Any) -> None:
+        self.block, self.device = block, device
+        self._address = block.__cuda_array_interface__["data"][0]
+
+    def view(self, what: Any) -> Symmetric:
+        if isinstance(what, str):
+            self.dtype = what
+        else:
+            self.shape = tuple(what)
+        return self
+
+    def __getitem__(self, elements: slice) -> Symmetric:
+        return self
+
+
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_arguments, _gradients, _order):
+    for module in (_arena, _arguments, _gradients, _order):
         monkeypatch.setattr(module, "_torch", lambda: torch)
+    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.as_tensor = Symmetric
     nodes = SimpleNamespace(is_compiling=lambda: False, is_traced=lambda: False, call=None, number_of=lambda handler: 0)
     nodes.new_state = lambda: None
     monkeypatch.setitem(sys.modules, "cuda_gctx.comm._torch_op", nodes)
@@ -1723,6 +1744,101 @@ def test_recover_waits_for_all_streams_of_the_device_and_clears_nothing_before(d
         on_ranks(driver, 2, work, timeout_s=0.1)
     finally:
         may_end.set()
+
+
+SYMMETRIC: dict[str, Any] = {"max_message_bytes": 1 << 20, "symmetric_bytes": 1 << 20}
+
+
+@pytest.mark.parametrize("where", ["symmetric", "one of them", "ordinary"])
+def test_symmetric_tensors_are_not_staged(where: str, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a graph; what is fetched by copy engines is fetched from where it is."""
+    monkeypatch.setattr(_modes, "COPIED_BY_KERNEL_BYTES", 0)
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with rank.handler(torch.bfloat16, local_dp_size=2, **SYMMETRIC) as handler:
+
+            def tensor(*shape: int) -> Any:
+                return Tensor(handler.device, torch.bfloat16, *shape)
+
+            x_in = tensor(16, 64) if where == "ordinary" else handler.empty((16, 64))
+            x_out = handler.empty([32, 64], torch.bfloat16) if where == "symmetric" else tensor(32, 64)
+
+            def steps(mode: MixedCommMode) -> list[str]:
+                driver.done.clear()
+                run_mixed_comm(MixedCommOp.ALLGATHER, handler, x_in, x_out, mode)
+                return list(driver.done)
+
+            for _ in range(2):
+                found = steps(MixedCommMode.TWO_EXCHANGE)
+                assert found == ["two_exchange"] if where == "symmetric" else found.count("copy") >= 1
+            assert steps(MixedCommMode.COPY_ENGINES).count("copy") == (3 if where == "ordinary" else 2)
+            with rank.partition.stream.capture() as captured:
+                assert steps(MixedCommMode.TWO_EXCHANGE) == found
+            captured.graph.close()
+            rank.backend.barrier()
+
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        world.run(run)
+
+
+def test_a_checkpoint_keeps_symmetric_addresses_and_asks_before_tensors_lose_their_content(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        kept = [handler.empty((16, 64))] if rank.rank == 0 else []
+        with pytest.raises(RuntimeError, match=r"1 tensors of empty\(\) would lose their content"):
+            handler.checkpoint_prepare()
+        assert not handler.is_released
+        address = kept[0].data_ptr() if kept else 0
+        handler.checkpoint_prepare(lose_tensors=True)
+        with pytest.raises(RuntimeError, match="has released its memory"):
+            handler.empty(1)
+        handler.checkpoint_restore(rank.backend)
+        if kept:
+            with Device(0).context.current():
+                _driver_calls.call("cuMemsetD8", address, 1, 2048)
+        kept.clear()
+        gc.collect()
+        assert rank.rank or handler.empty((16, 64)).data_ptr() == address
+        rank.backend.barrier()
+        handler.checkpoint_prepare()
+        handler.checkpoint_restore(rank.backend)
+
+    on_ranks(driver, 2, work, **SYMMETRIC)
+
+
+def test_symmetric_tensors_may_outlive_their_handler(driver: Driver, machine: Any) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> Any:
+        return handler.empty((16, 64))
+
+    tensors = on_ranks(driver, 2, work, **SYMMETRIC)
+    assert len(machine.ledger().live_of("memory handle")) == 2
+    for tensor in tensors:
+        with Device(0).context.current():
+            _driver_calls.call("cuMemsetD8", tensor.data_ptr(), 1, 2048)
+    del tensor
+    tensors.clear()
+    gc.collect()
+    assert not machine.ledger().live_of("memory handle")
+
+
+def test_symmetric_memory_that_is_not_there_is_refused(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        with pytest.raises(RuntimeError, match="pass symmetric_bytes= to its constructor"):
+            handler.empty(16)
+        with pytest.raises(ValueError, match="symmetric_bytes must be the same on all ranks"):
+            rank.handler(torch.bfloat16, symmetric_bytes=512 * (rank.rank + 1))
+        with rank.handler(torch.bfloat16, symmetric_bytes=4096) as small:
+            for shape, dtype, error in (
+                ([16, -1], None, r"shape\[1\] must be"),
+                (16, "torch.int8", "dtype must be one of torch.float16, torch.bfloat16, not torch.int8"),
+            ):
+                with pytest.raises(ValueError, match=error):
+                    small.empty(shape, dtype)
+            with pytest.raises(MemoryError, match="4096 bytes has no room for 4608 more"):
+                small.empty(2049)
+
+    on_ranks(driver, 2, work)
 
 
 def test_a_world_has_the_sms_that_no_rank_has() -> None:

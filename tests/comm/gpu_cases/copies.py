@@ -67,6 +67,72 @@ def copy_engines_on_two_gpus() -> dict[str, Any]:
     return gathered_by_copies(2, 2)
 
 
+def symmetric(gpus: int) -> dict[str, Any]:
+    """Calls on tensors of empty(), compared bit for bit, replayed, across a checkpoint; next to staged ones in time."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    modes, us = comm.MixedCommMode, {}
+
+    def compare_one(rank: Any, handler: Any, op: Any, mode: Any, seed: int) -> None:
+        """Of 16 MiB. Its tensors are gone afterwards."""
+        stream = torch.cuda.current_stream()
+        inputs = inputs_of(torch, (1024, 8192), torch.bfloat16, rank.size, seed, handler.device)
+        wanted = comm.expected(handler.para_info, op, inputs)
+        x, out = handler.empty(inputs[0].shape), handler.empty(wanted.shape)
+        assert x.dtype is torch.bfloat16
+        x.copy_(inputs[rank.rank])
+        graph = capture(torch, lambda: comm.run_mixed_comm(op, handler, x, out, mode))
+        for how in ("called", "replayed"):
+            out.fill_(float("nan"))
+            stream.synchronize()
+            rank.backend.barrier()
+            if how == "called":
+                comm.run_mixed_comm(op, handler, x, out, mode)
+            else:
+                graph.replay()
+            stream.synchronize()
+            handler.check()
+            assert bits_equal(torch, out, wanted), f"rank {rank.rank}, {op.name} {mode.name}, {how}"
+        if mode is modes.TWO_EXCHANGE:
+            ordinary, to = torch.empty_like(x), torch.empty_like(out)
+            staged = capture(torch, lambda: comm.run_mixed_comm(op, handler, ordinary, to, mode))
+            for name, one in (("symmetric", graph), ("staged", staged)):
+                us[f"{op.name}, {name}"] = replayed_us(torch, rank, stream, one, 1)
+        rank.backend.barrier()
+
+    def work(rank: Any) -> None:
+        torch.cuda.set_device(rank.device.device_id)
+        options = {"max_message_bytes": 32 << 20, "symmetric_bytes": 80 << 20, "timeout_s": TIMEOUT_S}
+        for dp in (1, 2):
+            with rank.partition.torch(), rank.handler(torch.bfloat16, local_dp_size=dp, **options) as handler:
+                for seed, op in enumerate(handler.valid_op_list):
+                    compare_one(rank, handler, op, modes.ONE_EXCHANGE, seed)
+                    compare_one(rank, handler, op, modes.TWO_EXCHANGE, seed)
+                    if op is comm.MixedCommOp.ALLGATHER:
+                        compare_one(rank, handler, op, modes.COPY_ENGINES, seed)
+                handler.empty((4096, 8192))  # 64 MiB: memory has been given out again
+                handler.checkpoint_prepare()
+                handler.checkpoint_restore(rank.backend)
+                kept = handler.empty((16, 8192))
+            kept.fill_(1.0)
+            assert float(kept.sum()) == 16 * 8192
+
+    with comm.local_world(2, [Device(number) for number in range(gpus)], sms=16) as world:
+        world.run(work)
+    return {"us": us}
+
+
+@case()
+def symmetric_tensors() -> dict[str, Any]:
+    return symmetric(1)
+
+
+@case(gpus=2)
+def symmetric_tensors_on_two_gpus() -> dict[str, Any]:
+    return symmetric(2)
+
+
 def exchanged(size: int, gpus: int) -> int:
     """All-to-alls in SMs and by copy engines, staged and mapped; all compared bit for bit."""
     torch, comm = modules()
