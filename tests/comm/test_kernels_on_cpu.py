@@ -82,6 +82,12 @@ OTHER_NODE_CASES = [
 ]
 
 
+# A sample in each run; 1,000 schedules of each scenario: pytest --long tests/comm/test_kernels_on_cpu.py -k thousand
+SCHEDULES = pytest.mark.parametrize(
+    "seeds", [range(60), pytest.param(range(1000), marks=pytest.mark.long)], ids=["sample", "thousand"]
+)
+
+
 def ids(value: Any) -> str:
     return name_of(value) if isinstance(value, ParallelInfo) else value.name
 
@@ -330,9 +336,12 @@ def test_copies_without_a_meeting_are_found_out(without: str, how: str, gatherin
     assert is_found_out(lambda seed: run_copies(gathering(), seed, 3, [how], MEETINGS[without]) != [])
 
 
-def test_a_rank_that_does_not_come_spoils_what_others_send_and_no_own_data(gathering: Callable[[], Ranks]) -> None:
+@SCHEDULES
+def test_a_rank_that_does_not_come_spoils_what_others_send_and_no_own_data(
+    seeds: range, gathering: Callable[[], Ranks]
+) -> None:
     """All-gathers and broadcasts by copies, with random sizes, roots, places and missing ranks."""
-    for seed in range(40):
+    for seed in seeds:
         ranks, choose, rng = gathering(), random.Random(seed), np.random.default_rng(seed)
         ranks.limit = 300
         world, missing = ranks.info.world_size, choose.randrange(ranks.info.world_size)
@@ -691,9 +700,7 @@ def run_any_calls(ranks: Ranks, mode: MixedCommMode, seed: int) -> tuple[list[st
 
 @pytest.mark.parametrize("mode", [ONE, TWO], ids=ids)
 @pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, 1060), marks=pytest.mark.long)], ids=["few", "many"]
-)
+@SCHEDULES
 def test_any_two_calls_leave_right_sums_or_no_numbers_beside_a_fault(
     mode: MixedCommMode, tp: int, seeds: range, folder: Path
 ) -> None:
@@ -735,9 +742,7 @@ def run_late(ranks: Ranks, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("tp", [2, 3])
-@pytest.mark.parametrize(
-    "seeds", [range(30), pytest.param(range(30, 1030), marks=pytest.mark.long)], ids=["few", "many"]
-)
+@SCHEDULES
 def test_blocks_that_give_up_leave_no_number_that_may_be_wrong(tp: int, seeds: range, folder: Path) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == tp)
     library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
@@ -802,9 +807,7 @@ def run_plans_at_once(ranks: Ranks, seed: int, *, to_the_end: bool = True) -> tu
     return wrong, kinds
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(60), pytest.param(range(60, 1060), marks=pytest.mark.long)], ids=["few", "many"]
-)
+@SCHEDULES
 def test_plans_at_once_give_right_sums_or_a_fault(seeds: range, folder: Path) -> None:
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), element=Element.BFLOAT16)
@@ -972,12 +975,15 @@ def test_ranks_with_different_sizes_are_a_fault_on_all_without_waiting(
         assert all(ranks.fault(rank)[1] in {2, 1 - rank} for rank in (0, 1)), seed
 
 
+@SCHEDULES
 @pytest.mark.parametrize(("mode", "is_copied"), WAYS)
-def test_ranks_that_do_not_agree_have_no_numbers(mode: MixedCommMode, is_copied: bool, folder: Path) -> None:
+def test_ranks_that_do_not_agree_have_no_numbers(
+    mode: MixedCommMode, is_copied: bool, seeds: range, folder: Path
+) -> None:
     """Random sizes, grids and blocks of up to five warps; with equal sizes, another type of one rank."""
     info, op = next((info, op) for info, op in CASES if info.tp_size == 2)
     library = build(folder, info, op, geometry_of(info), element=Element.FLOAT16)
-    for seed in range(40):
+    for seed in seeds:
         choose, rng = random.Random(seed), np.random.default_rng(seed)
         block_sizes = choose.choice([(4, 8), (32, 64), (160, 160)])
         ranks = Ranks(info, op, library, geometry_of(info), limit=100_000, block_sizes=block_sizes)
