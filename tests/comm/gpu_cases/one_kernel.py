@@ -156,11 +156,9 @@ class World:
     def staged(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
         from cuda_gctx.comm._staging import Staging
 
-        out_bytes = block * len(self.infos[0].plan(self.op).blocks)
-
         def add(kernels: Any, plan: Any, rank: int) -> None:
             [[part]] = Staging(self.infos[rank], self.op, self.geometry, self.peers).rounds(*tensors[rank], block)
-            kernels.staged_part(plan, part, agreed, GRID, (tensors[rank][1], out_bytes))
+            kernels.staged_part(plan, part, agreed, GRID, is_copied=True)
 
         self.launch_all(add)
 
