@@ -401,11 +401,6 @@ class Load:
             self.stream.record(event)
             self._queued.append(event)
 
-    def wait_for_room(self) -> None:
-        """Wait on the host until the call that was enqueued first has completed."""
-        if self._queued:
-            self._queued[0].sync()
-
     def completed(self) -> tuple[int, float]:
         """How many calls completed after the first one, and in how many seconds."""
         return (len(self._ends) - 1, self._ends[-1] - self._ends[0]) if self._ends else (0, 0.0)

@@ -441,7 +441,7 @@ def test_a_pointer_knows_the_attributes_of_its_header(
 
 
 PINNED, MANAGED = 1, 2
-NOWHERE, OF_DEVICE, OF_HOST = 0, 1, 2
+NOWHERE, OF_DEVICE = 0, 1
 
 
 def pool(raw: Driver, kind: int, location: int, max_size: int = 0) -> int:

@@ -18,7 +18,7 @@ from cuda_software_driver import library_folder
 
 from .test_tensors import on_all
 
-NATIVE, PARTIAL = 3, 5  # of CUdevice_P2PAttribute
+NATIVE = 3  # of CUdevice_P2PAttribute
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -390,29 +390,3 @@ def test_nobody_waits_for_a_driver_call_of_another_thread_with_the_gil(tmp_path:
         timeout=60,
     )
     assert (child.stdout, child.stderr) == ("done\n", "")
-
-
-# The thread is inside __enter__, which asks the driver whether the context is there; meanwhile the main thread enters
-# the same block.
-ENTERS = """
-import ctypes, sys, threading
-from cuda_gctx import Device
-front = ctypes.CDLL(sys.argv[1])
-front.front_wait.restype = ctypes.c_char_p
-ctx = Device(0).context
-block = ctx.current()
-def enter():
-    with block:
-        print(ctx.is_current)
-    print(ctx.is_current)
-front.front_arm(1)
-thread = threading.Thread(target=enter)
-thread.start()
-front.front_wait()
-front.front_arm(0)
-with block:
-    front.front_go()
-    thread.join()
-    print(ctx.is_current)
-print(ctx.is_current)
-"""

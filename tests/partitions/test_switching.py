@@ -46,7 +46,6 @@ PARTS = ("decode", "prefill")
 BESIDE = Layout(decode=16, prefill=None)
 OVERLAY = Plan("overlay", PARTS, BESIDE, {"prefill": "prefill"}, first="decode")
 APART = Plan("partitions", PARTS, BESIDE, {part: part for part in PARTS})
-SWAPPED = Plan("partitions", PARTS, BESIDE, {"decode": "prefill", "prefill": "decode"})
 WIDE = Plan("partitions", PARTS, Layout(decode=64, prefill=None), {part: part for part in PARTS})
 
 

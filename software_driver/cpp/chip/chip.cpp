@@ -15,14 +15,12 @@ Chip::Chip(const Profile& profile) : profile_(profile), gpc_sms_(profile.sms_per
   if (sm_count_ > max_sms) {
     throw std::length_error("a chip has more SMs than the model holds");
   }
-  gpc_of_.resize(sm_count_);
   gpcs_.resize(gpc_sms_.size());
   int next = 0;
   const auto number_pair = [&](std::size_t gpc) {
     for (unsigned i = 0; i < pair_size; ++i, ++next) {
       gpc_sms_[gpc].push_back(next);
       gpcs_[gpc].set(static_cast<std::size_t>(next));
-      gpc_of_[static_cast<std::size_t>(next)] = static_cast<int>(gpc);
     }
   };
   const int largest = *std::max_element(profile.sms_per_gpc.begin(), profile.sms_per_gpc.end());

@@ -97,7 +97,6 @@ class Chip {
   const Profile& profile() const noexcept { return profile_; }
   unsigned sm_count() const noexcept { return sm_count_; }
   const SmSet& all() const noexcept { return all_; }
-  int gpc_of(int sm) const noexcept { return gpc_of_[static_cast<std::size_t>(sm)]; }
 
   // The locality domain of an SM (-1: of none), and how many SMs a group of one domain can have without supplemental
   // ones.
@@ -142,7 +141,6 @@ class Chip {
   Profile profile_;
   unsigned sm_count_ = 0;
   SmSet all_;
-  std::vector<int> gpc_of_;
   std::vector<std::vector<int>> gpc_sms_;  // SM ids of each cluster, ascending
   std::vector<SmSet> gpcs_;
   std::vector<int> domain_of_;

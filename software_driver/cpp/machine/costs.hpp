@@ -1,4 +1,4 @@
-// Costs: green contexts in device memory (docs/appendix/hardware-facts.md, "Lifetime"), and clock cycles in time.
+// Costs of green contexts in device memory (docs/appendix/hardware-facts.md, "Lifetime").
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,6 @@ namespace software_driver {
 inline constexpr std::uint64_t live_context_bytes = std::uint64_t{4} << 20;  // recorded: `measured`
 // Never comes back before the device is reset.
 inline constexpr std::uint64_t lost_context_bytes = std::uint64_t{4} << 20;
-
-inline std::uint64_t cycles_to_ns(const Profile& card, std::uint64_t cycles) {
-  return cycles * 1000 / (static_cast<std::uint64_t>(card.clock_khz) / 1000);
-}
 
 inline std::uint64_t used_memory(const Device& device) {
   return device.allocated + device.green_contexts * live_context_bytes + device.lost;

@@ -264,7 +264,6 @@ class Generator:
         self.lines: list[str] = []
         self.active = list(range(LANES))
         self.labels = 0
-        self.warp_wide = True  # all active lanes are known when the text is made
         choose = self.random
         edges = [0, 1, M32, 1 << 31, (1 << 31) - 1, 255, 256]
         floats = [0, 1 << 31, 1, 0x7F800000, 0xFF800000, 0x7FC00000, 0x3F800000, 0x00800000, 0x7F7FFFFF, 0x4F000000]
