@@ -145,7 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if needs_the_software_driver(item) and not simulated:
             item.add_marker(pytest.mark.skip(reason="needs the software driver: set CUDA_GCTX_DRIVER=sim"))
         if item.get_closest_marker("gpu_only") and simulated:
-            item.add_marker(pytest.mark.skip(reason="needs a real GPU"))
+            item.add_marker(pytest.mark.skip(reason="needs a real GPU, and the driver of this run is simulated"))
 
 
 def pytest_collection_finish() -> None:

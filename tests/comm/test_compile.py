@@ -202,7 +202,7 @@ COUNTS = {
 
 def ptx(words: dict[str, str], files: tuple[str, ...]) -> str:
     """The kernels before they are assembled."""
-    nvrtc: Any = pytest.importorskip("cuda.bindings.nvrtc")
+    nvrtc: Any = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
 
     def made(result: tuple[Any, ...]) -> Any:
         assert int(result[0]) == 0

@@ -19,7 +19,7 @@ from .schedulers import MODULES, SCHEDULERS, Work
 @pytest.fixture(params=SCHEDULERS)
 def run(request: pytest.FixtureRequest) -> Callable[..., None]:
     for module in MODULES[request.param]:
-        pytest.importorskip(module)
+        pytest.importorskip(module, reason=f"{module} is not installed here")
     return SCHEDULERS[request.param]
 
 

@@ -22,7 +22,9 @@ PROGRAMS = REPOSITORY / "examples" / "frameworks"
 @pytest.mark.sim_only
 def test_the_latency_of_cuda_core_is_measured_on_a_simulated_machine() -> None:
     pytest.importorskip("cuda.core", reason="cuda.core is not installed here")
-    pytest.importorskip("nvidia.cu13", reason="the compiler of CUDA is not installed here")
+    pytest.importorskip(
+        "nvidia.cu13", reason="no nvidia.cu13 package, which brings the compiler of CUDA, is installed here"
+    )
     # The durations of its kernels are not known here: the times are printed, and are no times of a card.
     machine = {"LD_LIBRARY_PATH": library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": "h200,unknown=ignore"}
     program = [sys.executable, str(PROGRAMS / "cuda_core_latency.py")]

@@ -178,13 +178,15 @@ def test_no_container_is_made_by_cython_of_a_python_one() -> None:
     """Cython's function returns a copy, outside of what catches errors: without memory, it ends the process."""
     written = sorted((REPOSITORY / "build" / "package" / "cython").rglob("*.cpp"))
     if not written:
-        pytest.skip("only a build has what Cython wrote")
+        pytest.skip("build/package/cython is not here: make writes it")
     found = {path.stem: set(re.findall(r"__pyx_convert_\w+_from_py\w*", path.read_text())) for path in written}
     assert {name: functions for name, functions in found.items() if functions} == {}
 
 
 def test_a_release_links_to_the_files_of_its_version(tmp_path: Path) -> None:
-    pytest.importorskip("hatch_fancy_pypi_readme", reason="only a build needs what makes the description")
+    pytest.importorskip(
+        "hatch_fancy_pypi_readme", reason="hatch-fancy-pypi-readme, which writes the description, is not installed here"
+    )
     for name in ("pyproject.toml", "README.md", "cuda_gctx/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)

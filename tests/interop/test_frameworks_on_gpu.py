@@ -571,7 +571,7 @@ def test_a_stream_of_cupys_outlives_the_partition(cupy: Any, dev: Device) -> Non
 
 
 def test_numba_kernels_run_on_the_sms_of_the_partition(numba_cuda: Any, parts: Partitions) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed here")
     from cuda_gctx.interop.numba import numba_stream
 
     where = sm_id_kernel()
@@ -598,7 +598,7 @@ def test_a_stream_of_numbas_outlives_the_partition(numba_cuda: Any, dev: Device)
 
 
 def test_cuda_core_kernels_run_on_the_sms_of_the_partition(core: Any, parts: Partitions) -> None:
-    numpy = pytest.importorskip("numpy")
+    numpy = pytest.importorskip("numpy", reason="numpy is not installed here")
     from cuda_gctx.interop.cuda_core import core_stream
 
     device = core.Device(0)

@@ -162,7 +162,10 @@ def test_equal_groups_of_several_layouts_share_one_context(sim: Machines) -> Non
 
 
 # From Python 3.14 on, the interpreter shows one warning at a time: a thread that warns waits for the one that shows.
-SHOWS_ONE_AT_A_TIME = pytest.mark.skipif(sys.version_info >= (3, 14), reason="no two threads can warn at once")
+SHOWS_ONE_AT_A_TIME = pytest.mark.skipif(
+    sys.version_info >= (3, 14),
+    reason="from Python 3.14 on, a thread that warns waits for the one that shows a warning",
+)
 
 
 @pytest.mark.parametrize("same", [True, False])
