@@ -111,9 +111,8 @@ def trace(graphs: Literal["nodes", "whole"] = "nodes") -> BlockTrace:
 
     graphs: "nodes" records each kernel of a graph, "whole" each launch of a graph.
 
-    Starts and ends are known, but not launches: only ``cuda-gctx trace`` starts CUPTI before CUDA. Work that still runs
-    at the end of the block is not recorded. Raises NoCUPTI if CUPTI is not installed, and RuntimeError if the process
-    is traced already.
+    Work that still runs at the end of the block is not recorded. Raises NoCUPTI if CUPTI is not installed, and
+    RuntimeError if the process is traced already.
 
     Example:
 

@@ -89,16 +89,21 @@ def table(latencies: list[float], deadline: float) -> str:
 def picture(latencies: list[float], deadline: float, title: str) -> str:
     """An SVG with a bar for each step, and a line at the deadline."""
     most = max(*latencies, 2 * deadline)
-    bars = "".join(
-        f'<rect x="{10 + 580 * at / len(latencies):.1f}" y="{160 - 120 * us / most:.1f}" width="1" '
-        f'height="{120 * us / most:.1f}" fill="{"#c33" if us > deadline else "#4a8f00"}"/>'
-        for at, us in enumerate(latencies)
-    )
+
+    def bars(color: str, are_missed: bool) -> str:
+        path = "".join(
+            f"M{10 + 580 * at / len(latencies):.1f} 160v-{120 * us / most:.1f}"
+            for at, us in enumerate(latencies)
+            if (us > deadline) is are_missed
+        )
+        return f'<path stroke="{color}" d="{path}"/>'
+
     y = 160 - 120 * deadline / most
     line = f'<line x1="10" x2="590" y1="{y:.1f}" y2="{y:.1f}" stroke="#888" stroke-dasharray="4"/>'
     words = f'<text x="10" y="24">{title}</text><text x="10" y="{y - 4:.1f}" font-size="11">{deadline:.0f} us</text>'
     style = 'viewBox="0 0 600 170" font-family="sans-serif"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {style}>{bars}{line}{words}</svg>\n'
+    both = bars("#4a8f00", False) + bars("#c33", True)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {style}>{both}{line}{words}</svg>\n'
 
 
 def main() -> None:

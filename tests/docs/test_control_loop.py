@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -58,7 +59,30 @@ def test_two_programs_keep_deadlines_without_a_word_of_partitions() -> None:
 def test_a_picture_has_a_bar_for_each_step(tmp_path: Path) -> None:
     picture = tmp_path / "latencies.svg"
     said(sys.executable, LOOP, "--steps", "50", "--svg", str(picture), CUDA_GCTX_DRIVER="sim:h200@13.0")
-    assert picture.read_text().count("<rect") == 50
+    assert len(re.findall(r"M[\d.]+ 160v", picture.read_text())) == 50
+
+
+@pytest.mark.sim_only
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """Its cells, in order, as a notebook runs them, with kernels of this package in place of PyTorch's."""
+    for file in (REPOSITORY / "examples" / "control_loop").iterdir():
+        if file.is_file():
+            shutil.copy(file, tmp_path)
+    cells = json.loads((tmp_path / "control_loop.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    commands = [cell.removeprefix("!") for cell in code if cell.startswith("!")]
+    shown = [cell for cell in code if not cell.startswith("!")]
+    environment = {
+        "CUDA_GCTX_DRIVER": "sim:h200@13.0",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    printed = []
+    for command in commands:
+        words = command.replace("torch_work", "spin_work").replace("--steps 2000", "--steps 100")
+        words = words.replace("share ", "share --no-mps ").replace("--only bulk", "--only bulk --seconds 60")
+        printed.append(said("sh", "-c", f"cd {tmp_path} && {words}", **environment))
+    assert [missed(words) for words in printed] == [(0, 100), (100, 100), (0, 500)]
+    assert all((tmp_path / re.findall(r'SVG\("(.+)"\)', cell)[0]).read_text().startswith("<svg") for cell in shown)
 
 
 @pytest.mark.sim_only
