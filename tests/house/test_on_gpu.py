@@ -72,7 +72,9 @@ def run(room: Path, *options: object) -> tuple[int, dict[str, list[str]]]:
         *options,
         "tests/room",
     ]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [*map(str, command)], cwd=room.parent.parent, capture_output=True, text=True, check=False, timeout=120
+    )
     found: dict[str, list[str]] = {}
     for words in map(str.split, done.stdout.splitlines()):
         if words and words[0].startswith("tests/room."):
