@@ -3,7 +3,7 @@ from collections.abc import Sequence as _Several
 from typing import Any
 
 from cuda_gctx import Stream
-from cuda_gctx.comm._staging import Copy
+from cuda_gctx.comm._staging import Copy, Span
 from cuda_gctx.comm._structs import Packed
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp
 from cuda_gctx.extending import Counter
@@ -36,15 +36,26 @@ class Plan:
     """The steps of a call, prepared once for its sizes, and launched for each call with the addresses of its tensors.
 
     Steps are kernels, copies, and functions of libraries, which enqueue work on the current stream themselves, and
-    depend on no address. numbers: counts calls, so that all kernels of a call have one number. number: the number
-    without its count. copying: the streams BEFORE and AFTER. is_held: the first kernel has taken the control words for
-    the kernels that follow.
+    depend on no address. reads, writes: the parts of the tensors of this rank that the call reads and writes. numbers:
+    counts calls, so that all kernels of a call have one number. number: the number without its count. copying: the
+    streams BEFORE and AFTER. is_held: the first kernel has taken the control words for the kernels that follow.
     """
 
     is_held: bool
     @property
     def number(self) -> int: ...
-    def __init__(self, numbers: Counter, number: int, copying: _Several[Stream] = ()) -> None: ...
+    @property
+    def reads(self) -> tuple[Span, ...]: ...
+    @property
+    def writes(self) -> tuple[Span, ...]: ...
+    def __init__(
+        self,
+        numbers: Counter,
+        number: int,
+        reads: _Several[Span] = (),
+        writes: _Several[Span] = (),
+        copying: _Several[Stream] = (),
+    ) -> None: ...
     def kernel(
         self,
         function: int,

@@ -141,19 +141,21 @@ cdef class Plan:
     """The steps of a call, prepared once for its sizes, and launched for each call with the addresses of its tensors.
 
     Steps are kernels, copies, and functions of libraries, which enqueue work on the current stream themselves, and
-    depend on no address. numbers: counts calls, so that all kernels of a call have one number. number: the number
-    without its count. copying: the streams BEFORE and AFTER. is_held: the first kernel has taken the control words for
-    the kernels that follow.
+    depend on no address. reads, writes: the parts of the tensors of this rank that the call reads and writes. numbers:
+    counts calls, so that all kernels of a call have one number. number: the number without its count. copying: the
+    streams BEFORE and AFTER. is_held: the first kernel has taken the control words for the kernels that follow.
     """
 
     cdef Counter _numbers
     cdef object _copying, _last
     cdef list _steps
     cdef readonly uint32_t number
+    cdef readonly tuple reads, writes
     cdef public bint is_held
 
-    def __init__(self, Counter numbers not None, number, copying=()):
+    def __init__(self, Counter numbers not None, number, reads=(), writes=(), copying=()):
         self._numbers, self.number, self._copying, self._steps = numbers, number, copying, []
+        self.reads, self.writes = tuple(reads), tuple(writes)
 
     cdef _sequence(self):
         if self._last is None:

@@ -29,7 +29,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
-from cuda_gctx.comm._staging import Copy, Part, Place
+from cuda_gctx.comm._staging import Copy, Part, Place, Span
 from cuda_gctx.comm._structs import CALL, ONE_EXCHANGE, PLAN, TORN, TWO_EXCHANGE, Struct
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
@@ -199,7 +199,6 @@ class Kernels:
         ranks = [info.at(rank) for rank in range(info.world_size)]
         self._chunks = [one.dp_rank if op.divides else 0 for one in ranks]
         plan = info.plan(op)
-        self._output_blocks = len(plan.blocks)
         self.sums = Sums(info.world_size, plan.sources, plan.targets, limits)
         self._shared = shared_bytes(len(plan.sources))
         self._torn_blocks = max(geometry.slot_bytes // PACKET // TORN_THREADS, 1)
@@ -224,13 +223,14 @@ class Kernels:
         """The largest block of an output that one kernel of packets carries."""
         return self._geometry.at_once(self.packing)
 
-    def one_exchange(self, plan: Plan, x_in: Place, x_out: Place, block_bytes: int, signature: int, grid: int) -> None:
+    def one_exchange(self, plan: Plan, block_bytes: int, signature: int, grid: int) -> None:
         """Adds a kernel for each piece of the blocks that packets carry at once. Pieces follow each other."""
+        [x_in], [x_out] = plan.reads, plan.writes
         for begin in range(0, block_bytes, self.at_once):
             size = min(self.at_once, block_bytes - begin)
             values = {
-                "input": x_in + begin,
-                "output": x_out + begin,
+                "input": x_in.begin + begin,
+                "output": x_out.begin + begin,
                 "block_bytes": size,
                 "block_stride": block_bytes,
                 "chunk": self._chunks,
@@ -251,18 +251,16 @@ class Kernels:
     def two_exchange(
         self,
         plan: Plan,
-        x_in: Place,
-        x_out: Place,
         block_bytes: int,
         signature: int,
         grid: int,
         seen: Seen | None = None,
     ) -> None:
+        [x_in], [x_out] = plan.reads, plan.writes
         input_offset, output_offset, share = share_of(self._info, self._op, block_bytes)
         offsets = (input_offset,) * len(self.sums.sources), output_offset
-        output_bytes = self._output_blocks * block_bytes
-        how: dict[str, Any] = {"staged": 0, "seen": seen, "output_bytes": output_bytes}
-        self._add_sums(plan, *self.sums.filled((x_in, x_out), offsets, share, grid, **how), signature)
+        how: dict[str, Any] = {"staged": 0, "seen": seen, "output_bytes": x_out.size}
+        self._add_sums(plan, *self.sums.filled((x_in.begin, x_out.begin), offsets, share, grid, **how), signature)
 
     def staged_part(self, plan: Plan, part: Part, signature: int, grid: int, *, is_copied: bool = False) -> None:
         """Adds the kernel of a part of a call whose tensors are staged. is_copied: the kernel makes the copies, too."""
@@ -277,27 +275,35 @@ class Kernels:
         self.launcher.add(plan, "two_exchange", TWO_EXCHANGE, values, blocks, TWO_EXCHANGE_THREADS, **call)
 
     @contextmanager
-    def held(
-        self, plan: Plan, words: Sequence[int], x_out: Place, size: int, grid: int, kept: tuple[int, int] = (0, 0)
-    ) -> Iterator[None]:
+    def held(self, plan: Plan, words: Sequence[int], grid: int, *, spoils: bool = True) -> Iterator[None]:
         """Adds the first and the last kernel of a plan around its steps, which hold the control words between them.
 
-        The last kernel leaves no numbers in the output, which the plan writes, if this rank has a fault. words: their
-        offsets in the workspace. kept: the offset and the size of the part of the output that no other rank writes.
+        If this rank has a fault, the last kernel leaves no numbers in what the plan writes, but for data of this rank
+        alone. words: their offsets in the workspace. spoils: false where the kernels between them do so themselves.
         """
         held = sum(1 << word // LINE for word in words)
         self.launcher.add(plan, "begin_plan", PLAN, {"words": held}, 1, WARP)
         plan.is_held = True
         yield
-        self._end(plan, held, x_out, size, grid, kept)
+        self._end(plan, held, plan.writes if spoils else (), grid)
 
     def spoil(self, plan: Plan, x_out: Place, size: int, grid: int) -> None:
         """Adds a kernel within a plan that leaves no numbers at an address if this rank has a fault."""
-        self._end(plan, 0, x_out, size, grid, (0, 0))
+        self._end(plan, 0, [Span(x_out, size)], grid)
 
-    def _end(self, plan: Plan, words: int, x_out: Place, size: int, grid: int, kept: tuple[int, int]) -> None:
-        values = {"words": words, "output": x_out, "bytes": size, "kept_begin": kept[0], "kept_end": sum(kept)}
-        blocks = max(min(grid, size // SPOIL_THREADS // ALIGNMENT), 1)
+    def _end(self, plan: Plan, words: int, writes: Sequence[Span], grid: int) -> None:
+        # Where data of this rank alone divides the output, there are a part before it and a part behind it.
+        parts: list[Span] = []
+        for one in writes:
+            if one.source == self._info.world_rank:
+                continue
+            if parts and parts[-1].begin + parts[-1].size == one.begin:
+                one = Span(parts[-1].begin, parts.pop().size + one.size)
+            parts.append(one)
+        first, second = [*parts, Span(0, 0), Span(0, 0)][:2]
+        values = {"words": words, "output": first.begin, "bytes": first.size}
+        values |= {"second_output": second.begin, "second_bytes": second.size}
+        blocks = max(min(grid, max(first.size, second.size) // SPOIL_THREADS // ALIGNMENT), 1)
         self.launcher.add(plan, "end_plan", PLAN, values, blocks, SPOIL_THREADS)
 
     def meet(self, plan: Plan, signature: int, limit_ns: int, grid: int) -> None:

@@ -21,7 +21,7 @@ from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._order import Order
 from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, room_of, signature
 from cuda_gctx.comm._reference import exchange_with_nccl
-from cuda_gctx.comm._staging import Copy, Part, Place, Staging
+from cuda_gctx.comm._staging import Copy, Part, Place, Span, Staging
 from cuda_gctx.comm._structs import Address
 from cuda_gctx.comm._tensors import MappedTensors
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, ParallelInfo
@@ -168,7 +168,9 @@ class _WithKernels:
         given: tuple[int, ...] = message.in_address, message.out_address
         if message.seen is not None:
             given = (*given, *message.seen[0], *message.seen[1])
-        return self._launched(self.plan(message, sms), given)
+        plan = self.plan(message, sms)
+        self._demand_apart(plan, message)
+        return self._launched(plan, given)
 
     def _launched(self, plan: Plan, given: tuple[int, ...]) -> Launched:
         with self._order:
@@ -177,25 +179,25 @@ class _WithKernels:
 
     def plan(self, message: Message, sms: int) -> Plan:
         """The plan of a call. Its addresses: the input and the output here, then as each rank sees them, if mapped."""
-        plan = self._new_plan(message.sizes.op)
+        sizes = message.sizes
+        tensors = [Span(Address(0), sizes.in_bytes)], [Span(Address(1), sizes.out_bytes)]
+        plan = self._new_plan(sizes.op, *tensors)
         seen: Seen | None = None
         if message.seen is not None:
             ranks = len(message.seen[0])
             inputs, outputs = (tuple(Address(first + rank) for rank in range(ranks)) for first in (2, 2 + ranks))
             seen = inputs, outputs
-        self.add_steps(plan, message.sizes, Address(0), Address(1), sms, is_staged=not message.is_reached, seen=seen)
+        self.add_steps(plan, sizes, sms, is_staged=not message.is_reached, seen=seen)
         return plan
 
-    def _new_plan(self, op: MixedCommOp) -> Plan:
-        return Plan(self._numbers, Numbers.of_op(op), self._copying)
+    def _new_plan(self, op: MixedCommOp, reads: Sequence[Span], writes: Sequence[Span]) -> Plan:
+        return Plan(self._numbers, Numbers.of_op(op), reads, writes, self._copying)
 
-    def add_steps(
-        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
-    ) -> None:
-        """Adds the steps of a call to its plan."""
+    def add_steps(self, plan: Plan, sizes: Sizes, sms: int, *, is_staged: bool, seen: Seen | None) -> None:
+        """Adds the steps of a call to its plan, which has what the call reads and writes."""
         raise NotImplementedError
 
-    def _demand_layout(self, message: Message, *, is_in_place: bool = False) -> None:
+    def _demand_layout(self, message: Message) -> None:
         sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
         if sizes.block_bytes % ALIGNMENT:
             raise ValueError(
@@ -205,8 +207,22 @@ class _WithKernels:
         if (x_in | x_out) % ALIGNMENT:
             name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
             raise ValueError(f"{name} starts at {address:#x}: the kernels need an address aligned to {ALIGNMENT} bytes")
-        overlap = x_in < x_out + sizes.out_bytes and x_out < x_in + sizes.in_bytes
-        if overlap and not is_in_place and not (sizes.op is MixedCommOp.ALLREDUCE and x_in == x_out):
+
+    def _demand_apart(self, plan: Plan, message: Message) -> None:
+        """ValueError if the plan writes what it reads, unless the operation works in place."""
+        given = message.in_address, message.out_address
+
+        def ends(span: Span) -> tuple[int, int]:
+            assert isinstance(span.begin, Address)
+            begin = given[span.begin.given] + span.begin.offset
+            return begin, begin + span.size
+
+        overlap = any(
+            begin < end_of_read and begin_of_read < end
+            for begin, end in map(ends, plan.writes)
+            for begin_of_read, end_of_read in map(ends, plan.reads)
+        )
+        if overlap and not (message.sizes.op is MixedCommOp.ALLREDUCE and given[0] == given[1]):
             raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
 
     def _signature(self, sizes: Sizes, *, is_staged: bool) -> int:
@@ -229,16 +245,14 @@ class OneExchange(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return self._largest
 
-    def add_steps(
-        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
-    ) -> None:
+    def add_steps(self, plan: Plan, sizes: Sizes, sms: int, *, is_staged: bool, seen: Seen | None) -> None:
         kernels = self._kernels[sizes.op]
         agreed = self._signature(sizes, is_staged=False)
         is_one_kernel = sizes.block_bytes <= kernels.at_once
         # Each piece leaves no numbers in its part of the output.
-        held = nullcontext() if is_one_kernel else kernels.held(plan, [Geometry.CONTROL_PACKET_WORD], x_out, 0, sms)
-        with held:
-            kernels.one_exchange(plan, x_in, x_out, sizes.block_bytes, agreed, sms)
+        held = kernels.held(plan, [Geometry.CONTROL_PACKET_WORD], sms, spoils=False)
+        with nullcontext() if is_one_kernel else held:
+            kernels.one_exchange(plan, sizes.block_bytes, agreed, sms)
 
 
 class TwoExchange(_WithKernels):
@@ -272,22 +286,19 @@ class TwoExchange(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT if is_reached else MOST_ROUNDS * self._staged_bytes
 
-    def add_steps(
-        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
-    ) -> None:
+    def add_steps(self, plan: Plan, sizes: Sizes, sms: int, *, is_staged: bool, seen: Seen | None) -> None:
         kernels = self._kernels[sizes.op]
         agreed = self._signature(sizes, is_staged=is_staged)
         if not is_staged:
-            kernels.two_exchange(plan, x_in, x_out, sizes.block_bytes, agreed, sms, seen)
+            kernels.two_exchange(plan, sizes.block_bytes, agreed, sms, seen)
             return
-        rounds = list(self._staging[sizes.op].rounds(x_in, x_out, sizes.block_bytes))
+        [x_in], [x_out] = plan.reads, plan.writes
+        rounds = list(self._staging[sizes.op].rounds(x_in.begin, x_out.begin, sizes.block_bytes))
         is_one_part = len(rounds) == len(rounds[0]) == 1
         if is_one_part and (self._copies_in_kernels or sizes.largest <= COPIED_BY_KERNEL_BYTES):
             kernels.staged_part(plan, rounds[0][0], agreed, sms, is_copied=True)
             return
-        # Kernels that copy leave no numbers themselves.
-        spoiled = 0 if self._copies_in_kernels else sizes.out_bytes
-        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], x_out, spoiled, sms):
+        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], sms, spoils=not self._copies_in_kernels):
             for parts in rounds:
                 if self._copies_in_kernels:
                     kernels.staged_part(plan, parts[0], agreed, sms, is_copied=True)
@@ -345,9 +356,7 @@ class Hierarchical(_WithKernels):
     def largest(self, *, is_reached: bool) -> int:
         return MOST_ROUNDS * self._node_bytes
 
-    def add_steps(
-        self, plan: Plan, sizes: Sizes, x_in: Place, x_out: Place, sms: int, *, is_staged: bool, seen: Seen | None
-    ) -> None:
+    def add_steps(self, plan: Plan, sizes: Sizes, sms: int, *, is_staged: bool, seen: Seen | None) -> None:
         kernels, spoiling = self._kernels[sizes.op], self._spoiling[sizes.op]
 
         def spoil(address: Place, size: int) -> None:
@@ -360,8 +369,9 @@ class Hierarchical(_WithKernels):
         staged, room = self._staged if is_staged else None, room_of(self._info, self._node_bytes)
         # The memory in which tensors are staged is that of TWO_EXCHANGE.
         words = [*HELD_BY_NODES, Geometry.CONTROL_FLAG_WORD] if is_staged else HELD_BY_NODES
-        with spoiling.held(plan, words, x_out, sizes.out_bytes, sms):
-            for part in rounds_of((x_in, x_out), counts, sizes.block_bytes, room, staged):
+        [x_in], [x_out] = plan.reads, plan.writes
+        with spoiling.held(plan, words, sms):
+            for part in rounds_of((x_in.begin, x_out.begin), counts, sizes.block_bytes, room, staged):
                 for one in part.before:
                     plan.copy(one)
                 kernels.run(plan, part, agreed, sms, spoil, is_staged=is_staged, seen=seen)
@@ -434,58 +444,71 @@ class CopyEngines(_WithKernels):
         # The input may be the rank's block of the output.
         own = self._block_of(self._info.world_rank, root) * sizes.block_bytes
         is_in_place = not sizes.op.divides and x_in == x_out + own
-        self._demand_layout(message, is_in_place=is_in_place)
+        self._demand_layout(message)
         span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
         place, inputs = self._mapped.find_together(*span) or (None, ())
-        plan = self._new_plan(sizes.op)
-        places = tuple(Address(2 + number) for number in range(len(inputs)))
-        self.add_fetching(plan, Fetched(sizes, root, place, is_in_place), Address(0), Address(1), places)
+        call = Fetched(sizes, root, place, is_in_place)
+        plan = self._new_plan(sizes.op, *self.tensors(call, Address(0), Address(1)))
+        self._demand_apart(plan, message)
+        self.add_fetching(plan, call, tuple(Address(2 + number) for number in range(len(inputs))))
         return self._launched(plan, (x_in, x_out, *inputs))
 
     def _block_of(self, rank: int, root: int | None) -> int:
         """Which block of an output comes from a rank."""
         return self._info.at(rank).dp_rank if root is None else 0
 
-    def add_fetching(self, plan: Plan, call: Fetched, x_in: Place, x_out: Place, inputs: Sequence[Place]) -> None:
+    def tensors(self, call: Fetched, x_in: Place, x_out: Place) -> tuple[list[Span], list[Span]]:
+        """What a call reads of the tensors of this rank, and what it writes: a part for each rank that it is from."""
+        (_, _, in_bytes, _, block_bytes), root, _, is_in_place = call
+        sources = [root] if root is not None else sorted(range(self._info.world_size), key=self._dp_rank_of)
+        own = self._info.world_rank
+        writes = [Span(x_out + n * block_bytes, block_bytes, source) for n, source in enumerate(sources)]
+        if not is_in_place:
+            # Of a broadcast, ranks that only receive name their inputs too: all ranks refuse the same tensors.
+            return [Span(x_in, in_bytes)], writes
+        return [Span(x_in, in_bytes)] if own in sources else [], [one for one in writes if one.source != own]
+
+    def _dp_rank_of(self, rank: int) -> int:
+        return self._info.at(rank).dp_rank
+
+    def add_fetching(self, plan: Plan, call: Fetched, inputs: Sequence[Place]) -> None:
         """Adds the steps of a call to its plan. inputs: what is at its place, of all ranks."""
-        (op, _, in_bytes, out_bytes, block_bytes), root, place, is_in_place = call
+        (op, _, in_bytes, _, block_bytes), root, place, is_in_place = call
         kernels = self._kernels[op]
+        writes = {one.source: one for one in plan.writes}
         info, own, world = self._info, self._info.world_rank, self._info.world_size
         agreed = self._signature(call.sizes, is_staged=place is None)
         how = is_in_place if root is None else root
         begins, ends = (crc32(f"{what} {place} {how}".encode(), agreed) for what in ("begins", "ends"))
         aside = BEFORE if self._copying else MAIN
-        sources = range(world) if root is None else (root,)
+        is_source = root in (None, own)
         count = in_bytes // block_bytes  # of blocks of an input, of which each rank gets one
         room = block_bytes if place is not None else self._staged_bytes // count // ALIGNMENT * ALIGNMENT
         # Which one this rank gets.
         mine = info.dp_rank if op.divides else 0
-        # The own block comes from the input of this rank, and in place it is that input. A root has all of its output.
-        kept = (0, out_bytes) if own == root else (0, 0)
-        if root is None:
-            kept = self._block_of(own, root) * block_bytes, block_bytes
-        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], x_out, out_bytes, 1, kept):
+        with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], 1):
             for first in range(0, block_bytes, room):
                 size = min(room, block_bytes - first)
-                for block in range(count) if place is None and own in sources else ():
-                    plan.copy(Copy(self._staged[own] + block * size, x_in + block * block_bytes + first, size))
+                for block in range(count) if place is None and is_source else ():
+                    begin = plan.reads[0].begin + block * block_bytes + first
+                    plan.copy(Copy(self._staged[own] + block * size, begin, size))
                 kernels.meet_in_one_block(plan, begins)
                 # Within the device, next to the copies between devices.
-                is_copied = own in sources and not is_in_place
+                is_copied = own in writes
                 if is_copied:
                     if aside != MAIN:
                         plan.wait(aside, MAIN)
-                    begin = x_in + mine * block_bytes + first
-                    plan.copy(Copy(x_out + self._block_of(own, root) * block_bytes + first, begin, size), aside)
+                    begin = plan.reads[0].begin + mine * block_bytes + first
+                    plan.copy(Copy(writes[own].begin + first, begin, size), aside)
                 # Each rank begins with its successor, so that not all of them fetch from the same one at once.
                 for rank in ((own + hop) % world for hop in range(1, world)):
-                    if rank not in sources:
+                    if rank not in writes:
                         continue
-                    block = self._block_of(rank, root)
                     source: Place = self._staged[rank] + mine * size
                     if place is not None:
-                        source = inputs[rank] + (block if is_in_place else mine) * block_bytes + first
-                    plan.copy(Copy(x_out + block * block_bytes + first, source, size))
+                        block = self._block_of(rank, root) if is_in_place else mine
+                        source = inputs[rank] + block * block_bytes + first
+                    plan.copy(Copy(writes[rank].begin + first, source, size))
                 if is_copied and aside != MAIN:
                     plan.wait(MAIN, aside)
                 kernels.meet_in_one_block(plan, ends)

@@ -24,7 +24,7 @@ from cuda_gctx.comm._protocol import ALIGNMENT, Geometry, share_of
 from cuda_gctx.comm._structs import Address
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo
 
-__all__ = ["Copy", "Part", "Place", "Staging"]
+__all__ = ["Copy", "Part", "Place", "Span", "Staging"]
 
 # Each part costs some microseconds; what nothing hides is the copies before the first one and behind the last one.
 # So the best number of parts grows with the root of the size. With 3.5 MiB here it was the best, or close to it, at
@@ -38,6 +38,14 @@ GRAIN = 4096
 
 # An address that never changes, or that is known when a call is launched.
 Place = int | Address
+
+
+class Span(NamedTuple):
+    """A part of a tensor, in bytes. source: the rank whose data alone a call writes there; None: sums of several."""
+
+    begin: Place
+    size: int
+    source: int | None = None
 
 
 class Copy(NamedTuple):

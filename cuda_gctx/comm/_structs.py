@@ -204,11 +204,11 @@ PLAN = Struct(
     (
         Field("Call", "call"),
         Field("u64", "words"),  # the control words that the plan holds: bit n for the word in line n of the workspace
+        # The two parts of the output that may be wrong after a fault.
         Field("u64", "output"),
         Field("u64", "bytes"),
-        # The bytes of the output, from one offset to another, that no other rank writes.
-        Field("u64", "kept_begin"),
-        Field("u64", "kept_end"),
+        Field("u64", "second_output"),
+        Field("u64", "second_bytes"),
     ),
 )
 

@@ -40,7 +40,7 @@ from cuda_gctx.comm._protocol import (
     region_of,
     signature,
 )
-from cuda_gctx.comm._staging import Copy, Part, Staging
+from cuda_gctx.comm._staging import Copy, Part, Span, Staging
 from cuda_gctx.comm._structs import Packed
 
 HERE = Path(__file__).parent
@@ -275,8 +275,9 @@ class Step(NamedTuple):
 class NotedPlan:
     """A plan whose addresses are known: its kernels and copies, in order."""
 
-    def __init__(self, op: MixedCommOp) -> None:
+    def __init__(self, op: MixedCommOp, reads: Sequence[Span] = (), writes: Sequence[Span] = ()) -> None:
         self.number, self.is_held = Numbers.of_op(op), False
+        self.reads, self.writes = tuple(reads), tuple(writes)
         self.steps: list[Step | Copy] = []
 
     def kernel(
@@ -338,6 +339,11 @@ def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     raw = np.zeros(size + 256, np.uint8)
     first = -raw.ctypes.data % 256
     return raw[first : first + size]
+
+
+def spans_of(*tensors: Any) -> list[list[Span]]:
+    """All of each tensor."""
+    return [[Span(int(one.ctypes.data), one.nbytes)] for one in tensors]
 
 
 @dataclass
@@ -444,17 +450,17 @@ class Ranks:
         seen: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> list[HostCall]:
         """The kernels of a call of one rank. seen: the addresses of input and output that other ranks are given."""
-        kernels, plan = self._kernels(rank), NotedPlan(self.op)
+        kernels, plan = self._kernels(rank), NotedPlan(self.op, *spans_of(x_in, x_out))
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, mode, dtype, block, is_staged=False)
-        how: Any = plan, int(x_in.ctypes.data), int(x_out.ctypes.data), block, agreed, grid
+        how: Any = plan, block, agreed, grid
         if mode is not MixedCommMode.ONE_EXCHANGE:
             kernels.two_exchange(*how, seen)
         elif block <= kernels.at_once:
             kernels.one_exchange(*how)
         else:
-            held: Any = plan, [Geometry.CONTROL_PACKET_WORD], how[2], 0, grid
-            with kernels.held(*held):
+            held: Any = plan, [Geometry.CONTROL_PACKET_WORD], grid
+            with kernels.held(*held, spoils=False):
                 kernels.one_exchange(*how)
         return self._host_calls(rank, plan)
 
@@ -471,10 +477,11 @@ class Ranks:
         kernels: dict[MixedCommOp, Any] = {op: self._kernels(rank)}
         mode = CopyEngines("float16", NOTHING, self._numbers[rank], info, kernels, NOTHING, staged, room, ())
         sizes = Sizes(op, (), block, x_out.nbytes, block)
-        plan, addresses = NotedPlan(op), (int(x_in.ctypes.data), int(x_out.ctypes.data))
+        addresses = int(x_in.ctypes.data), int(x_out.ctypes.data)
         is_in_place = addresses[0] == addresses[1] + (info.dp_rank * block if root is None else 0)
         call = Fetched(sizes, root, (0, 0) if inputs else None, is_in_place)
-        given: Any = plan, call, *addresses, inputs
+        plan = NotedPlan(op, *mode.tensors(call, *addresses))
+        given: Any = plan, call, inputs
         mode.add_fetching(*given)
         return self._host_calls(rank, plan)
 
@@ -510,15 +517,14 @@ class Ranks:
         by_kernel: whether kernels copy, if rounds have one part. broken: results are fetched before the kernel that
         sums them.
         """
-        kernels, plan = self._kernels(rank), NotedPlan(self.op)
+        kernels, plan = self._kernels(rank), NotedPlan(self.op, *spans_of(x_in, x_out))
         block = self.info.block_size(self.op, x_in.nbytes)
         agreed = signature(self.op, MixedCommMode.TWO_EXCHANGE, "float16", block, is_staged=True)
         staging = Staging(self.info.at(rank), self.op, self.geometry, self.addresses, part_bytes)
-        address = int(x_out.ctypes.data)
-        rounds = list(staging.rounds(int(x_in.ctypes.data), address, block))
+        rounds = list(staging.rounds(int(x_in.ctypes.data), int(x_out.ctypes.data), block))
         is_copied = by_kernel and all(len(parts) == 1 for parts in rounds)
         to: Any = plan
-        held = kernels.held(to, [Geometry.CONTROL_FLAG_WORD], address, 0 if is_copied else x_out.nbytes, 2)
+        held = kernels.held(to, [Geometry.CONTROL_FLAG_WORD], 2, spoils=not is_copied)
         with nullcontext() if is_copied and len(rounds) == 1 else held:
             for part in itertools.chain(*rounds):
                 kernels.staged_part(to, part, agreed, grid, is_copied=is_copied)
@@ -556,7 +562,7 @@ class Ranks:
         room: int = 1 << 40,
     ) -> list[HostCall]:
         """The kernels of a call of one rank in the hierarchical form. room: of a block, in each round."""
-        info, geometry, plan = self.info.at(rank), self.geometry, NotedPlan(self.op)
+        info, geometry, plan = self.info.at(rank), self.geometry, NotedPlan(self.op, *spans_of(x_in, x_out))
         # Of NVSHMEM, a rank knows its own region alone.
         owners = [rank] * info.inter_size if self.with_nvshmem else info.inter_ranks()
         regions = [self.addresses[one] + geometry.total_bytes for one in owners]
@@ -572,7 +578,7 @@ class Ranks:
         words = [*HELD_BY_NODES, *([Geometry.CONTROL_FLAG_WORD] if staged else [])]
         to: Any = plan
         rounds, lengths = list(rounds_of(addresses, counts, block, room, inner)), []
-        with around.held(to, words, addresses[1], x_out.nbytes, 2):
+        with around.held(to, words, 2):
             for part in rounds:
                 before = len(plan.steps)
                 kernels.run(to, part, agreed, grid, NOTHING, is_staged=staged)

@@ -187,7 +187,7 @@ COUNTS = {
         "fence.acq_rel.gpu": 5,
     },
     "begin_plan": {"st.release.sys.global.b64": 1, "ld.acquire.sys.global.b64": 1},
-    "end_plan": {"st.release.sys.global.b64": 2},
+    "end_plan": {"st.release.sys.global.b64": 3},
     "look_for_torn_packets": {"st.relaxed.sys.global.b128": 6, "ld.relaxed.sys.global.b128": 3},
     "exchange_pieces": {
         "bar.sync": 2,

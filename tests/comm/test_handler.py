@@ -52,6 +52,7 @@ from cuda_gctx.comm._groups import Groups
 from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
+from cuda_gctx.comm._staging import Span
 from cuda_gctx.comm._structs import TWO_EXCHANGE
 from cuda_gctx.comm._tuning import Case, Choice
 from cuda_gctx.compat import mixed_comm
@@ -419,8 +420,8 @@ def at(place: tuple[int | None, int], addresses: Sequence[int]) -> int:
 class AtAddresses(Plan):
     """A plan that is made with the addresses of a call."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(Numbers(), number)
+    def __init__(self, number: int, *tensors: Sequence[Span]) -> None:
+        super().__init__(Numbers(), number, *tensors)
         self.noted: list[Any] = []
 
     def kernel(self, function: int, packed: Any, number_at: int, *how: Any) -> None:
@@ -452,8 +453,8 @@ def test_a_plan_has_the_arguments_of_every_call(driver: Driver, how: str) -> Non
             sms = own.randint(1, 8)
             driver.sequences.clear()
             plan = mode.plan(message, sms)
-            wanted = AtAddresses(plan.number)
-            mode.add_steps(wanted, sizes, x_in, x_out, sms, is_staged=how == "staged", seen=seen)
+            wanted = AtAddresses(plan.number, [Span(x_in, sizes.in_bytes)], [Span(x_out, sizes.out_bytes)])
+            mode.add_steps(wanted, sizes, sms, is_staged=how == "staged", seen=seen)
             addresses = (x_in, x_out, *sum(seen or (), ()))
             [sequence] = driver.sequences
             for one, noted in zip(wanted.noted, sequence.noted, strict=True):

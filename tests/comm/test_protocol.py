@@ -10,6 +10,8 @@ import pytest
 
 from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo
 from cuda_gctx.comm._limits import Limits
+from cuda_gctx.comm._message import Sizes
+from cuda_gctx.comm._modes import CopyEngines, Fetched
 from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import (
     ALIGNMENT,
@@ -33,7 +35,7 @@ from cuda_gctx.comm._protocol import (
     stages_and_tile,
     tile_bytes,
 )
-from cuda_gctx.comm._staging import Part, Staging
+from cuda_gctx.comm._staging import Part, Span, Staging
 
 from ..common import for_each
 from .cpu_kernels import NotedKernels, NotedPlan
@@ -311,12 +313,48 @@ def test_packets_are_shared_by_whole_warps_that_fit_on_the_sms(
     # Four threads exchange words, and all threads of a warp go through a loop together.
     info = next(one for one in TOPOLOGIES if one.world_size == 2)
     for sms in (1, 8, 132):
-        op, plan = info.valid_ops[0], NotedPlan(info.valid_ops[0])
+        op, plan = info.valid_ops[0], NotedPlan(info.valid_ops[0], [Span(0, size)], [Span(0, size)])
         fields = {"peer": (0, 0), "fault": 0, "limit": 0, "stops": False}
         how: Any = info, op, Geometry(2, 2 * size, 0), fields, Limits(fewest, {op: most}, 4)
-        NotedKernels(*how, is_programmatic=False, packing=packing).one_exchange(plan, 0, 0, size, 0, sms)  # type: ignore[arg-type]
+        NotedKernels(*how, is_programmatic=False, packing=packing).one_exchange(plan, size, 0, sms)  # type: ignore[arg-type]
         [(blocks, threads)] = [step[3:5] for step in plan.steps]
         assert threads % 32 == 0
         assert blocks * threads < sms * (most + 4 * 32)
         assert blocks < 1 << 12  # of which one word counts the arrivals
         assert blocks * threads >= min(packing.packets_of(size), sms * (most - 4 * 32))
+
+
+@for_each([False, True], [MixedCommOp.ALLGATHER, MixedCommOp.ALLTOALL, MixedCommOp.BROADCAST])
+def test_a_plan_of_copies_writes_each_part_of_the_output_once_and_nothing_that_it_reads(
+    is_in_place: bool, op: MixedCommOp
+) -> None:
+    nothing: Any = None
+    block, x_in = 48, 1 << 20
+    for info in (one for one in TOPOLOGIES if one.tp_size == 1 and one.world_size > 1):
+        is_broadcast, world = op is MixedCommOp.BROADCAST, info.world_size
+        if is_in_place and op is MixedCommOp.ALLTOALL:
+            continue
+        for rank, root in itertools.product(range(world), range(world) if is_broadcast else [None]):
+            own = info.at(rank)
+            mode = CopyEngines("float16", nothing, Numbers(), own, {}, nothing, (), 0, ())
+            count = 1 if is_broadcast else world
+            in_bytes = block * (world if op.divides else 1)
+            sizes = Sizes(op, (), in_bytes, block * count, block)
+            x_out = x_in - (0 if is_broadcast else own.dp_rank * block) if is_in_place else x_in + in_bytes
+            call = Fetched(sizes, root, None, is_in_place)
+            reads, writes = mode.tensors(call, x_in, x_out)
+            places = {one.begin: one.source for one in writes}
+            others = [one for one in range(world) if info.at(one).dp_rank != own.dp_rank] if root is None else [root]
+            # In place, the data of a rank itself is there.
+            sources = [*others, *([] if root is not None else [rank])]
+            expected = {
+                x_out + (0 if is_broadcast else info.at(one).dp_rank * block): one
+                for one in sources
+                if not (is_in_place and one == rank)
+            }
+            assert places == expected
+            assert {one.size for one in writes} <= {block}
+            read = {one.begin + at for one in reads for at in range(one.size)}
+            assert read <= set(range(x_in, x_in + in_bytes))
+            assert bool(read) == (not is_in_place or root in (None, rank))
+            assert not read & {one.begin + at for one in writes for at in range(one.size)}

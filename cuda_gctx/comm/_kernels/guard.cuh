@@ -95,13 +95,12 @@ DEVICE Vector no_numbers(const Call& call) {
   return {0x7fff7fff, 0x7fff7fff, 0x7fff7fff, 0x7fff7fff};
 }
 
-// Leaves no numbers in a share of an output, number `part` of `parts`, but for the bytes from kept_begin to kept_end.
-// Called by all threads of a block.
-DEVICE void spoil(const Call& call, u64 address, u64 bytes, u64 part, u64 parts, u64 kept_begin = 0, u64 kept_end = 0) {
+// Leaves no numbers in a share of an output, number `part` of `parts`. Called by all threads of a block.
+DEVICE void spoil(const Call& call, u64 address, u64 bytes, u64 part, u64 parts) {
   const Vector nothing_right = no_numbers(call);
   for (u64 at = (part * thread_count() + thread_index()) * sizeof(Vector); at < bytes;
        at += parts * thread_count() * sizeof(Vector))
-    if (at < kept_begin || at >= kept_end) overwrite_vector(address + at, nothing_right);
+    overwrite_vector(address + at, nothing_right);
 }
 
 // The time limit of one wait. Begins when the wait turns out not to be over at once, so that what does not wait reads no

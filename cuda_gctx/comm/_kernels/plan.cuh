@@ -12,8 +12,10 @@ KERNEL(begin_plan, 32)(const __grid_constant__ Plan a) {
 }
 
 KERNEL(end_plan, SPOIL_THREADS)(const __grid_constant__ Plan a) {
-  if (has_fault(a.call))
-    spoil(a.call, a.output, a.bytes, block_index(), block_count(), a.kept_begin, a.kept_end);
+  if (has_fault(a.call)) {
+    spoil(a.call, a.output, a.bytes, block_index(), block_count());
+    spoil(a.call, a.second_output, a.second_bytes, block_index(), block_count());
+  }
   if (block_index() != 0 || thread_index() != 0) return;
   for (u32 line = 1; a.words >> line != 0; ++line)
     if ((a.words >> line & 1) != 0) give_back(a.call, control_word(a.call, line));

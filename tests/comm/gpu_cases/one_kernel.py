@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
@@ -134,9 +134,18 @@ class World:
         for rank, fault in enumerate(self.faults):
             assert not fault, f"{name} of {self.op.name}: rank {rank}: {fault.exception()}"
 
-    def launch_all(self, add: Callable[[Any, Any, int], None]) -> None:
-        """Launches the kernels that `add` adds to the plan of each rank, one behind the other."""
+    def launch_all(
+        self, add: Callable[[Any, Any, int], None], tensors: Sequence[tuple[int, int]] = (), block: int = 0
+    ) -> None:
+        """Launches the kernels that `add` adds to the plan of each rank, one behind the other.
+
+        tensors: the input and the output of each rank. block: the bytes of a block of the output.
+        """
+        from cuda_gctx.comm._staging import Span
+
         plans = [Steps() for _ in self.infos]
+        for plan, (x_in, x_out) in zip(plans, tensors, strict=False):
+            plan.reads, plan.writes = [Span(x_in, 0)], [Span(x_out, block * len(self.infos[0].plan(self.op).blocks))]
         for rank, (kernels, plan) in enumerate(zip(self.kernels, plans, strict=True)):
             add(kernels, plan, rank)
         for steps in zip(*(plan.steps for plan in plans), strict=True):
@@ -147,11 +156,11 @@ class World:
             self.launch(name, [one.content for one in steps], *shape, self.shared if name == "two_exchange" else 0)
 
     def one_exchange(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
-        self.launch_all(lambda kernels, plan, rank: kernels.one_exchange(plan, *tensors[rank], block, agreed, GRID))
+        self.launch_all(lambda kernels, plan, rank: kernels.one_exchange(plan, block, agreed, GRID), tensors, block)
 
     def two_exchange(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
         # An address is the same for all ranks.
-        self.launch_all(lambda kernels, plan, rank: kernels.two_exchange(plan, *tensors[rank], block, agreed, GRID))
+        self.launch_all(lambda kernels, plan, rank: kernels.two_exchange(plan, block, agreed, GRID), tensors, block)
 
     def staged(self, tensors: list[tuple[int, int]], block: int, agreed: int) -> None:
         from cuda_gctx.comm._staging import Staging
@@ -160,7 +169,7 @@ class World:
             [[part]] = Staging(self.infos[rank], self.op, self.geometry, self.peers).rounds(*tensors[rank], block)
             kernels.staged_part(plan, part, agreed, GRID, is_copied=True)
 
-        self.launch_all(add)
+        self.launch_all(add, tensors, block)
 
     def look_for_torn_packets(self) -> None:
         from cuda_gctx.comm._protocol import TORN_THREADS
@@ -187,6 +196,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
+        self.reads: list[Any] = []
+        self.writes: list[Any] = []
 
     def kernel(self, name: str, packed: Any, number_at: int, blocks: int, threads: int, *how: Any) -> None:
         content = bytearray(packed.content)
