@@ -367,13 +367,15 @@ def switch_to(pool: PartitionPool, plan: Switchable) -> dict[str, Stream]:
     """
     streams = pool._plans.get(plan)
     is_known = streams is not None and not any(stream.is_closed for stream in streams.values())
-    if streams is not None and is_known and pool._switching.switch_to(plan):
-        return streams.copy()
-    parts = pool.prepare(plan.layout) if plan.layout is not None else None
-    pool._demand_open()
-    streams = _arrange(pool, plan, parts)
-    if not pool._switching.switch_to(plan):
+    if streams is None or not is_known or not pool._switching.switch_to(plan):
+        parts = pool.prepare(plan.layout) if plan.layout is not None else None
         pool._demand_open()
+        streams = _arrange(pool, plan, parts)
+        if not pool._switching.switch_to(plan):
+            pool._demand_open()
+    if trace_marks.folder is not None:
+        current = pool._partitions_of(plan)
+        trace_marks.mark("switch", () if current is None else with_background(current), str(plan))
     return streams.copy()
 
 

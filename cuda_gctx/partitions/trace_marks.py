@@ -31,13 +31,17 @@ _opened: WeakKeyDictionary[object, tuple[_Part, ...]] = WeakKeyDictionary()
 _lock = threading.Lock()  # of beginning a trace
 
 
-def mark(event: str, parts: Iterable[_Part]) -> None:
-    """Note an event with the names of partitions and the numbers of their contexts. event: open or switch."""
+def mark(event: str, parts: Iterable[_Part], name: str | None = None) -> None:
+    """Note an event with the names of partitions and the numbers of their contexts, or with another name.
+
+    event: open or switch.
+    """
     place = folder
     if place is None:
         return
     contexts = {part.context.id: part.name for part in parts}
-    line = json.dumps({"event": event, "time": time.time_ns(), "contexts": contexts})
+    entry = {"event": event, "time": time.time_ns(), "contexts": contexts}
+    line = json.dumps(entry if name is None else {**entry, "names": [name]})
     with suppress(OSError), open(os.path.join(place, f"{os.getpid()}.marks"), "a", encoding="utf-8") as marks:
         marks.write(line + "\n")
 

@@ -221,6 +221,27 @@ def test_switches_are_marks(recorded: Recorded) -> None:
     assert (names[0], names.count("switch")) == ("open", 3)
 
 
+def test_switches_to_plans_are_marks_that_name_the_plan(tmp_path: Path) -> None:
+    code = """
+from cuda_gctx import Device, Layout, PartitionPool, tune
+dev = Device(0)
+parts = ("control", "bulk")
+apart = tune.Plan("partitions", parts, Layout(control=16, bulk=None), {part: part for part in parts})
+plain = tune.Plan("streams", parts)
+with PartitionPool(dev) as pool:
+    for plan in (apart, plain, apart):
+        tune.spin(plan.switch(pool)["control"], 8, 1_000_000)
+    dev.sync()
+"""
+    file = tmp_path / "trace.pftrace"
+    traced("-o", str(file), "--", sys.executable, "-c", code)
+    [marks] = [track for track in read_tracks(file.read_bytes()) if track.name == "marks"]
+    switches = [name for _, name, _ in marks.instants if name.startswith("switch")]
+    assert len(switches) == 3
+    assert switches[0] == switches[2] != switches[1]
+    assert "16" in switches[0]
+
+
 def test_the_counter_has_the_sms_of_busy_partitions(recorded: Recorded) -> None:
     values = [value for _, value in recorded.track("SMs of busy partitions").values]
     assert (max(values), values[-1]) == (132, 0)
