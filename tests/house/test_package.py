@@ -221,7 +221,9 @@ def test_every_extension_module_has_a_stub() -> None:
 
 def test_package_carries_no_sources_of_its_libraries() -> None:
     sources = {
-        path for pattern in ("*.cpp", "*.hpp", "*.pyx", "*.pxd", "CMakeLists.txt") for path in PACKAGE.rglob(pattern)
+        path
+        for pattern in ("*.cpp", "*.hpp", "*.pyx", "*.pxd", "*.md", "CMakeLists.txt")
+        for path in PACKAGE.rglob(pattern)
     }
     headers = {PACKAGE / "include" / name for name in ("cuda_gctx.hpp", "cuda_gctx_driver.hpp")}
     assert sources == {*headers, PACKAGE / "native" / "c.pxd"}
