@@ -365,6 +365,7 @@ def test_a_rank_that_does_not_come_spoils_what_others_send_and_no_own_data(
             one += [HostCall(0, 1, 1, 0)] * (max(map(len, calls)) - len(one))
         # A rank with a fault goes on to copy, whatever others write meanwhile.
         assert ranks.run(calls, seed, to_the_end=True) != "a deadlock", seed
+        assert ranks.is_spoiled_once, seed
         for rank in range(world):
             assert bool(ranks.fault(rank)[0]) == (rank != missing), seed
             if rank == missing:
@@ -1003,6 +1004,7 @@ def test_ranks_that_do_not_agree_have_no_numbers(
             continue
         assert ranks.run(calls, seed, to_the_end=True) != "a deadlock", seed
         assert [ranks.fault(rank)[0] for rank in range(2)] == [Fault.MISMATCH] * 2, seed
+        assert ranks.is_spoiled_once, seed
         for rank in range(2):
             assert (outputs[rank] == NO_NUMBER).all(), (seed, rank, elements)
 
