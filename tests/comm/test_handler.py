@@ -53,7 +53,7 @@ from cuda_gctx.comm._message import Message
 from cuda_gctx.comm._numbers import Numbers
 from cuda_gctx.comm._protocol import Element, Fault, packet_bytes
 from cuda_gctx.comm._staging import Span
-from cuda_gctx.comm._structs import TWO_EXCHANGE
+from cuda_gctx.comm._structs import CALL, TWO_EXCHANGE
 from cuda_gctx.comm._tuning import Case, Choice
 from cuda_gctx.compat import mixed_comm
 from cuda_gctx.extending import LaunchSequence
@@ -1633,17 +1633,17 @@ class PlainBackend:
 def test_a_shutdown_that_waits_in_vain_ends_with_a_warning_and_keeps_the_memory(
     what: str, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_arguments, "HOST_S", 0.2)
+    monkeypatch.setattr(_arguments, "HOST_S", 1.0)
     is_left, may_end = threading.Event(), threading.Event()
     host_function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: may_end.wait())
-    reason = "the other ranks did not come within 0.2 s" if what == "a rank" else "its work did not end within 0.2 s"
+    reason = "the other ranks did not come within 1 s" if what == "a rank" else "its work did not end within 1 s"
 
     def run(rank: LocalRank) -> None:
         assert rank.partition is not None
         driver.use(rank.partition.stream)  # type: ignore[attr-defined]
         with_plain: Any = copy(rank)
         with_plain.backend = PlainBackend(rank.backend, is_left)
-        handler = with_plain.handler(torch.bfloat16, timeout_s=0.2)
+        handler = with_plain.handler(torch.bfloat16, timeout_s=1.0)
         rank.backend.barrier()
         if rank.rank == 0:
             is_left.set()
@@ -1778,6 +1778,32 @@ def test_symmetric_tensors_are_not_staged(where: str, driver: Driver, monkeypatc
             with rank.partition.stream.capture() as captured:
                 assert steps(MixedCommMode.TWO_EXCHANGE) == found
             captured.graph.close()
+            rank.backend.barrier()
+
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        world.run(run)
+
+
+def test_copy_engines_compare_where_symmetric_tensors_lie(driver: Driver) -> None:
+    """Ranks that have allocated alike agree; others would find the mismatch when they meet."""
+    place = CALL.host(WORLD=2).signature.offset
+
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with rank.handler(torch.bfloat16, local_dp_size=2, **SYMMETRIC) as handler:
+            x_in, x_out = handler.empty((16, 64)), handler.empty((32, 64))
+
+            def signatures() -> set[bytes]:
+                driver.shapes.clear()
+                run_mixed_comm(MixedCommOp.ALLGATHER, handler, x_in, x_out, MixedCommMode.COPY_ENGINES)
+                # Behind the first kernel of the plan, the ranks meet.
+                return {bytes(one) for one in rank.backend.gather_to_all(driver.shapes[1][2][place : place + 4])}
+
+            assert len(signatures()) == 1
+            if rank.rank == 1:
+                x_in = handler.empty((16, 64))
+            assert len(signatures()) == 2
             rank.backend.barrier()
 
     with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
