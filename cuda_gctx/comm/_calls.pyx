@@ -246,22 +246,26 @@ cdef class Plans:
         again: calls a library with an input and an output, if there is no plan.
         """
         cdef Known known = Known()
-        cdef View x_in
+        cdef View x_in, out
         if self._turns is None or type(op) is not an_op or not (mode is None or type(mode) is a_mode):
             return
         known.again, known.out_shape = again, message.sizes.out_shape
         if launched is not None:
             known.plan, given = launched
-            known.given = given if self._by_address else None
+            # A new output is not mapped, so that the call has the addresses of its tensors alone.
+            if self._by_address and not has_output and len(given) != 2:
+                return
+            known.given = given if self._by_address and has_output else None
         self._element_bytes = message.x_in.element_size()
         for tensor in (message.x_in, message.x_out):
             if type(tensor) not in self._classes:
                 self._learn(tensor)
         if not (self._view(message.x_in, &x_in) and self._view(message.x_out, &known.out)):
             return
-        if self._by_address and not has_output:
-            return
-        key = self._key(op, mode, message.root, x_in, known.out)
+        out = known.out
+        if not has_output:
+            out.address = 0
+        key = self._key(op, mode, message.root, x_in, out)
         with self._turns.lock:
             if key not in self._known and len(self._known) >= MOST_KEPT:
                 # Any of them: of shapes that come in turn, most are still there.
@@ -354,8 +358,6 @@ cdef class Plans:
         if x_in.requires_grad or x_out is not None and x_out.requires_grad:
             demand_no_gradient(x_in, x_out)
         if x_out is None:
-            if self._by_address:
-                return None
             out.address = 0
         elif not self._view(x_out, &out) or not (is_checked or out.is_right):
             return None

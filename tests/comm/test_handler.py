@@ -1784,6 +1784,26 @@ def test_symmetric_tensors_are_not_staged(where: str, driver: Driver, monkeypatc
         world.run(run)
 
 
+def test_a_handler_with_symmetric_memory_makes_a_plan_once_for_ordinary_tensors(driver: Driver) -> None:
+    """Also where calls make their outputs; symmetric outputs have plans of their own."""
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x_in = Tensor(handler.device, torch.bfloat16, 16, 64)
+        symmetric = handler.empty((16, 64)), handler.empty((16, 64))
+        for mode in (MixedCommMode.ONE_EXCHANGE, MixedCommMode.TWO_EXCHANGE, None):
+            driver.sequences.clear()
+            outputs = [run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x_in, None, mode) for _ in range(3)]
+            assert len({one.data_ptr() for one in outputs}) == 3
+            assert len(driver.sequences) == 1
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, *symmetric, mode)
+            assert len(driver.sequences) == 2
+            other = Tensor(handler.device, torch.bfloat16, 16, 64)
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, other, None, mode)
+            assert len(driver.sequences) == 3
+
+    on_ranks(driver, 2, work, **SYMMETRIC)
+
+
 def test_copy_engines_compare_where_symmetric_tensors_lie(driver: Driver) -> None:
     """Ranks that have allocated alike agree; others would find the mismatch when they meet."""
     place = CALL.host(WORLD=2).signature.offset
