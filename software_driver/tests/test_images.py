@@ -285,6 +285,40 @@ def test_a_library_has_its_variables_on_the_current_device() -> None:
             raw.call("cuDevicePrimaryCtxRelease_v2", device)
 
 
+MANAGED = b""".version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 4 .u32 plain = 1;
+.visible .global .attribute(.managed) .align 8 .u64 shared[2] = {41, 42};
+\0"""
+
+
+def test_devices_and_the_host_share_a_managed_variable_of_a_library() -> None:
+    with session("h200", devices=2):
+        raw = Raw()
+        library = ctypes.c_void_p(raw.handle("cuLibraryLoadData", MANAGED, None, None, 0, None, None, 0))
+        address, size, of_device = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint64()
+        find = (ctypes.byref(address), ctypes.byref(size), library)
+        assert raw.code("cuLibraryGetManaged", *find, b"plain") == NOT_FOUND
+        assert raw.code("cuLibraryGetManaged", *find, b"nothing") == NOT_FOUND
+        raw.call("cuLibraryGetManaged", *find, b"shared")
+        assert size.value == 16
+        words = (ctypes.c_uint64 * 2).from_address(address.value)
+        assert list(words) == [41, 42]
+        for device in (0, 1):
+            context = ctypes.c_void_p()
+            raw.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            raw.call("cuCtxSetCurrent", context)
+            raw.call("cuLibraryGetGlobal", ctypes.byref(of_device), None, library, b"shared")
+            assert of_device.value == address.value
+            raw.call("cuMemsetD8_v2", of_device, device, ctypes.c_size_t(1))
+            assert list(words) == [device, 42]
+        raw.call("cuLibraryUnload", library)
+        assert raw.code("cuPointerGetAttribute", ctypes.byref(size), 9, of_device) == INVALID_VALUE
+        for device in (0, 1):
+            raw.call("cuDevicePrimaryCtxRelease_v2", device)
+
+
 def test_the_profiler_is_switched_in_a_context(raw: Raw) -> None:
     driver = ctypes.CDLL(library_path())
     assert (driver.cuProfilerStart(), driver.cuProfilerStop()) == (0, 0)

@@ -65,6 +65,7 @@ def test_machine_code_without_ptx_is_not_executed_and_says_what_to_do(tmp_path: 
     done = run(LAUNCH, cubin, tmp_path / "empty")
     assert done.returncode == 1
     assert "kernel scale writes, and the kernel was not executed (its image is machine code without PTX" in done.stderr
+    assert "without -rdc=true" in done.stderr
     assert "clear caches of compiled kernels" in done.stderr
 
 

@@ -37,6 +37,14 @@ def compiled(name: str, folder: Path) -> Path:
     return program
 
 
+def compiled_by_nvcc(name: str, folder: Path, *options: str) -> Path:
+    program = folder / name
+    # nvcc 13.0 has no execution contexts: header and library are those of the newer runtime.
+    command = [str(NVCC), "-cudart", "none", f"-Xlinker={LIBRARY}", "-arch", "sm_75", "-o", str(program), *options]
+    subprocess.run([*command, str(PROGRAMS / f"{name}.cu"), f"-I{CUDA_INCLUDE}"], check=True, timeout=300)
+    return program
+
+
 OUTPUT = {
     "memory": """\
 2 devices, NVIDIA H200 (simulated), 9.0, 132 SMs, 13
@@ -112,20 +120,11 @@ def test_every_name_of_the_runtime_has_its_version() -> None:
 @needs_nvcc
 @pytest.mark.parametrize("default_stream", ["legacy", "per-thread"])
 def test_program_of_nvcc_computes_in_two_partitions(default_stream: str, tmp_path: Path) -> None:
-    program = tmp_path / "partitions"
-    # nvcc 13.0 has no execution contexts: header and library are those of the newer runtime.
-    command = [
-        str(NVCC),
-        "-cudart",
-        "none",
-        f"-Xlinker={LIBRARY}",
-        "-default-stream",
-        default_stream,
-        "-arch",
-        "sm_75",
-        "-o",
-        str(program),
-    ]
-    subprocess.run([*command, str(PROGRAMS / "partitions.cu"), f"-I{CUDA_INCLUDE}"], check=True, timeout=300)
-    done = execute(program, "13.1")
+    done = execute(compiled_by_nvcc("partitions", tmp_path, "-default-stream", default_stream), "13.1")
     assert done.stdout == "sum 204798 on 16 SMs\nsum 204798 on 16 SMs\n800 blocks, 0 SMs in both\n", done.stderr
+
+
+@needs_nvcc
+def test_host_and_kernels_of_two_devices_share_a_managed_variable(tmp_path: Path) -> None:
+    done = execute(compiled_by_nvcc("managed", tmp_path), "13.1", "--devices", "2")
+    assert (done.returncode, done.stdout) == (0, "5\n37 9801\n37 1\n"), done.stderr

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include "machine/costs.hpp"
 
@@ -124,18 +125,25 @@ CUdeviceptr allocate(Call& c, const MemoryPlace& place, std::size_t size, Pool* 
 
 CUdeviceptr place_variable(Call& c, const Module& module, const Variable& variable) {
   Device& device = c.machine.device(module.device);
-  refuse_if(!has_room(device, variable.size), CUDA_ERROR_OUT_OF_MEMORY);
+  const bool managed = variable.is_managed;
+  refuse_if(!managed && !has_room(device, variable.size), CUDA_ERROR_OUT_OF_MEMORY);
   Allocation made;
   made.size = variable.size;
   made.device = module.device;
   made.module = &module;
   made.context_id = current_id(c);
   made.hidden = true;
-  made.storage = device.take(variable.size);
-  made.storage.file->clear(made.storage.offset, variable.size);
-  made.storage.file->write(made.storage.offset, variable.initial.data(), variable.initial.size());
+  made.managed = managed;
+  made.storage = managed ? take_from_host(variable.size) : device.take(variable.size);
+  if (managed) {
+    std::memset(made.storage.host, 0, variable.size);
+    std::memcpy(made.storage.host, variable.initial.data(), variable.initial.size());
+  } else {
+    made.storage.file->clear(made.storage.offset, variable.size);
+    made.storage.file->write(made.storage.offset, variable.initial.data(), variable.initial.size());
+    device.allocated += variable.size;
+  }
   const CUdeviceptr address = add_allocation(c, std::move(made));
-  device.allocated += variable.size;
   if (!variable.is_constant && !module.written_by.empty()) {
     c.machine.unknown.mark(bytes_at(c.machine, address, variable.size), 0, variable.size, module.written_by);
   }

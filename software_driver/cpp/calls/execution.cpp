@@ -253,8 +253,12 @@ std::uint64_t place_in_module(Call& c, Module& module, const ptx::ProgramVariabl
 
 }  // namespace
 
+std::map<std::string, std::uint64_t, std::less<>>& places_of(Module& module, const Variable& variable) {
+  return variable.is_managed && module.library != nullptr ? module.library->managed_variables : module.variables;
+}
+
 std::uint64_t address_of(Call& c, Module& module, const Variable& variable) {
-  std::uint64_t& place = module.variables[variable.name];
+  std::uint64_t& place = places_of(module, variable)[variable.name];
   if (place == 0) {
     place = place_variable(c, module, variable);
     const auto has_ptx =
@@ -267,7 +271,7 @@ std::uint64_t address_of(Call& c, Module& module, const Variable& variable) {
       }
     }
   }
-  return module.variables[variable.name];
+  return places_of(module, variable)[variable.name];
 }
 
 bool execute(Call& c, const Context& context, const LaunchPlan& plan, Grid& grid) {
@@ -282,8 +286,10 @@ bool execute(Call& c, const Context& context, const LaunchPlan& plan, Grid& grid
   };
   if (!plan.code->ptx) {
     return refuse_to(
-        "its image is machine code without PTX: run the program with python -m cuda_software_driver run, and clear "
-        "caches of compiled kernels, such as Numba's");
+        "its image is machine code without PTX: build the program with PTX (nvcc -arch=sm_90, without -rdc=true); if "
+        "the "
+        "program compiles its kernels, run it with python -m cuda_software_driver run, and clear caches of compiled "
+        "kernels, such as Numba's");
   }
   const auto& program = plan.code->ptx->program();
   const ptx::Function* entry = program->entry(plan.code->name);

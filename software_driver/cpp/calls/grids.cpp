@@ -88,8 +88,9 @@ void add_variables(Machine& machine, const Context& context, const LaunchPlan& p
     }
     module.written_by = plan.code->name;
     for (const Variable& variable : module.image->variables) {
-      const auto placed = module.variables.find(variable.name);
-      if (placed != module.variables.end() && !variable.is_constant) {
+      const auto& places = places_of(module, variable);
+      const auto placed = places.find(variable.name);
+      if (placed != places.end() && !variable.is_constant) {
         all.push_back({placed->second});
       }
     }

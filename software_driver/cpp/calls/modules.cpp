@@ -174,6 +174,9 @@ SOFTWARE_DRIVER_CALL(cuLibraryLoadFromFile, Call& c, CUlibrary* out, const char*
 SOFTWARE_DRIVER_ROW(cuLibraryLoadData, load_library)
 
 SOFTWARE_DRIVER_CALL(cuLibraryUnload, Call& c, Library& library) {
+  for (const auto& [name, address] : library.managed_variables) {
+    release(c.machine, address);
+  }
   for (const auto& [device, module] : library.modules) {
     unload(c.machine, *module);
   }
@@ -197,6 +200,15 @@ SOFTWARE_DRIVER_CALL(cuLibraryEnumerateKernels, Call&, CUkernel* out, unsigned c
 SOFTWARE_DRIVER_CALL(cuLibraryGetGlobal, Call& c, CUdeviceptr* address, std::size_t* size, Library& library,
                      const char* name) {
   return find_variable(c, module_of(c, library, c.current->device), name, address, size);
+}
+
+SOFTWARE_DRIVER_CALL(cuLibraryGetManaged, Call& c, CUdeviceptr* address, std::size_t* size, Library& library,
+                     const char* name) {
+  const int device = library.modules.empty() ? 0 : library.modules.begin()->first;
+  const auto& variables = library.image->variables;
+  const auto found = std::ranges::find(variables, name, &Variable::name);
+  refuse_if(found != variables.end() && !found->is_managed, CUDA_ERROR_NOT_FOUND);
+  return find_variable(c, module_of(c, library, device), name, address, size);
 }
 
 SOFTWARE_DRIVER_CALL(cuLibraryGetModule, Call& c, CUmodule* out, Library& library) {

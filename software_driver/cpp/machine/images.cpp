@@ -195,7 +195,8 @@ void read_variables(std::string_view text, Image& image) {
         return;
       }
       initial.resize(std::min(initial.size(), size));
-      image.variables.push_back({std::string(declared.name), size, std::move(initial), space == ".const"});
+      const bool is_managed = until_value(declaration).find(".attribute(.managed") != std::string_view::npos;
+      image.variables.push_back({std::string(declared.name), size, std::move(initial), space == ".const", is_managed});
     });
   }
 }
@@ -642,10 +643,13 @@ Image read_container(std::string_view container, const Compiler& compiler) {
     const auto same = std::ranges::find(from_ptx.kernels, kernel->name, &KernelCode::name);
     kernel->ptx = kernel->ptx == nullptr && same != from_ptx.kernels.end() ? (*same)->ptx : kernel->ptx;
   }
-  // Names that only PTX has, such as variables of one file.
+  // Names that only PTX has, such as variables of one file; and it says which ones are managed.
   for (Variable& variable : from_ptx.variables) {
-    if (std::ranges::find(image.variables, variable.name, &Variable::name) == image.variables.end()) {
+    const auto same = std::ranges::find(image.variables, variable.name, &Variable::name);
+    if (same == image.variables.end()) {
       image.variables.push_back(std::move(variable));
+    } else {
+      same->is_managed = variable.is_managed;
     }
   }
   return image;

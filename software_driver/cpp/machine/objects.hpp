@@ -203,6 +203,7 @@ struct Variable {
   std::size_t size = 0;
   std::string initial;  // as many of its bytes as are not zero
   bool is_constant = false;
+  bool is_managed = false;
 };
 
 struct Image {
@@ -238,7 +239,8 @@ struct Function : Object {
 struct Library : Object {
   std::shared_ptr<Image> image;
   std::map<std::string, Kernel*, std::less<>> kernels;
-  std::map<int, Module*> modules;  // by device
+  std::map<int, Module*> modules;                                       // by device
+  std::map<std::string, std::uint64_t, std::less<>> managed_variables;  // of all devices, as in Module::variables
 };
 
 struct Kernel : Object {

@@ -23,6 +23,7 @@ struct Registry {
   std::recursive_mutex mutex;
   std::unordered_map<const void*, Registered> functions;
   std::unordered_map<const void*, Registered> variables;
+  std::unordered_map<const void*, Registered> managed;  // by the pointer of the program that holds the address
   std::unordered_map<CUkernel, const void*> hosts;
 };
 Registry& registry() {
@@ -118,13 +119,29 @@ COMPILER_CALL void** __cudaRegisterFatBinary(void* image) {
   return reinterpret_cast<void**>(binary);
 }
 COMPILER_CALL void __cudaRegisterFatBinaryEnd(void**) {}
-COMPILER_CALL char __cudaInitModule(void**) { return 1; }
+// The program calls this before it uses a managed variable for the first time.
+COMPILER_CALL char __cudaInitModule(void** handle) {
+  carry_out(Needs::context, [&] {
+    Registry& all = registry();
+    const std::scoped_lock lock(all.mutex);
+    for (const auto& [pointer, variable] : all.managed) {
+      if (variable.binary == reinterpret_cast<Binary*>(handle)) {
+        CUdeviceptr address = 0;
+        check(cuLibraryGetManaged(&address, nullptr, library_of(*variable.binary), variable.name.c_str()));
+        *static_cast<void**>(const_cast<void*>(pointer)) = pointer_of(address);
+        all.variables[pointer_of(address)] = variable;
+      }
+    }
+  });
+  return 1;
+}
 COMPILER_CALL void __cudaUnregisterFatBinary(void** handle) {
   const std::unique_ptr<Binary> binary(reinterpret_cast<Binary*>(handle));
   Registry& all = registry();
   const std::scoped_lock lock(all.mutex);
   erase_of(all.functions, binary.get());
   erase_of(all.variables, binary.get());
+  erase_of(all.managed, binary.get());
   if (binary->library != nullptr) {
     cuLibraryUnload(binary->library);
   }
@@ -138,6 +155,11 @@ COMPILER_CALL void __cudaRegisterVar(void** handle, char* host_variable, char*, 
                                      int) {
   const std::scoped_lock lock(registry().mutex);
   registry().variables[host_variable] = {reinterpret_cast<Binary*>(handle), name};
+}
+COMPILER_CALL void __cudaRegisterManagedVar(void** handle, void** host_pointer, char*, const char* name, int,
+                                            std::size_t, int, int) {
+  const std::scoped_lock lock(registry().mutex);
+  registry().managed[host_pointer] = {reinterpret_cast<Binary*>(handle), name};
 }
 COMPILER_CALL unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream) {
   thread().launches.push_back({grid, block, shared, stream});
@@ -245,6 +267,7 @@ CUDART_SAME(Needs::context, cudaLibraryLoadFromFile, cuLibraryLoadFromFile)
 CUDART_SAME(Needs::context, cudaLibraryUnload, cuLibraryUnload)
 CUDART_SAME(Needs::context, cudaLibraryGetKernel, cuLibraryGetKernel)
 CUDART_SAME(Needs::context, cudaLibraryGetGlobal, cuLibraryGetGlobal)
+CUDART_SAME(Needs::context, cudaLibraryGetManaged, cuLibraryGetManaged)
 CUDART_SAME(Needs::context, cudaLibraryGetKernelCount, cuLibraryGetKernelCount)
 CUDART_SAME(Needs::context, cudaLibraryEnumerateKernels, cuLibraryEnumerateKernels)
 CUDART_CALL(Needs::context, cudaKernelSetAttributeForDevice, cudaKernel_t kernel, cudaFuncAttribute which, int value,

@@ -128,6 +128,7 @@ constexpr const char* program = R"(.version 7.0
 .address_size 64
 .visible .global .align 4 .b8 table[4096];
 .visible .const .align 4 .u32 answer = 42;
+.visible .global .attribute(.managed) .align 4 .u32 shared;
 .visible .entry plain() { ret; }
 .visible .entry with_arguments(.param .u64 a, .param .u32 b) { ret; }
 .visible .entry cuda_gctx_probe(.param .u64 out, .param .u32 capacity, .param .u64 spin) { ret; }
@@ -997,10 +998,10 @@ class Fuzzer {
     CUlibrary loaded = nullptr;
     CUmodule module = nullptr;
     const char* const names[] = {"plain", "with_arguments", "cuda_gctx_probe", "nothing"};
-    const char* const variables[] = {"table", "answer", "nothing"};
+    const char* const variables[] = {"table", "answer", "shared", "nothing"};
     CUdeviceptr address = 0;
     std::size_t size = 0;
-    switch (pick(10)) {
+    switch (pick(11)) {
       case 0:
         if (DRIVER(cuModuleLoadData, &module, program) == CUDA_SUCCESS) {
           modules.add(module);
@@ -1033,18 +1034,23 @@ class Fuzzer {
         }
         return;
       case 6:
-        if (DRIVER(cuModuleGetGlobal_v2, &address, &size, modules.get(random_), variables[pick(3)]) == CUDA_SUCCESS) {
+        if (DRIVER(cuModuleGetGlobal_v2, &address, &size, modules.get(random_), variables[pick(4)]) == CUDA_SUCCESS) {
           addresses.add(reinterpret_cast<void*>(address));
         }
         return;
       case 7:
-        if (DRIVER(cuLibraryGetGlobal, &address, &size, libraries.get(random_), variables[pick(3)]) == CUDA_SUCCESS) {
+        if (DRIVER(cuLibraryGetGlobal, &address, &size, libraries.get(random_), variables[pick(4)]) == CUDA_SUCCESS) {
           addresses.add(reinterpret_cast<void*>(address));
         }
         return;
       case 8:
         DRIVER(cuFuncSetAttribute, functions.get(random_), static_cast<CUfunction_attribute>(pick(18)),
                static_cast<int>(pick(300'000)));
+        return;
+      case 9:
+        if (DRIVER(cuLibraryGetManaged, &address, &size, libraries.get(random_), variables[pick(4)]) == CUDA_SUCCESS) {
+          addresses.add(reinterpret_cast<void*>(address));
+        }
         return;
       default:
         if (DRIVER(cuLibraryGetKernel, &kernel, libraries.get(random_), names[pick(4)]) == CUDA_SUCCESS) {
