@@ -14,6 +14,12 @@ cdef str allowed_ints(object least, object most):
     return "an int" if least is None else f"an int of at least {least}"
 
 
+cdef bint is_bool(object value):
+    """Whether a value is a bool, or one of numpy: releases before 2.3 convert theirs to an int, with a warning."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
+
+
 cpdef object as_int(str name, object value, object least=None, object most=None):
     """`value` as an int: an int, one of numpy, or another object with ``__index__``, but not a bool.
 
@@ -23,7 +29,7 @@ cpdef object as_int(str name, object value, object least=None, object most=None)
         number = value
     else:
         try:
-            if isinstance(value, bool):
+            if is_bool(value):
                 raise TypeError
             number = index(value)
         except TypeError:
@@ -74,10 +80,7 @@ cpdef object as_seconds(str name, object value, object least=None, object most=N
 
 cpdef object as_bool(str name, object value):
     """`value` as a bool: a bool, or one of numpy."""
-    if isinstance(value, bool):
-        return value
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.bool_):
+    if is_bool(value):
         return bool(value)
     raise TypeError(f"{name} must be a bool, not {type_name(value)}")
 
