@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ class Arena:
         self.seen = tuple(theirs[backend.Get_rank()] for theirs in gather(backend, self.addresses))
         # A tensor can die wherever Python collects garbage, also on a thread that has the lock.
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._free = [(0, size // GRAIN * GRAIN)]  # offsets and sizes, in order
         self._dead: deque[tuple[int, int]] = deque()
         self._alive = 0
@@ -102,6 +104,8 @@ class Arena:
 
     def _end(self, offset: int, size: int) -> None:
         """A tensor is gone. size: 0 if its memory is not given out again."""
+        if os.getpid() != self._process:  # a forked child has no memory, and perhaps a lock that nobody gives back
+            return
         if size:
             self._dead.append((offset, size))
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,19 @@ def test_what_was_given_out_during_a_capture_is_not_given_out_again(captures: Si
     assert captured not in [one.begin for one in kept]
     with pytest.raises(MemoryError, match="2048 bytes has no room for 512 more: 3 tensors are in it"):
         arena.empty([1], "uint8", 1, "cuda")
+
+
+def test_a_forked_child_frees_nothing(captures: SimpleNamespace) -> None:
+    arena = arena_of(GRAIN)
+    tensor = arena.empty([1], "uint8", 1, "cuda")
+    arena.close()
+    child = os.fork()
+    if child == 0:
+        del tensor
+        os._exit(Memory.closed)
+    assert os.waitpid(child, 0)[1] == 0
+    del tensor
+    assert Memory.closed == 1
 
 
 def test_memory_is_freed_once_when_neither_handler_nor_tensors_use_it(captures: SimpleNamespace) -> None:
