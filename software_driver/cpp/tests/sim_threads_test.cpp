@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdio>
@@ -107,12 +108,22 @@ void run_beside(const Bench& bench, Body&& body, Meanwhile&& meanwhile) {
   thread.join();
 }
 
-// The one answer of all runs.
+// The one answer of all runs. Virtual time goes on without a thread that does not call for long, so a run says nothing
+// if a busy machine kept a thread from running: another run takes its place, as often as there are runs.
 template <class Run>
 std::uint64_t one_answer(const char* sentence, unsigned runs, Run&& run) {
+  constexpr std::chrono::milliseconds long_run(20);
   std::set<std::uint64_t> answers;
-  for (unsigned i = 0; i < runs; ++i) {
-    answers.insert(run());
+  unsigned repeats = 0;
+  for (unsigned done = 0; done < runs;) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::uint64_t answer = run();
+    if (std::chrono::steady_clock::now() - begin >= long_run && repeats < runs) {
+      ++repeats;
+      continue;
+    }
+    answers.insert(answer);
+    ++done;
   }
   if (answers.size() != 1) {
     std::fprintf(stderr, "%s: %zu answers, from %llu to %llu\n", sentence, answers.size(),
@@ -204,8 +215,7 @@ void each_thread_wakes_at_the_end_of_its_own_work(unsigned runs) {
           OK(cuStreamSynchronize, bench.background);
           ended = now() - before;
         });
-    CHECK(brief_ended >= brief_ns && brief_ended < brief_ns + 10'000);
-    return ended;
+    return brief_ended >= brief_ns && brief_ended < brief_ns + 10'000 ? ended : 0;
   });
   CHECK(bulk >= bulk_ns && bulk < bulk_ns + 10'000);
 }
@@ -214,6 +224,7 @@ void a_poll_jumps_after_five_equal_answers(unsigned runs) {
   const Bench bench;
   const std::uint64_t polls = one_answer("the fifth poll jumps", runs, [&] {
     std::uint64_t count = 1;
+    std::uint64_t took = 0;
     const long own = syscall(SYS_gettid);
     Bench::launch(bench.bulk, bench.background);
     run_beside(
@@ -226,10 +237,10 @@ void a_poll_jumps_after_five_equal_answers(unsigned runs) {
           while (CALL(cuStreamQuery, bench.partition) == CUDA_ERROR_NOT_READY) {
             ++count;
           }
-          CHECK(now() - begin >= brief_ns && now() - begin < brief_ns + 20'000);
+          took = now() - begin;
         },
         [&] { OK(cuStreamSynchronize, bench.background); });
-    return count;
+    return took >= brief_ns && took < brief_ns + 20'000 ? count : 0;
   });
   CHECK(polls == 5);
 }
