@@ -38,7 +38,10 @@ def test_requirements_of_an_unknown_job_are_refused() -> None:
 @needs_cuda_header
 def test_the_folder_of_the_header_is_found_and_old_headers_are_not(tmp_path: Path) -> None:
     assert (requirements.cuda_include() / "cuda.h").exists()
-    for version, wanted in (("13.3.1", None), ("14.0.0", None), ("13.5.0", tmp_path / "nvidia" / "include")):
+    header = tmp_path / "nvidia" / "include" / "cuda.h"
+    header.parent.mkdir(parents=True)
+    header.touch()  # from Python 3.12 on, files that are not there are not listed
+    for version, wanted in (("13.3.1", None), ("14.0.0", None), ("13.5.0", header.parent)):
         info = tmp_path / f"nvidia_cuda_runtime-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nvidia-cuda-runtime\nVersion: {version}\n")
