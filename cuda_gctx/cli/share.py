@@ -34,6 +34,7 @@ from cuda_gctx.interpose.mps_daemon import MEMORY_VARIABLE, mps_daemon, terminat
 from cuda_gctx.interpose.supervision import Program, Supervision, demand_command
 from cuda_gctx.partitions import plan
 
+SIMULATED = "simulated: each program has a GPU of its own, so no time here says what programs cost each other"
 EXAMPLE = "cuda-gctx share control=16 -- python control.py : rest -- python train.py"
 
 
@@ -140,6 +141,8 @@ def _run(
     open_driver()
     planned = plan(Device(), layout)
     devices = [Device(number) for number in range(Device.count())]
+    if devices[0].is_simulated:
+        tell(f"cuda-gctx: {SIMULATED}")
     daemon = nullcontext(dict(inherited)) if without_mps else mps_daemon(inherited, devices)
     with ExitStack() as stack:
         with Progress(False if without_mps else None) as bar:

@@ -38,7 +38,7 @@ constexpr std::chrono::milliseconds flush_interval{200};
 constexpr std::uint32_t format_version = 1;
 
 enum class Tag : std::uint8_t {
-  program = 1,  // queued: the process id; the text: its name
+  program = 1,  // queued: the process id; graph: 1 if its GPU is simulated; the text: its name
   clock = 2,    // start: CUPTI's time; end: CLOCK_REALTIME at the same moment, in ns; queued: the uncertainty
   context = 3,  // bytes: SMs; graph: 1 if green; correlation: the parent
   text = 4,     // correlation: the number of the text, which follows
@@ -175,13 +175,13 @@ void* loaded_cupti(const char* path) {
   return path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
 }
 
-// cuDriverGetVersion of the driver that contains an address.
-void* driver_version_at(const void* address) {
+// A function of the driver that contains an address.
+void* function_at(const void* address, const char* name) {
   Dl_info info{};
   void* const driver = dladdr(address, &info) != 0 && info.dli_fname != nullptr
                            ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)
                            : nullptr;
-  return driver != nullptr ? dlsym(driver, "cuDriverGetVersion") : nullptr;
+  return driver != nullptr ? dlsym(driver, name) : nullptr;
 }
 
 bool Recorder::begin(const Settings& settings) {
@@ -203,12 +203,16 @@ bool Recorder::begin(const Settings& settings) {
     return false;
   }
   std::vector<Record> records;
-  Record first{.tag = Tag::program, .queued = static_cast<std::uint64_t>(pid_), .name = format_version};
+  const bool is_simulated = function_at(settings.driver_code, "softwareDriverTime") != nullptr;
+  Record first{.tag = Tag::program,
+               .queued = static_cast<std::uint64_t>(pid_),
+               .name = format_version,
+               .graph = is_simulated ? 1u : 0u};
   add_text(records, first, program_invocation_short_name);
   add_clock(records);
   append(records);
   if (cupti_.enable_driver_call) {
-    driver_version_ = reinterpret_cast<int (*)(int*)>(driver_version_at(settings.driver_code));
+    driver_version_ = reinterpret_cast<int (*)(int*)>(function_at(settings.driver_code, "cuDriverGetVersion"));
   }
   switch_kinds(true);
   is_running_ = true;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
+
+from cuda_gctx._core.extension import system
 
 __all__ = ["TRACE_VARIABLE", "folder", "mark", "mark_opening", "marks_in"]
 
@@ -41,6 +44,10 @@ def mark(event: str, parts: Iterable[_Part], name: str | None = None) -> None:
         return
     contexts = {part.context.id: part.name for part in parts}
     entry = {"event": event, "time": time.time_ns(), "contexts": contexts}
+    # The clock of a simulated GPU runs ahead of the host's.
+    if (device_time := getattr(ctypes.CDLL(system.driver_path), "softwareDriverTime", None)) is not None:
+        device_time.restype = ctypes.c_uint64
+        entry["device_time"] = device_time()
     line = json.dumps(entry if name is None else {**entry, "names": [name]})
     with suppress(OSError), open(os.path.join(place, f"{os.getpid()}.marks"), "a", encoding="utf-8") as marks:
         marks.write(line + "\n")

@@ -117,5 +117,6 @@ class Recording:
             found.append(read_process(path))
         # A launcher opens the driver, and runs nothing.
         processes = tuple(one for one in found if one.streams or not one.has_ended)
-        names, marks = read_marks(sorted(folder.glob("*.marks")))
+        shifts = {one.pid: one.shift for one in processes}
+        names, marks = read_marks(sorted(folder.glob("*.marks")), shifts)
         return Trace(processes, tuple(lanes_of(processes, names)), tuple(marks))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +24,13 @@ class Mark:
         return f"{self.event} {', '.join(self.names)}"
 
 
-def read_marks(files: Sequence[Path]) -> tuple[dict[tuple[int, int], str], list[Mark]]:
-    """The names of contexts by process and number, and the marks in their order."""
+def read_marks(
+    files: Sequence[Path], shifts: Mapping[int, int] | None = None
+) -> tuple[dict[tuple[int, int], str], list[Mark]]:
+    """The names of contexts by process and number, and the marks in their order.
+
+    shifts: from the clock of simulated GPUs to CLOCK_REALTIME, by process.
+    """
     names: dict[tuple[int, int], str] = {}
     marks: list[Mark] = []
     for file in files:
@@ -36,5 +41,8 @@ def read_marks(files: Sequence[Path]) -> tuple[dict[tuple[int, int], str], list[
                 contexts = {int(number): str(name) for number, name in entry.get("contexts", {}).items()}
                 names |= {(pid, number): name for number, name in contexts.items()}
                 found = tuple(entry.get("names", contexts.values()))
-                marks.append(Mark(pid, int(entry["time"]), str(entry["event"]), found))
+                time = int(entry["time"])
+                if shifts is not None and pid in shifts and "device_time" in entry:
+                    time = int(entry["device_time"]) + shifts[pid]
+                marks.append(Mark(pid, time, str(entry["event"]), found))
     return names, sorted(marks, key=lambda mark: mark.time)

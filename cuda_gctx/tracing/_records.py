@@ -134,7 +134,8 @@ Place = tuple[int, int, int]
 class Process:
     """The records of a process.
 
-    error_ns: how far its times may be from those of other processes. has_ended: false if it was killed. was_replaced:
+    shift: from the clock of its GPUs to CLOCK_REALTIME. error_ns: how far its times may be from those of other
+    processes. has_ended: false if it was killed. was_replaced:
     true if another profiler received the records from some time on.
     """
 
@@ -144,7 +145,9 @@ class Process:
     streams: dict[Place, StreamItems] = field(default_factory=dict)
     waits: list[tuple[int, int, int]] = field(default_factory=list)  # context, start, end
     dropped: int = 0
+    shift: int = 0
     error_ns: int = 0
+    is_simulated: bool = False
     has_ended: bool = False
     was_replaced: bool = False
 
@@ -212,14 +215,15 @@ def read_process(path: Path) -> Process:
         elif tag == Tag.PROGRAM:
             if name != _FORMAT:
                 raise ValueError(f"{path.name} has format {name}, and this version reads {_FORMAT}")
-            process.program = text_of(text)
+            process.program, process.is_simulated = text_of(text), bool(graph)
         elif tag == Tag.ENDED:
             process.has_ended = True
         elif tag == Tag.REPLACED:
             process.was_replaced = True
-    # The pair of clocks that were read in the shortest time.
-    there, here, process.error_ns = min(clocks, key=lambda clock: clock[2], default=(0, 0, 0))
-    shift = here - there
+    # The pair of clocks that were read in the shortest time. The clock of a simulated GPU runs ahead: the first pair.
+    best = clocks[:1] if process.is_simulated else clocks
+    there, here, process.error_ns = min(best, key=lambda clock: clock[2], default=(0, 0, 0))
+    shift = process.shift = here - there
     for items in process.streams.values():
         items.settle(shift, launches)
     process.waits = sorted((context, start + shift, end + shift) for context, start, end in process.waits)

@@ -96,8 +96,9 @@ class ProcessSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a traced command."""
+    """The summary of a traced command. simulated: whether a GPU of it was simulated."""
 
+    simulated: bool
     seconds: float
     processes: tuple[ProcessSummary, ...]
     lanes: tuple[LaneSummary, ...]
@@ -115,8 +116,8 @@ class Summary:
         many = len(self.processes) != 1
         has_graphs = any(lane.graphs for lane in self.lanes)
         lines = [
-            f"{len(self.processes)} {'processes' if many else 'process'}, {self.seconds:.3g} s, {count} kernels, "
-            f"{dropped} records dropped",
+            f"{len(self.processes)} {'processes' if many else 'process'}{' (simulated)' if self.simulated else ''}, "
+            f"{self.seconds:.3g} s, {count} kernels, {dropped} records dropped",
             "",
         ]
         rows = [
@@ -306,6 +307,7 @@ def summary(processes: Sequence[Process], lanes: Sequence[Lane], marks: Sequence
     times = [(lane.start, lane.busy.ends[-1]) for lane in lanes]
     seconds = (max(end for _, end in times) - min(start for start, _ in times)) / 1e9 if times else 0.0
     return Summary(
+        simulated=any(process.is_simulated for process in processes),
         seconds=seconds,
         processes=tuple(
             ProcessSummary(

@@ -114,6 +114,15 @@ def test_a_context_that_goes_before_its_streams_is_the_wrong_order() -> None:
         assert "1 streams" in machine.ledger().misuse[0].detail
 
 
+def test_memory_that_goes_with_its_context_was_leaked() -> None:
+    with session("h200", check=False) as machine:
+        with Device() as dev, dev.current():
+            _, freed = (dev.raw.handle("cuMemAlloc_v2", ctypes.c_size_t(64)) for _ in range(2))
+            dev.raw.call("cuMemFree_v2", ctypes.c_uint64(freed))
+        assert kinds(machine) == ["wrong order"]
+        assert "1 allocations" in machine.ledger().misuse[0].detail
+
+
 def test_a_context_that_is_destroyed_with_work_to_do_is_named() -> None:
     with session("h200", check=False) as machine:
         dev = Device()

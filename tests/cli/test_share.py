@@ -158,6 +158,7 @@ def test_programs_are_side_by_side_on_a_simulated_machine(environment: dict[str,
     ):
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60)
         assert (done.stdout, done.returncode) == ("16\n132\n", 0), done.stderr
+        assert "each program has a GPU of its own" in done.stderr
 
 
 def test_the_first_program_has_the_standard_input(share: Callable[..., CompletedProcess[str]]) -> None:

@@ -104,10 +104,16 @@ void detach_children(Call& c, Context& context) {
   };
   const auto streams = number_of_visible(context.streams);
   const auto events = number_of_visible(context.events);
-  if (streams > 0 || events > 0) {
+  // After a fault of a kernel, nobody can free memory.
+  const bool has_fault = c.machine.devices.at(context.device).fault != nullptr;
+  const auto allocations = std::ranges::count_if(c.machine.allocations, [&](const auto& entry) {
+    const Allocation& one = entry.second;
+    return !has_fault && one.owner == context.id && one.module == nullptr && !one.is_of_kernels;
+  });
+  if (streams > 0 || events > 0 || allocations > 0) {
     c.note(Misuse::wrong_order, context.handle,
-           "the context goes while " + std::to_string(streams) + " streams and " + std::to_string(events) +
-               " events of it are alive");
+           "the context goes while " + std::to_string(streams) + " streams, " + std::to_string(events) +
+               " events and " + std::to_string(allocations) + " allocations of it are alive");
   }
   const auto take_out = [&](Stream& stream) {
     if (stream.capture) {
