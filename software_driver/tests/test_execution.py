@@ -13,7 +13,7 @@ import pytest
 from cuda_software_driver import Session, session
 
 from .objects import Device, GreenContext
-from .raw import RawError
+from .raw import Raw, RawError
 
 PTX = b"""
 .version 7.0
@@ -168,6 +168,27 @@ add.u32 %r1, %r1, %r2;
 st.global.u32 [%d1], %r1;
 ret;
 }
+// Of a rank: gives the other one its value, waits for that of the other one, and adds them.
+.visible .entry sum(.param .u64 mine, .param .u64 theirs, .param .u64 value)
+{
+.reg .pred %p;
+.reg .b32 %r<8>;
+.reg .b64 %d<4>;
+ld.param.u64 %d1, [mine];
+ld.param.u64 %d2, [theirs];
+ld.param.u32 %r1, [value];
+st.global.u32 [%d2+4], %r1;
+membar.sys;
+atom.global.exch.b32 %r2, [%d2], 1;
+WAIT:
+ld.volatile.global.u32 %r3, [%d1];
+setp.eq.u32 %p, %r3, 0;
+@%p bra WAIT;
+ld.volatile.global.u32 %r4, [%d1+4];
+add.u32 %r4, %r4, %r1;
+st.global.u32 [%d1+8], %r4;
+ret;
+}
 // Each thread computes until `spin` nanoseconds have passed, twice, and its block writes the time that it took.
 .visible .entry spin(.param .u64 out, .param .u64 spin)
 {
@@ -291,6 +312,46 @@ def test_two_kernels_signal_each_other(machine: Machine) -> None:
         two.sync()
     assert machine.words(out, 1) == (40,)
     machine.free(out)
+
+
+def test_two_ranks_of_a_process_sum_on_their_devices() -> None:
+    """Each in a host thread and on a device of its own, with a kernel that waits for the kernel of the other one."""
+    with session("h200", devices=2):
+        raw = Raw()
+        contexts = [raw.handle("cuDevicePrimaryCtxRetain", ordinal) for ordinal in range(2)]
+        raw.set_current(contexts[0])
+        library = raw.handle("cuLibraryLoadData", PTX, None, None, 0, None, None, 0)
+        memory, sums, here = [0, 0], [0, 0], threading.Barrier(2)
+
+        def rank(me: int) -> None:
+            other = 1 - me
+            raw.set_current(contexts[me])
+            memory[me] = raw.handle("cuMemAlloc_v2", ctypes.c_size_t(SIZE))
+            raw.call("cuMemsetD8_v2", ctypes.c_uint64(memory[me]), ctypes.c_ubyte(0), ctypes.c_size_t(SIZE))
+            raw.call("cuCtxEnablePeerAccess", ctypes.c_void_p(contexts[other]), 0)
+            here.wait()
+            kernel = raw.handle("cuLibraryGetKernel", ctypes.c_void_p(library), b"sum")
+            given = [ctypes.c_uint64(value) for value in (memory[me], memory[other], 10 + me)]
+            addresses = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in given))
+            raw.call("cuLaunchKernel", ctypes.c_void_p(kernel), 1, 1, 1, 1, 1, 1, 0, None, addresses, None)
+            raw.call("cuCtxSynchronize")
+            found = ctypes.c_uint32()
+            raw.call("cuMemcpyDtoH_v2", ctypes.byref(found), ctypes.c_uint64(memory[me] + 8), ctypes.c_size_t(4))
+            sums[me] = found.value
+            here.wait()
+            raw.call("cuMemFree_v2", ctypes.c_uint64(memory[me]))
+            raw.set_current(0)
+
+        threads = [threading.Thread(target=rank, args=(me,)) for me in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        raw.code("cuLibraryUnload", ctypes.c_void_p(library))
+        raw.set_current(0)
+        for ordinal in range(2):
+            raw.call("cuDevicePrimaryCtxRelease_v2", ordinal)
+        assert sums == [21, 21]
 
 
 def test_kernel_waits_for_the_host_while_another_stream_goes_on(machine: Machine) -> None:
