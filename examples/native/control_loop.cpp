@@ -16,7 +16,7 @@ namespace {
 using clock_type = std::chrono::steady_clock;
 
 constexpr auto period = std::chrono::microseconds(2000);
-constexpr float deadline_us = 1000;
+constexpr float deadline_us = 200;
 constexpr int steps = 100;
 
 const char* const kernels = R"(.version 7.0
@@ -32,7 +32,7 @@ const char* const kernels = R"(.version 7.0
   setp.ne.u32 %others, %thread, 0;
   @%others bra end;
 again:
-  nanosleep.u32 5000;
+  nanosleep.u32 10000;
   mov.u64 %now, %globaltimer;
   sub.u64 %now, %now, %begin;
   setp.lt.u64 %before, %now, %limit;
@@ -70,7 +70,6 @@ void run(bool is_reserved) {
   const cuda_gctx::context &control = contexts.front(), &rest = contexts.back();
   const cuda_gctx::stream loop = control.create_stream(-1), bulk = rest.create_stream();
   const cuda_gctx::event due_at = control.create_event(true), done = control.create_event(true);
-  const cuda_gctx::event bulk_done = rest.create_event();
 
   check(cuCtxSetCurrent(cuda_gctx::native(control)));
   CUmodule module;
@@ -78,19 +77,14 @@ void run(bool is_reserved) {
   check(cuModuleLoadData(&module, kernels));
   check(cuModuleGetFunction(&function, module, "run_for"));
   Work step{function, 16, 50000};
-  Work load{function, 8 * 132, 400000};
+  // Two waves of blocks, two on each SM of an H200: bulk work is under way for longer than a period.
+  Work load{function, 4 * 132, 1100000};
 
   std::vector<float> latencies;
   int missed = 0;
-  bool is_loaded = false;
   auto due = clock_type::now();
   for (int i = 0; i < steps; ++i, due += period) {
-    // Another piece of bulk work as soon as there is none.
-    if (!is_loaded || bulk_done.is_done()) {
-      load.enqueue(bulk);
-      bulk.record(bulk_done);
-      is_loaded = true;
-    }
+    load.enqueue(bulk);
     std::this_thread::sleep_until(due);
     loop.record(due_at);
     step.enqueue(loop);

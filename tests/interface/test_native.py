@@ -28,6 +28,7 @@ from ..conftest import REPOSITORY
 EXAMPLES = REPOSITORY / "examples" / "native"
 CXX = shutil.which("c++") or shutil.which("g++")
 needs_compiler = pytest.mark.skipif(CXX is None, reason="needs a C++ compiler")
+needs_cmake = pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
 SIZES = "16 SMs, a stream\n116 SMs, a stream\n"
 REST = 2**32 - 1
 DRIVERS = ["sim:h200@12.4", "sim:h200@13.4"]
@@ -54,23 +55,41 @@ def run(*command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-@needs_compiler
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
-def test_c_and_cpp_by_cmake(tmp_path: Path) -> None:
+def build(sources: Path, folder: Path) -> None:
     driver_library = Path(library_folder()) / "libcuda.so.1"
     given = [f"-DCUDA_INCLUDE={CUDA_INCLUDE}", f"-DCUDA_DRIVER={driver_library}"]
-    run("cmake", "-S", EXAMPLES, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={cuda_gctx.get_include()}", *given)
-    run("cmake", "--build", tmp_path)
+    run("cmake", "-S", sources, "-B", folder, f"-DCMAKE_PREFIX_PATH={cuda_gctx.get_include()}", *given)
+    run("cmake", "--build", folder)
+
+
+@needs_compiler
+@needs_cmake
+def test_c_and_cpp_by_cmake(tmp_path: Path) -> None:
+    build(EXAMPLES, tmp_path)
     for driver in DRIVERS:
         assert run(tmp_path / "two_streams", CUDA_GCTX_DRIVER=driver) == SIZES
         lines = run(tmp_path / "operators", CUDA_GCTX_DRIVER=driver).splitlines()
         assert lines[:3] == ["detector: 32 SMs, a stream", "tracker: 16 SMs, a stream", "viewer: 84 SMs, a stream"]
         assert lines[3].startswith("error 7: 'detector' (32 SMs) may share SMs with 'detector' (32 SMs)")
-    loop = run(tmp_path / "control_loop", LD_LIBRARY_PATH=library_folder(), CUDA_SOFTWARE_DRIVER_MACHINE="h200@13.0")
-    found = re.fullmatch(r"reserved: 16 SMs for the loop, p50 \d+ us, p99 (\d+) us, missed 0 of 100\n", loop)
-    assert found is not None, loop
-    # A step takes 50 us. Next to bulk work without a reservation, it takes 400.
-    assert int(found[1]) < 100
+
+
+@needs_compiler
+@needs_cmake
+def test_a_control_loop_misses_deadlines_only_without_a_reservation(tmp_path: Path) -> None:
+    for name in ("control_loop.cpp", "CMakeLists.txt"):  # a user copies these two files
+        shutil.copy(EXAMPLES / name, tmp_path)
+    build(tmp_path, tmp_path / "build")
+    machine = {"LD_LIBRARY_PATH": library_folder(), "CUDA_SOFTWARE_DRIVER_MACHINE": "h200@13.0"}
+    program = tmp_path / "build" / "control_loop"
+    line = r"{}: {} SMs for the loop, p50 \d+ us, p99 (\d+) us, missed (\d+) of 100\n"
+    reserved = re.fullmatch(line.format("reserved", 16), run(program, **machine))
+    without = re.fullmatch(line.format("without", 132), run(program, "--without", **machine))
+    assert reserved is not None
+    assert without is not None
+    # A step takes 50 us, its deadline is 200 us, and a block of the bulk work takes 1100 us.
+    assert int(reserved[1]) < 100
+    assert int(reserved[2]) == 0
+    assert int(without[2]) > 50
 
 
 @needs_compiler
