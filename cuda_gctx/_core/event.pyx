@@ -137,18 +137,21 @@ cdef class Event(InContext):
         cpp.synchronize_event(self._slot)
 
     def __await__(self):
-        """Waits in a coroutine until all work before it has finished, by asking now and then: the loop goes on."""
+        """``await event`` waits in a coroutine until all work before the event has finished; the loop goes on."""
         return until_done(self).__await__()
 
     def __sub__(self, other):
-        """The milliseconds from `other` to this event."""
+        """``end - start`` is the milliseconds from `start` to `end`, two events with timing."""
         if not isinstance(other, Event):
             return NotImplemented
         cdef Event start = other
         cpp.present(self._slot)
         cpp.present(start._slot)
         if not (start._options.timing_enabled and self._options.timing_enabled):
-            raise RuntimeError("both events must be created with EventOptions(timing_enabled=True) to be subtracted")
+            raise RuntimeError(
+                "only events with timing can be subtracted: create both with EventOptions(timing_enabled=True), as in "
+                "stream.record(options=EventOptions(timing_enabled=True))"
+            )
         return cpp.elapsed_ms(start._slot, self._slot)
 
     def __repr__(self):

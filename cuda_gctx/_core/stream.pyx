@@ -169,7 +169,10 @@ cdef class Stream(InContext):
 
     @cython.binding(False)
     def record(self, Event event=None, options=None):
-        """Record `event`, or a new event with `options`, after all work enqueued so far, and return it.
+        """Record an event after all work enqueued so far, and return it.
+
+        event: the event to record; None creates a new event.
+        options: the EventOptions of a new event, such as EventOptions(timing_enabled=True).
 
         Raises ValueError for an event together with options.
         """

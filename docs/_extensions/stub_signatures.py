@@ -195,6 +195,8 @@ def process_docstring(
         lines[:] = with_fields(lines, arguments_of(thing))
     if lines[:1] == ["Structure/Union member"]:  # ctypes puts this on each field
         lines.clear()
+    if what == "data" and isinstance(thing, str):  # autodoc takes that of str
+        lines.clear()
     node = declaration(name, thing)
     if (
         what in ("attribute", "property")
