@@ -64,6 +64,7 @@ def is_interrupted(seconds: float, action: Callable[[], object]) -> bool:
             action()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that is on its way comes here, or never
     except Interruption:
         return True
     return False
