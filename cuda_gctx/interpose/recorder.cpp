@@ -126,6 +126,7 @@ class Recorder {
  public:
   bool begin(const Settings& settings);
   void finish();
+  std::uint64_t time();
 
  private:
   static void give_buffer(std::uint8_t** buffer, std::size_t* size, std::size_t* most);
@@ -203,11 +204,8 @@ bool Recorder::begin(const Settings& settings) {
     return false;
   }
   std::vector<Record> records;
-  const bool is_simulated = function_at(settings.driver_code, "softwareDriverTime") != nullptr;
-  Record first{.tag = Tag::program,
-               .queued = static_cast<std::uint64_t>(pid_),
-               .name = format_version,
-               .graph = is_simulated ? 1u : 0u};
+  Record first{.tag = Tag::program, .queued = static_cast<std::uint64_t>(pid_), .name = format_version};
+  first.graph = function_at(settings.driver_code, "softwareDriverTime") != nullptr ? 1 : 0;
   add_text(records, first, program_invocation_short_name);
   add_clock(records);
   append(records);
@@ -282,6 +280,12 @@ void Recorder::finish() {
       cupti_.finalize();
     }
   }
+}
+
+std::uint64_t Recorder::time() {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t time = 0;
+  return is_running_ && cupti_.get_timestamp(&time) == success ? time : 0;
 }
 
 std::size_t Recorder::dropped_records() {
@@ -491,3 +495,6 @@ RECORDER_API int cuda_gctx_begin_recording(const char* folder, const char* cupti
 }
 
 RECORDER_API void cuda_gctx_end_recording() { recorder().finish(); }
+
+// The time of CUPTI's records; 0 if this process is not recorded.
+RECORDER_API std::uint64_t cuda_gctx_recorded_time() { return recorder().time(); }

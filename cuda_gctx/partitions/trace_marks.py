@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import threading
@@ -12,13 +11,13 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from cuda_gctx._core.extension import system
-
 __all__ = ["TRACE_VARIABLE", "folder", "mark", "mark_opening", "marks_in"]
 
 TRACE_VARIABLE = "CUDA_GCTX_TRACE"
 # The folder of the trace; None without one.
 folder = os.environ.get(TRACE_VARIABLE)
+# The library that records this process.
+_recorder = os.environ.get("CUDA_INJECTION64_PATH")
 
 
 class _Part(Protocol):
@@ -34,6 +33,17 @@ _opened: WeakKeyDictionary[object, tuple[_Part, ...]] = WeakKeyDictionary()
 _lock = threading.Lock()  # of beginning a trace
 
 
+def _recorded_time() -> int:
+    """The time by the clock of the records, which can be ahead of the host's; 0 if nothing is recorded yet."""
+    import ctypes  # which a program without a trace does not need
+
+    if _recorder is None:
+        return 0
+    read = ctypes.CDLL(_recorder).cuda_gctx_recorded_time
+    read.restype = ctypes.c_uint64
+    return int(read())
+
+
 def mark(event: str, parts: Iterable[_Part], name: str | None = None) -> None:
     """Note an event with the names of partitions and the numbers of their contexts, or with another name.
 
@@ -44,10 +54,8 @@ def mark(event: str, parts: Iterable[_Part], name: str | None = None) -> None:
         return
     contexts = {part.context.id: part.name for part in parts}
     entry = {"event": event, "time": time.time_ns(), "contexts": contexts}
-    # The clock of a simulated GPU runs ahead of the host's.
-    if (device_time := getattr(ctypes.CDLL(system.driver_path), "softwareDriverTime", None)) is not None:
-        device_time.restype = ctypes.c_uint64
-        entry["device_time"] = device_time()
+    if recorded_time := _recorded_time():
+        entry["recorded_time"] = recorded_time
     line = json.dumps(entry if name is None else {**entry, "names": [name]})
     with suppress(OSError), open(os.path.join(place, f"{os.getpid()}.marks"), "a", encoding="utf-8") as marks:
         marks.write(line + "\n")
@@ -61,16 +69,18 @@ def mark_opening(layout: object, parts: tuple[_Part, ...]) -> None:
 
 
 @contextmanager
-def marks_in(place: str) -> Iterator[None]:
+def marks_in(place: str, recorder: str) -> Iterator[None]:
     """Note events in a folder while the block runs; first, the layouts that are open.
+
+    recorder: the library that records the process.
 
     Raises RuntimeError if the process is traced already.
     """
-    global folder
+    global folder, _recorder
     with _lock:
         if folder is not None:
             raise RuntimeError("this process is traced already, and a process has one trace at a time")
-        folder = place
+        folder, _recorder = place, recorder
     try:
         for reference in _opened.keyrefs():  # a copy: other threads open layouts meanwhile
             if (layout := reference()) is not None and (parts := _opened.get(layout)) is not None:

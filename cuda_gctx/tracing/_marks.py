@@ -29,7 +29,7 @@ def read_marks(
 ) -> tuple[dict[tuple[int, int], str], list[Mark]]:
     """The names of contexts by process and number, and the marks in their order.
 
-    shifts: from the clock of simulated GPUs to CLOCK_REALTIME, by process.
+    shifts: from the clock of the records to CLOCK_REALTIME, by process.
     """
     names: dict[tuple[int, int], str] = {}
     marks: list[Mark] = []
@@ -42,7 +42,7 @@ def read_marks(
                 names |= {(pid, number): name for number, name in contexts.items()}
                 found = tuple(entry.get("names", contexts.values()))
                 time = int(entry["time"])
-                if shifts is not None and pid in shifts and "device_time" in entry:
-                    time = int(entry["device_time"]) + shifts[pid]
+                if shifts is not None and pid in shifts and "recorded_time" in entry:
+                    time = int(entry["recorded_time"]) + shifts[pid]
                 marks.append(Mark(pid, time, str(entry["event"]), found))
     return names, sorted(marks, key=lambda mark: mark.time)

@@ -134,7 +134,7 @@ Place = tuple[int, int, int]
 class Process:
     """The records of a process.
 
-    shift: from the clock of its GPUs to CLOCK_REALTIME. error_ns: how far its times may be from those of other
+    shift: from the clock of its records to CLOCK_REALTIME. error_ns: how far its times may be from those of other
     processes. has_ended: false if it was killed. was_replaced:
     true if another profiler received the records from some time on.
     """
@@ -220,9 +220,8 @@ def read_process(path: Path) -> Process:
             process.has_ended = True
         elif tag == Tag.REPLACED:
             process.was_replaced = True
-    # The pair of clocks that were read in the shortest time. The clock of a simulated GPU runs ahead: the first pair.
-    best = clocks[:1] if process.is_simulated else clocks
-    there, here, process.error_ns = min(best, key=lambda clock: clock[2], default=(0, 0, 0))
+    # The pair of clocks that were read in the shortest time.
+    there, here, process.error_ns = min(clocks, key=lambda clock: clock[2], default=(0, 0, 0))
     shift = process.shift = here - there
     for items in process.streams.values():
         items.settle(shift, launches)

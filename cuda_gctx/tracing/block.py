@@ -37,12 +37,13 @@ class BlockTrace(Pictured):
         # A driver that simulates a device has a CUPTI beside it.
         beside = os.path.join(os.path.dirname(driver), "libcupti.so.13")
         cupti = beside if os.path.exists(beside) else find_cupti()
-        recorder = ctypes.CDLL(str(compiled(RECORDER)))
+        library = str(compiled(RECORDER))
+        recorder = ctypes.CDLL(library)
         address = ctypes.cast(ctypes.CDLL(driver).cuDriverGetVersion, ctypes.c_void_p)
         with ExitStack() as stack:
             recording = stack.enter_context(Recording(cupti, self._graphs))
             stack.callback(self._read, recording)
-            stack.enter_context(marks_in(recording.folder))
+            stack.enter_context(marks_in(recording.folder, library))
             if not recorder.cuda_gctx_begin_recording(
                 os.fsencode(recording.folder), os.fsencode(cupti), int(self._graphs == "whole"), address
             ):

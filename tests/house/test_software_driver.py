@@ -28,11 +28,15 @@ MAY_NAME = {
     "cli/_options.py": "--profile and --driver",
     "cli/_programs.py": "the machine that programs in a partition see",
     "cli/_root.py": "the list of commands",
+    "cli/share.py": "the label of what programs cost each other",
     "cli/demo.py": "the fallback of the demo, and its label",
     "cli/doctor.py": "--profile",
     "cli/trace.py": "the CUPTI that belongs to the chosen driver",
     "cli/sim.py": "the only import of the package, and the command",
+    "interpose/recorder.cpp": "the label of a trace",
     "measure/machine.py": "the label of results",
+    "tracing/_records.py": "the label of a trace",
+    "tracing/_summary.py": "the label of a trace",
 }
 NAMES = re.compile(r"software.?driver|is_?simulated|\bsimulated\b|\bsim\b|CUDA_SOFTWARE_DRIVER", re.IGNORECASE)
 CODE = {".py", ".pyi", ".pyx", ".pxd", ".cpp", ".hpp", ".h", ".inc", ".cuh"}

@@ -6,7 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
+from cuda_gctx.interpose import compiled
 from cuda_gctx.partitions.trace_marks import mark_opening, marks_in
+from cuda_gctx.tracing import RECORDER
 
 
 class Opened:
@@ -29,7 +31,7 @@ def test_a_trace_can_begin_while_other_threads_open_layouts(tmp_path: Path) -> N
         thread.start()
     try:
         for _ in range(500):
-            with marks_in(str(tmp_path)):
+            with marks_in(str(tmp_path), str(compiled(RECORDER))):
                 pass
     finally:
         is_over.set()
