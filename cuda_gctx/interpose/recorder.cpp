@@ -1,7 +1,6 @@
 // Records what a program does on its GPUs, for cuda-gctx trace. CUDA loads this library into each process that starts
 // (CUDA_INJECTION64_PATH). It appends fixed-size records to a file of the process in the folder CUDA_GCTX_TRACE, which
-// the command reads at the end: a killed process loses what CUPTI has not flushed, 200 ms at most. cuda_gctx.trace()
-// loads the library into its own process, and records from then on.
+// the command reads at the end: a killed process loses what CUPTI has not flushed, 200 ms at most.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -176,8 +175,7 @@ void* loaded_cupti(const char* path) {
   return path != nullptr ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
 }
 
-// A function of the driver that contains an address.
-void* function_at(const void* address, const char* name) {
+void* function_of_driver_at(const void* address, const char* name) {
   Dl_info info{};
   void* const driver = dladdr(address, &info) != 0 && info.dli_fname != nullptr
                            ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD)
@@ -205,12 +203,13 @@ bool Recorder::begin(const Settings& settings) {
   }
   std::vector<Record> records;
   Record first{.tag = Tag::program, .queued = static_cast<std::uint64_t>(pid_), .name = format_version};
-  first.graph = function_at(settings.driver_code, "softwareDriverTime") != nullptr ? 1 : 0;
+  first.graph = function_of_driver_at(settings.driver_code, "softwareDriverTime") != nullptr ? 1 : 0;
   add_text(records, first, program_invocation_short_name);
   add_clock(records);
   append(records);
   if (cupti_.enable_driver_call) {
-    driver_version_ = reinterpret_cast<int (*)(int*)>(function_at(settings.driver_code, "cuDriverGetVersion"));
+    driver_version_ =
+        reinterpret_cast<int (*)(int*)>(function_of_driver_at(settings.driver_code, "cuDriverGetVersion"));
   }
   switch_kinds(true);
   is_running_ = true;
