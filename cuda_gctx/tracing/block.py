@@ -43,12 +43,12 @@ class BlockTrace(Pictured):
         with ExitStack() as stack:
             recording = stack.enter_context(Recording(cupti, self._graphs))
             stack.callback(self._read, recording)
-            stack.enter_context(marks_in(recording.folder, library))
             if not recorder.cuda_gctx_begin_recording(
                 os.fsencode(recording.folder), os.fsencode(cupti), int(self._graphs == "whole"), address
             ):
                 raise RuntimeError("CUPTI cannot record this process: end the other profiler that uses it")
             stack.callback(recorder.cuda_gctx_end_recording)
+            stack.enter_context(marks_in(recording.folder, library))  # which asks the recorder for the time
             self._stack = stack.pop_all()
         return self
 

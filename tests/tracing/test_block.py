@@ -83,24 +83,28 @@ def test_a_process_can_be_traced_again(found: dict[str, Any]) -> None:
     assert kernels(found["second"]) == {"late": 1}
 
 
-def test_all_stray_kernels_count_although_simulated_time_runs_ahead() -> None:
+@pytest.mark.parametrize("is_open_before", [False, True])
+def test_all_stray_kernels_count_although_simulated_time_runs_ahead(is_open_before: bool) -> None:
     code = """
+import sys
 import cuda_gctx
 from cuda_gctx import Device, tune
 dev = Device(0)
 plain = dev.create_stream()
 tune.spin(plain, 8, 50_000_000)
 plain.sync()
+parts = dev.partition(control=16) if sys.argv[1] == "True" else None
 with cuda_gctx.trace() as found:
-    tune.spin(plain, 8, 2_000_000)
-    plain.sync()
-    with dev.partition(control=16):
-        for _ in range(10):
-            tune.spin(plain, 8, 2_000_000)
-            plain.sync()
+    if parts is None:
+        tune.spin(plain, 8, 2_000_000)
+        plain.sync()
+        parts = dev.partition(control=16)
+    for _ in range(10):
+        tune.spin(plain, 8, 2_000_000)
+        plain.sync()
 print(found.to_json())
 """
-    done = run(code)
+    done = run(code, str(is_open_before))
     assert done.returncode == 0, done.stderr
     assert [stray["count"] for stray in json.loads(done.stdout)["strays"]] == [10]
     assert json.loads(done.stdout)["simulated"] is True
