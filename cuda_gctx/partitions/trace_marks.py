@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-__all__ = ["TRACE_VARIABLE", "folder", "mark", "mark_opening", "marks_in"]
+__all__ = ["TRACE_VARIABLE", "folder", "mark", "mark_open_layouts", "mark_opening", "marks_in"]
 
 TRACE_VARIABLE = "CUDA_GCTX_TRACE"
 # The folder of the trace; None without one.
@@ -68,9 +68,17 @@ def mark_opening(layout: object, parts: tuple[_Part, ...]) -> None:
         mark("open", parts)
 
 
+def mark_open_layouts() -> None:
+    """Note the layouts that are open, when recording has begun: a mark has the time of the records."""
+    for reference in _opened.keyrefs():  # a copy: other threads open layouts meanwhile
+        if (layout := reference()) is not None and (parts := _opened.get(layout)) is not None:
+            with suppress(RuntimeError):  # closed meanwhile
+                mark("open", parts)
+
+
 @contextmanager
 def marks_in(place: str, recorder: str) -> Iterator[None]:
-    """Note events in a folder while the block runs; first, the layouts that are open.
+    """Note events in a folder while the block runs.
 
     recorder: the library that records the process.
 
@@ -82,10 +90,6 @@ def marks_in(place: str, recorder: str) -> Iterator[None]:
             raise RuntimeError("this process is traced already, and a process has one trace at a time")
         folder, _recorder = place, recorder
     try:
-        for reference in _opened.keyrefs():  # a copy: other threads open layouts meanwhile
-            if (layout := reference()) is not None and (parts := _opened.get(layout)) is not None:
-                with suppress(RuntimeError):  # closed meanwhile
-                    mark("open", parts)
         yield
     finally:
         folder = None

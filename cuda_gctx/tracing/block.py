@@ -13,7 +13,7 @@ from typing import Literal
 from cuda_gctx._core.extension import Context, system
 from cuda_gctx.draw.svg import Pictured
 from cuda_gctx.interpose import compiled
-from cuda_gctx.partitions.trace_marks import marks_in
+from cuda_gctx.partitions.trace_marks import mark_open_layouts, marks_in
 from cuda_gctx.tracing import RECORDER, Recording, Summary, Trace, find_cupti
 from cuda_gctx.tracing._lanes import OUTSIDE
 from cuda_gctx.tracing._picture import draw_lanes
@@ -43,12 +43,13 @@ class BlockTrace(Pictured):
         with ExitStack() as stack:
             recording = stack.enter_context(Recording(cupti, self._graphs))
             stack.callback(self._read, recording)
+            stack.enter_context(marks_in(recording.folder, library))
             if not recorder.cuda_gctx_begin_recording(
                 os.fsencode(recording.folder), os.fsencode(cupti), int(self._graphs == "whole"), address
             ):
                 raise RuntimeError("CUPTI cannot record this process: end the other profiler that uses it")
             stack.callback(recorder.cuda_gctx_end_recording)
-            stack.enter_context(marks_in(recording.folder, library))  # which asks the recorder for the time
+            mark_open_layouts()
             self._stack = stack.pop_all()
         return self
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from cuda_gctx.interpose import compiled
-from cuda_gctx.partitions.trace_marks import mark_opening, marks_in
+from cuda_gctx.partitions.trace_marks import mark_open_layouts, mark_opening, marks_in
 from cuda_gctx.tracing import RECORDER
 
 
@@ -32,7 +32,7 @@ def test_a_trace_can_begin_while_other_threads_open_layouts(tmp_path: Path) -> N
     try:
         for _ in range(500):
             with marks_in(str(tmp_path), str(compiled(RECORDER))):
-                pass
+                mark_open_layouts()
     finally:
         is_over.set()
         for thread in threads:
