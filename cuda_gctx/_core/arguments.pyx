@@ -15,7 +15,7 @@ cdef str allowed_ints(object least, object most):
 
 
 cdef bint is_bool(object value):
-    """Whether a value is a bool, or one of numpy: releases before 2.3 convert theirs to an int, with a warning."""
+    """Tell bools, also those of numpy: its releases before 2.3 convert theirs to an int, with a warning."""
     numpy = sys.modules.get("numpy")
     return isinstance(value, bool) or (numpy is not None and isinstance(value, numpy.bool_))
 

@@ -18,7 +18,7 @@ from cuda_gctx.comm._memory import Workspaces
 
 __all__ = ["Arena"]
 
-# Of the beginnings of tensors, as torch's allocator has it.
+# Tensors begin at multiples of it, as in torch's allocator.
 GRAIN = 512
 
 

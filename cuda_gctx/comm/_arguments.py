@@ -46,7 +46,7 @@ def _elements() -> dict[Any, Element]:
 
 
 def element_of(dtype: Any) -> Element:
-    """What kernels know of a data type; ValueError if they do not know it."""
+    """Find what kernels know of a data type; ValueError if they do not know it."""
     if dtype not in _elements():
         raise ValueError(f"dtype must be one of {', '.join(map(str, _elements()))}, not {dtype}")
     return _elements()[dtype]

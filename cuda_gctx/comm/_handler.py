@@ -298,7 +298,7 @@ class MixedCommHandler:
 
     @property
     def is_released(self) -> bool:
-        """Whether checkpoint_prepare() has released the memory, and checkpoint_restore() has not restored it."""
+        """True from checkpoint_prepare() on, until checkpoint_restore()."""
         return self._state is _State.RELEASED
 
     @property

@@ -292,7 +292,7 @@ class Kernels:
         self._end(plan, 0, [Span(x_out, size)], grid)
 
     def _end(self, plan: Plan, words: int, writes: Sequence[Span], grid: int) -> None:
-        # Where data of this rank alone divides the output, there are a part before it and a part behind it.
+        # The data of this rank alone can divide the output into a part before it and a part behind it.
         parts: list[Span] = []
         for one in writes:
             if one.source == self._info.world_rank:

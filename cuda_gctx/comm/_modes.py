@@ -458,13 +458,13 @@ class CopyEngines(_WithKernels):
         return self._info.at(rank).dp_rank if root is None else 0
 
     def tensors(self, call: Fetched, x_in: Place, x_out: Place) -> tuple[list[Span], list[Span]]:
-        """What a call reads of the tensors of this rank, and what it writes: a part for each rank that it is from."""
+        """List what a call reads of the tensors of this rank, and what it writes: a part for each source rank."""
         (_, _, in_bytes, _, block_bytes), root, _, is_in_place = call
         sources = [root] if root is not None else sorted(range(self._info.world_size), key=self._dp_rank_of)
         own = self._info.world_rank
         writes = [Span(x_out + n * block_bytes, block_bytes, source) for n, source in enumerate(sources)]
         if not is_in_place:
-            # Of a broadcast, ranks that only receive name their inputs too: all ranks refuse the same tensors.
+            # Ranks that only receive a broadcast name their inputs too: all ranks refuse the same tensors.
             return [Span(x_in, in_bytes)], writes
         return [Span(x_in, in_bytes)] if own in sources else [], [one for one in writes if one.source != own]
 

@@ -81,7 +81,7 @@ FEWEST_STAGES = 3
 # Smaller ones are not made to have more steps.
 SMALLEST_TILE = 8 * LINE
 SHARED_BYTES = 224 * 1024
-# Of the kernel for large messages: the control region has a word for each.
+# The kernel for large messages has no more: the control region has a word for each.
 MOST_BLOCKS = 384
 # A thread of one warp waits for each rank, and the smallest block has one warp.
 MOST_RANKS = 32

@@ -116,8 +116,7 @@ class MappedTensors:
         known = self._found
         found = known.get((address, size))
         if found is None:
-            every = (*self._tensors, *self._arenas)
-            holder = next((one for one in every if one.begin <= address and address + size <= one.end), None)
+            holder = self._holder(address, size)
             found = () if holder is None else tuple(address + shift for shift in holder.shifts)
             if len(known) >= MOST_KEPT:
                 known.clear()
@@ -129,11 +128,15 @@ class MappedTensors:
 
         None if it is not part of a mapped tensor.
         """
-        for tensor in (*self._tensors, *self._arenas):
-            if tensor.begin <= address and address + size <= tensor.end:
-                offset = address - tensor.begin
-                return (tensor.number, offset), tuple(begin + offset for begin in tensor.theirs)
-        return None
+        holder = self._holder(address, size)
+        if holder is None:
+            return None
+        offset = address - holder.begin
+        return (holder.number, offset), tuple(begin + offset for begin in holder.theirs)
+
+    def _holder(self, address: int, size: int) -> _Mapped | None:
+        every = (*self._tensors, *self._arenas)
+        return next((one for one in every if one.begin <= address and address + size <= one.end), None)
 
     def _agreed(self, backend: CommBackend, work: Callable[[], Any]) -> list[Any]:
         return gather_results(backend, work, (CUDAError, RuntimeError), "tensors cannot be mapped")

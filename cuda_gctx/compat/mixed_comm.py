@@ -32,7 +32,7 @@ class MixedCommHandler(comm.MixedCommHandler):
 
     @property
     def _vm_mapped(self) -> bool:
-        """Whether there is memory at the addresses."""
+        """True while there is memory at the addresses."""
         return bool(self.workspace_addresses) and self.is_running and not self.is_released
 
     @property

@@ -50,7 +50,7 @@ class LiveMetrics:
     def text(self) -> str:
         """Read what has arrived since the last call; returns all metrics as text for Prometheus."""
         with self._lock:
-            names, marks = read_marks(sorted(self._folder.glob("*.marks")))
+            names, marks = read_marks(sorted(self._folder.glob("*.marks")), {})  # whose times do not matter
             for path in sorted(self._folder.glob("*.records")):
                 self._read(self._sources.setdefault(path, _Source(path)), names)
             sources = list(self._sources.values())

@@ -24,12 +24,10 @@ class Mark:
         return f"{self.event} {', '.join(self.names)}"
 
 
-def read_marks(
-    files: Sequence[Path], shifts: Mapping[int, int] | None = None
-) -> tuple[dict[tuple[int, int], str], list[Mark]]:
+def read_marks(files: Sequence[Path], shifts: Mapping[int, int]) -> tuple[dict[tuple[int, int], str], list[Mark]]:
     """The names of contexts by process and number, and the marks in their order.
 
-    shifts: from the clock of the records to CLOCK_REALTIME, by process.
+    shifts: from the clock of the records to CLOCK_REALTIME, by process. Marks of others have the time of the host.
     """
     names: dict[tuple[int, int], str] = {}
     marks: list[Mark] = []
@@ -42,7 +40,7 @@ def read_marks(
                 names |= {(pid, number): name for number, name in contexts.items()}
                 found = tuple(entry.get("names", contexts.values()))
                 time = int(entry["time"])
-                if shifts is not None and pid in shifts and "recorded_time" in entry:
+                if pid in shifts and "recorded_time" in entry:
                     time = int(entry["recorded_time"]) + shifts[pid]
                 marks.append(Mark(pid, time, str(entry["event"]), found))
     return names, sorted(marks, key=lambda mark: mark.time)

@@ -135,8 +135,8 @@ class Process:
     """The records of a process.
 
     shift: from the clock of its records to CLOCK_REALTIME. error_ns: how far its times may be from those of other
-    processes. has_ended: false if it was killed. was_replaced:
-    true if another profiler received the records from some time on.
+    processes. has_ended: false if it was killed. was_replaced: true if another profiler received the records from some
+    time on.
     """
 
     pid: int

@@ -168,7 +168,7 @@ add.u32 %r1, %r1, %r2;
 st.global.u32 [%d1], %r1;
 ret;
 }
-// Of a rank: gives the other one its value, waits for that of the other one, and adds them.
+// Gives the other rank its value, waits for that of the other one, and adds them.
 .visible .entry sum(.param .u64 mine, .param .u64 theirs, .param .u64 value)
 {
 .reg .pred %p;

@@ -498,7 +498,7 @@ void store_vector(u64 address, Vector value) {
   *reinterpret_cast<Vector*>(address) = value;
   memory->wrote(own.event(), own.rank, address, sizeof(Vector));
 }
-// How often each part of an output was overwritten in a run.
+// Counts how often each part of an output was overwritten in a run.
 static std::map<u64, u32> overwritten;
 extern "C" u32 most_overwritten() {
   u32 most = 0;

@@ -620,7 +620,7 @@ class Ranks:
 
     @property
     def is_spoiled_once(self) -> bool:
-        """Whether the last run has overwritten each part of an output at most once."""
+        """True if the last run has overwritten each part of an output at most once."""
         return int(self.library.most_overwritten()) <= 1
 
 

@@ -154,7 +154,7 @@ DEVICE void copy(const Copies& copies) {
       store_vector(copies.to[one] + at, load_vector(copies.source[one] + at));
 }
 
-// Where a block notes the epoch of the call that it has ended.
+// The place in which a block notes the epoch of the call that it has ended.
 DEVICE u64 note_of(const Call& call, u32 block) { return call.peer[call.rank] + CONTROL_ENDED + block * 8; }
 
 // Leaves no numbers in the shares of blocks that have ended. Each of them goes to the block that takes its note away.
@@ -278,7 +278,7 @@ DEVICE bool exchange_shares(const TwoExchange& a, u64 word, bool& has_ended) {
   // The barrier of the block hands on what the thread that moves has seen.
   is_last = all_of_block(is_last);
   if (!is_last && !is_copied) {
-    // By an atomic operation: who knows of a later fault sees the note.
+    // Asks by an atomic operation: a block that knows of a later fault sees the note.
     if (thread == 0 && has_note) done = swap_own_if(own + CONTROL_FAULT, 0, 0) == 0;
     return all_of_block(done);
   }

@@ -28,7 +28,7 @@ struct Rule {
   int before = INT_MAX;  // and older than this one
 };
 
-// Why the driver does not do what a header adds.
+// The reason why the driver does not do what a header adds.
 enum class Lack : std::uint8_t {
   compilers,            // no library compiles PTX: there is none to load early, or to switch off
   device_updates,       // kernels that are executed do not change graphs

@@ -75,7 +75,7 @@ def symmetric(gpus: int) -> dict[str, Any]:
     modes, us = comm.MixedCommMode, {}
 
     def compare_one(rank: Any, handler: Any, op: Any, mode: Any, seed: int) -> None:
-        """Of 16 MiB. Its tensors are gone afterwards."""
+        """Compare calls of 16 MiB. Their tensors are gone afterwards."""
         stream = torch.cuda.current_stream()
         inputs = inputs_of(torch, (1024, 8192), torch.bfloat16, rank.size, seed, handler.device)
         wanted = comm.expected(handler.para_info, op, inputs)
