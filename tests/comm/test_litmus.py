@@ -164,7 +164,7 @@ LITMUS = {
             thread(0, 0, "sync_warp read", "write vector = 1"),
         ),
         (0, 0),
-        (("one_exchange:receive",), ("one_exchange:receive",)),
+        (("one_exchange:receive_batch",), ("one_exchange:receive_batch",)),
         wrong=1,
     ),
     "DATA hands on the parts of a piece": Litmus(
@@ -376,7 +376,7 @@ def test_the_kernels_have_the_primitives_of_the_pattern_in_its_order(name: str) 
 # The orderings that hand nothing on by the memory model, and what they are for.
 OTHERS = {
     "guard: of_first in begin_call": "a word that the threads of a block share",
-    "one_exchange: all_of_block in receive": "no warp stores before the headers of all ranks agree",
+    "one_exchange: all_of_block in receive_batch": "no warp stores before the headers of all ranks agree",
     "one_exchange: wait_for_previous_kernel in one_exchange": "the order of kernels in a stream",
     "one_exchange: all_of_block in one_exchange": "no thread runs when the word is given back",
     "one_exchange: sync_block in one_exchange": "no thread runs when the word is given back",

@@ -40,118 +40,129 @@ DEVICE void load_parts(const OneExchange& a, const Packets& packets, u32 begin, 
   }
 }
 
-// In steps of `BATCH` packets of each thread, so that as many accesses are under way. A batch begins for all threads of
-// a warp or for none of them: they exchange words. part: the first batch.
+// part: of the batch.
 template <u32 BATCH>
-DEVICE void send(const OneExchange& a, const Packets& packets, u32 epoch, Vector (&part)[PARTS][BATCH]) {
-  const Call& call = a.call;
-  for (u32 begin = packets.first; begin - thread_index() % 32 < packets.count; begin += BATCH * packets.stride) {
-    if (begin != packets.first) load_parts<BATCH>(a, packets, begin, part);
+DEVICE void send_batch(const OneExchange& a, const Packets& packets, u32 epoch, u32 begin, Vector (&part)[PARTS][BATCH]) {
 #pragma unroll
-    for (u32 hop = 1; hop < WORLD; ++hop) {
-      u32 target = successor(call, hop);
+  for (u32 hop = 1; hop < WORLD; ++hop) {
+    u32 target = successor(a.call, hop);
 #pragma unroll
-      for (u32 step = 0; step < BATCH; ++step) {
-        u32 packet = begin + step * packets.stride;
-        Vector& words = part[(hop - 1) % PARTS][step];
-        if (hop <= PARTS) words = packed(words);
-        if (packets.has(packet)) send_packet(slot_at(call, target, epoch, packet), stamped(words, epoch));
-      }
+    for (u32 step = 0; step < BATCH; ++step) {
+      u32 packet = begin + step * packets.stride;
+      Vector& words = part[(hop - 1) % PARTS][step];
+      if (hop <= PARTS) words = packed(words);
+      if (packets.has(packet)) send_packet(slot_at(a.call, target, epoch, packet), stamped(words, epoch));
     }
   }
 }
 
-// Returns whether all packets have come, and the headers of all ranks, which find out ranks that were called with something
-// else. Each block waits for all headers before it stores anything to the output: packets of another call have sums as
-// well. The first warp of a block has a packet if any warp has one, and a thread for each rank.
+// In steps of `BATCH` packets of each thread, so that as many accesses are under way. A batch begins for all threads of
+// a warp or for none of them: they exchange words. part: the first batch.
 template <u32 BATCH>
-DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
+DEVICE void send(const OneExchange& a, const Packets& packets, u32 epoch, Vector (&part)[PARTS][BATCH]) {
+  send_batch<BATCH>(a, packets, epoch, packets.first, part);
+  for (u32 begin = packets.first + BATCH * packets.stride; begin - thread_index() % 32 < packets.count;
+       begin += BATCH * packets.stride) {
+    load_parts<BATCH>(a, packets, begin, part);
+    send_batch<BATCH>(a, packets, epoch, begin, part);
+  }
+}
+
+// Receives a batch, and stores its sums. Returns whether all packets have come. IS_FIRST: and the headers of all ranks, which
+// find out ranks that were called with something else. Each block waits for all headers before it stores anything to the
+// output: packets of another call have sums as well. The first warp has a thread for each rank.
+template <u32 BATCH, bool IS_FIRST>
+DEVICE bool receive_batch(const OneExchange& a, const Packets& packets, u32 epoch, u32 begin) {
   const Call& call = a.call;
   const u64 own = call.peer[call.rank];
-  bool has_agreed = false;
   // For each block of the output, the world ranks in the order in which they are added. Constants: arrays that are
   // indexed by variables would live in local memory.
   constexpr u32 order[BLOCKS][ADDENDS] = ORDER;
-  // Warps without packets make one turn, for the barrier in it.
-  for (u32 begin = packets.first; begin - thread_index() % 32 < packets.count || !has_agreed;
-       begin += BATCH * packets.stride) {
-    Vector mine[BATCH], theirs[BATCH][WORLD - 1];
+  Vector mine[BATCH], theirs[BATCH][WORLD - 1];
+#pragma unroll
+  for (u32 step = 0; step < BATCH; ++step) {
+    u32 packet = begin + step * packets.stride;
+    u64 input = a.input + a.chunk[call.rank] * a.block_stride;
+    mine[step] = {};
+    if (packets.has(packet)) mine[step] = load_vector(input + Packets::vector_of(packet) * 16ull);
+    // What is not there has come.
+#pragma unroll
+    for (Vector& one : theirs[step]) one = stamped({}, packets.has(packet) ? ~epoch : epoch);
+  }
+  bool is_late = false, awaits_header = IS_FIRST && thread_index() < WORLD && thread_index() != call.rank;
+  Deadline deadline;
+  for (bool is_missing = true; is_missing && !is_late;) {
+    u64 header = 0;
+    if (awaits_header) header = load_relaxed(header_of(own, epoch, thread_index()));
 #pragma unroll
     for (u32 step = 0; step < BATCH; ++step) {
-      u32 packet = begin + step * packets.stride;
-      u64 input = a.input + a.chunk[call.rank] * a.block_stride;
-      mine[step] = {};
-      if (packets.has(packet)) mine[step] = load_vector(input + Packets::vector_of(packet) * 16ull);
-      // What is not there has come.
 #pragma unroll
-      for (Vector& one : theirs[step]) one = stamped({}, packets.has(packet) ? ~epoch : epoch);
-    }
-    bool is_late = false, awaits_header = !has_agreed && thread_index() < WORLD && thread_index() != call.rank;
-    Deadline deadline;
-    for (bool is_missing = true; is_missing && !is_late;) {
-      u64 header = 0;
-      if (awaits_header) header = load_relaxed(header_of(own, epoch, thread_index()));
-#pragma unroll
-      for (u32 step = 0; step < BATCH; ++step) {
-#pragma unroll
-        for (u32 other = 0; other < WORLD - 1; ++other) {
-          Vector& one = theirs[step][other];
-          u64 slot = slot_of(own, epoch, other, begin + step * packets.stride);
-          if (!is_of(one, epoch)) one = receive_packet(slot);
-        }
-      }
-      if (awaits_header && epoch_of(header) == epoch) {
-        awaits_header = false;
-        is_late = payload_of(header) != call.signature;
-        if (is_late) report(call, FAULT_MISMATCH, thread_index(), payload_of(header));
-      }
-      is_missing = awaits_header;
-      u32 missed = thread_index();
-#pragma unroll
-      for (u32 step = 0; step < BATCH; ++step) {
-#pragma unroll
-        for (u32 other = 0; other < WORLD - 1; ++other) {
-          if (is_of(theirs[step][other], epoch)) continue;
-          is_missing = true;
-          missed = rank_of(call, other);
-        }
-      }
-      if (is_missing && !is_late && deadline.passed(call)) {
-        report(call, FAULT_TIMEOUT, missed, epoch);
-        is_late = true;
+      for (u32 other = 0; other < WORLD - 1; ++other) {
+        Vector& one = theirs[step][other];
+        u64 slot = slot_of(own, epoch, other, begin + step * packets.stride);
+        if (!is_of(one, epoch)) one = receive_packet(slot);
       }
     }
-    const bool received = all_of_warp(!is_late);
-    if (!(has_agreed ? received : all_of_block(received))) return false;
-    has_agreed = true;
-    // In place, a thread stores to what a neighbour has read as well.
-    sync_warp();
+    if (awaits_header && epoch_of(header) == epoch) {
+      awaits_header = false;
+      is_late = payload_of(header) != call.signature;
+      if (is_late) report(call, FAULT_MISMATCH, thread_index(), payload_of(header));
+    }
+    is_missing = awaits_header;
+    u32 missed = thread_index();
 #pragma unroll
     for (u32 step = 0; step < BATCH; ++step) {
-      u32 packet = begin + step * packets.stride;
-      mine[step] = packed(mine[step]);
 #pragma unroll
-      for (u32 block = 0; block < BLOCKS; ++block) {
-        Vector result;
-#pragma unroll
-        for (u32 word = 0; word < DATA_WORDS; ++word) {
-          const u32 place = place_of(word);
-          // One addend is copied, not converted, whatever its bits mean.
-          result.word[place] = word_of(call, order[block][0], place, mine[step], theirs[step]);
-          if (ADDENDS == 1) continue;
-          Sum sum;
-          sum.start(result.word[place]);
-#pragma unroll
-          for (u32 addend = 1; addend < ADDENDS; ++addend)
-            sum.include(word_of(call, order[block][addend], place, mine[step], theirs[step]));
-          result.word[place] = sum.value();
-        }
-        result = unpacked(result);
-        if (packets.has(packet) && Packets::stores_vector(packet))
-          store_vector(a.output + block * a.block_stride + Packets::vector_of(packet) * 16ull, result);
+      for (u32 other = 0; other < WORLD - 1; ++other) {
+        if (is_of(theirs[step][other], epoch)) continue;
+        is_missing = true;
+        missed = rank_of(call, other);
       }
+    }
+    if (is_missing && !is_late && deadline.passed(call)) {
+      report(call, FAULT_TIMEOUT, missed, epoch);
+      is_late = true;
     }
   }
+  const bool received = all_of_warp(!is_late);
+  if (!(IS_FIRST ? all_of_block(received) : received)) return false;
+  // In place, a thread stores to what a neighbour has read as well.
+  sync_warp();
+#pragma unroll
+  for (u32 step = 0; step < BATCH; ++step) {
+    u32 packet = begin + step * packets.stride;
+    mine[step] = packed(mine[step]);
+#pragma unroll
+    for (u32 block = 0; block < BLOCKS; ++block) {
+      Vector result;
+#pragma unroll
+      for (u32 word = 0; word < DATA_WORDS; ++word) {
+        const u32 place = place_of(word);
+        // One addend is copied, not converted, whatever its bits mean.
+        result.word[place] = word_of(call, order[block][0], place, mine[step], theirs[step]);
+        if (ADDENDS == 1) continue;
+        Sum sum;
+        sum.start(result.word[place]);
+#pragma unroll
+        for (u32 addend = 1; addend < ADDENDS; ++addend)
+          sum.include(word_of(call, order[block][addend], place, mine[step], theirs[step]));
+        result.word[place] = sum.value();
+      }
+      result = unpacked(result);
+      if (packets.has(packet) && Packets::stores_vector(packet))
+        store_vector(a.output + block * a.block_stride + Packets::vector_of(packet) * 16ull, result);
+    }
+  }
+  return true;
+}
+
+// The first batch is that of all warps, those without packets too: there is a barrier in it.
+template <u32 BATCH>
+DEVICE bool receive(const OneExchange& a, const Packets& packets, u32 epoch) {
+  if (!receive_batch<BATCH, true>(a, packets, epoch, packets.first)) return false;
+  for (u32 begin = packets.first + BATCH * packets.stride; begin - thread_index() % 32 < packets.count;
+       begin += BATCH * packets.stride)
+    if (!receive_batch<BATCH, false>(a, packets, epoch, begin)) return false;
   return true;
 }
 
