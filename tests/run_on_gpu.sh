@@ -339,11 +339,11 @@ if wanted soak; then
   [ ${#seeds[@]} -gt 1 ] || alone=--alone
   mkdir -p "$output/soak"
   step soak $((seconds + 110)) bash -c '
-    code=0 pids=()
+    code=0 pids=() programs=--programs
     for seed in "${@:6}"; do
-      timeout -s KILL $(($4 + 100)) "$1" "$2/tests/trust/soak.py" --seconds "$4" --seed "$seed" $5 \
+      timeout -s KILL $(($4 + 100)) "$1" "$2/tests/trust/soak.py" --seconds "$4" --seed "$seed" $5 $programs \
         --out "$3/$seed.json" &
-      pids+=($!)
+      pids+=($!) programs=
     done
     for pid in "${pids[@]}"; do wait "$pid" || code=1; done
     exit $code' - "$python" "$repository" "$output/soak" "$seconds" "$alone" "${seeds[@]}" &&

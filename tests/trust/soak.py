@@ -5,8 +5,9 @@
 A round opens one of some layouts in a pool or by itself. Four threads work in its partitions with torch, on integers in
 floats, so that each result is known to the bit whatever the order of sums; a chain of steps goes on across the switches
 of the pool, so that work that is not ordered changes its number; a graph that was captured once is replayed in the
-partitions; results are copied to pinned memory while their partitions close; every eighth round, partitions are ranks
-that reduce over their SMs. torch allocates in expandable segments.
+partitions; results are copied to pinned memory while their partitions close; a trace has the kernels of each partition;
+every eighth round, partitions are ranks that reduce over their SMs. torch allocates in expandable segments. With
+--programs, two programs beside it share the card by "cuda-gctx share" in every 32nd round, with results checked.
 
 Every fifteen seconds a line of JSON says what was checked, what was wrong, which memory is in use by torch, the
 contexts of the driver, malloc and Python, and during which operations it grew. torch keeps a workspace of cuBLAS for
@@ -30,7 +31,9 @@ import gc
 import json
 import os
 import random
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -63,6 +66,18 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)
 LEAST_ROUNDS = 16
 # More users than one set of SMs has at once: partitions that have closed with work in flight are among them.
 MOST_USERS = 6
+# A program that shares the card with another one: the SMs that it sees, and what it computes.
+PROGRAM = """
+import sys, torch
+numbers = torch.arange(1 << 20, device="cuda") % 97
+total = sum(int((numbers * factor % 31).sum()) for factor in range(200))
+print(torch.cuda.get_device_properties(0).multi_processor_count, total, file=open(sys.argv[1], "w"))
+"""
+SIMULATED_PROGRAM = """
+import sys
+from cuda_gctx import Device
+print(Device(0).sm_count, 0, file=open(sys.argv[1], "w"))
+"""
 # What settled memory may grow by from the half to the end. Contexts are counted: none may be made or destroyed.
 MOST_GROWN = {
     "torch_mib": 1.0,
@@ -107,6 +122,9 @@ class Simulated:
 
     def collective(self, rng: random.Random, size: int) -> int:
         return 0
+
+    def program(self) -> tuple[str, int]:
+        return SIMULATED_PROGRAM, 0
 
     def memory(self) -> dict[str, float]:
         return {}
@@ -231,6 +249,11 @@ class Torch:
 
         with local_world(size, self.dev, sms=16, timeout_s=30.0) as world:
             return sum(world.run(rank_works))
+
+    def program(self) -> tuple[str, int]:
+        """A program, and what it computes."""
+        numbers = self.torch.arange(1 << 20) % 97
+        return PROGRAM, sum(int((numbers * factor % 31).sum()) for factor in range(200))
 
     def memory(self) -> dict[str, float]:
         """What torch has, and what else the driver has for this process, where that can be known."""
@@ -361,8 +384,8 @@ def growth(settled: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Soak:
-    def __init__(self, dev: Device, seed: int, alone: bool, out: Any) -> None:
-        self.dev, self.random, self.out = dev, random.Random(seed), out
+    def __init__(self, dev: Device, seed: int, alone: bool, out: Any, programs: bool) -> None:
+        self.dev, self.random, self.out, self.programs = dev, random.Random(seed), out, programs
         self.work: Any = Simulated(dev) if is_simulated() else Torch(dev, alone)
         self.pool, self.layouts = PartitionPool(dev), layouts_of(dev)
         self.right: Counter[str] = Counter()
@@ -460,6 +483,53 @@ class Soak:
         stream.close()
         return 1
 
+    def traced(self) -> int:
+        """A trace has as many kernels of each partition as were launched there."""
+        with self.dev.partition(self.random.choice(self.layouts)) as parts:
+            counts = {part.name: self.random.randrange(1, 50) for part in parts}
+            with cuda_gctx.trace() as found:
+                for part in parts:
+                    for _ in range(counts[part.name]):
+                        spin(part.stream, 1, 1000)
+                parts.sync()
+        kernels = {lane.partition: lane.kernels for lane in found.summary().lanes if lane.kernels}
+        if kernels != counts:
+            raise AssertionError(f"the trace has {kernels} kernels, not {counts}")
+        return len(counts)
+
+    def side_programs(self) -> int:
+        """Two unmodified programs at once, each in its part: the SMs that they see, and their results."""
+        program, computed = self.work.program()
+        small = self.dev.resources.sm.min_partition_size * 2
+        with tempfile.TemporaryDirectory() as folder:
+            seen = [Path(folder, name) for name in ("small", "rest")]
+            one, other = ([sys.executable, "-c", program, str(file)] for file in seen)
+            share = [
+                sys.executable,
+                "-m",
+                "cuda_gctx.cli",
+                "share",
+                f"small={small}",
+                "--",
+                *one,
+                ":",
+                "rest",
+                "--",
+                *other,
+            ]
+            environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+            done = subprocess.run(
+                share, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=environment, timeout=ROUND_LIMIT_S - 10, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                raise AssertionError(f"exit code {done.returncode}: {done.stdout[-300:]}")
+            found = [file.read_text().split() for file in seen]
+        wanted = [[str(sms), str(computed)] for sms in (small, self.dev.sm_count - small)]
+        if found != wanted:
+            raise AssertionError(f"programs saw SMs and results {found}, not {wanted}")
+        return len(found)
+
     def round(self, number: int) -> None:
         faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
         self.attempt("results in a pool", self.in_the_pool)
@@ -467,6 +537,9 @@ class Soak:
         self.attempt("steps across switches", self.switches)
         self.attempt("replays", self.graphs)
         self.attempt("moved graphs", self.moved)
+        self.attempt("traces", self.traced)
+        if self.programs and number % 32 == 2:
+            self.attempt("programs", self.side_programs)
         if number % 8 == 0:
             self.attempt("sums of ranks", lambda: self.work.collective(self.random, self.random.choice(RANKS)))
         if number % 16 == 15:
@@ -556,6 +629,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="receives the lines too")
     parser.add_argument("--alone", action="store_true", help="all memory in use on the card is that of this process")
+    parser.add_argument("--programs", action="store_true", help="other programs share the card from time to time")
     options = parser.parse_args()
     faulthandler.enable()
     faulthandler.dump_traceback_later(ROUND_LIMIT_S, exit=True)
@@ -571,7 +645,7 @@ def main() -> int:
             "package": cuda_gctx.__version__,
         }
         print(json.dumps(first), file=out, flush=True)
-        soak = Soak(dev, options.seed, options.alone, out)
+        soak = Soak(dev, options.seed, options.alone, out, options.programs)
         try:
             result = soak.run(options.seconds)
         except Exception as error:  # of a device that does not answer any more

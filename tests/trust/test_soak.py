@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim_only
 
 def test_the_soak_runs_and_says_what_it_did() -> None:
     done = subprocess.run(
-        [sys.executable, "tests/trust/soak.py", "--seconds", "1.5", "--seed", "5"],
+        [sys.executable, "tests/trust/soak.py", "--seconds", "1.5", "--seed", "5", "--programs"],
         cwd=REPOSITORY,
         env={**os.environ, "CUDA_GCTX_DRIVER": "sim:h200@13.0"},
         capture_output=True,
@@ -33,7 +33,8 @@ def test_the_soak_runs_and_says_what_it_did() -> None:
     assert last["simulated"]
     assert rows[-1]["rounds"] > 0
     assert last["too_much"] == []
-    assert all(rows[-1]["right"][what] for what in ("results in a pool", "steps across switches", "replays"))
+    checked = ("results in a pool", "steps across switches", "replays", "traces", "programs")
+    assert all(rows[-1]["right"][what] for what in checked)
 
 
 def test_memory_that_grows_after_the_half_is_named() -> None:
