@@ -622,6 +622,7 @@ def test_a_handle_is_good_for_as_long_as_the_driver_is_open(torch: Any, sim: Any
     assert machine.ledger().misuse == ()
 
 
+@pytest.mark.filterwarnings("ignore::cuda_gctx.ResourceOverlapWarning")  # given once in a process
 def test_a_split_is_refused_while_a_stream_of_another_is_capturing(torch: Any, dev: Device) -> None:
     raw = Raw()
     free()
