@@ -328,7 +328,8 @@ class Program:
             while not is_over.wait(0.0005):
                 self.pool.prepare(known[0])
                 self.pool.prepare(own)
-                self.pool.drop(own)
+                with suppress(CapturingError):  # where the other thread captures on the same SMs
+                    self.pool.drop(own)
                 gc.collect(0)
 
         thread = threading.Thread(target=run)
