@@ -39,6 +39,8 @@ from cuda_gctx.comm._groups import Groups, agreed_backend
 from cuda_gctx.comm._limits import MaxBlockSizes, block_sizes
 from cuda_gctx.comm._measured import Measured
 from cuda_gctx.comm._memory import host_identity
+from cuda_gctx.comm._modes import Mode
+from cuda_gctx.comm._padding import Padded
 from cuda_gctx.comm._protocol import TWO_EXCHANGE_THREADS, one_exchange_threads
 from cuda_gctx.comm._tensors import span
 from cuda_gctx.comm._topology import MixedCommMode, MixedCommOp, on_hosts
@@ -198,6 +200,7 @@ class MixedCommHandler:
         self._modes = built.modes
         self._messages = built.messages
         self._mapped_storages: list[tuple[int, Any]] = []  # which are kept alive, by address of the tensor
+        self._captured: list[Any] = []  # padded tensors, which replays use
         self.para_info = arguments.info
         self.dtype = arguments.dtype
         self.device = arguments.device
@@ -369,7 +372,10 @@ class MixedCommHandler:
         if chosen is MixedCommMode.AUTOTUNE:
             table = self._tuning_table if self._arguments.use_autotune else None
             chosen, sms = self._modes.choose(message.sizes, table, is_reached=message.is_reached)
-        runner, grid = self._modes[chosen], min(sms or self._grid_size, self._grid_size)
+        runner: Mode | Padded = self._modes[chosen]
+        grid = min(sms or self._grid_size, self._grid_size)
+        if message.sizes.padding and not runner.is_of_torch:
+            runner = Padded(runner, self._captured)
         launched = runner.run(message, grid)
         if launched is not None:
             self._plans.keep(op, mode, message, has_output=x_out is not None, launched=launched)
@@ -391,7 +397,8 @@ class MixedCommHandler:
         self._demand_open()
         self._messages.demand_tensor("x_in", x_in)
         sizes = self._messages.sizes(op, x_in.shape, x_in.element_size())
-        return self._modes.choose(sizes, self._tuning_table, is_reached=self._messages.is_reached(x_in))[0]
+        is_reached = self._messages.is_reached(x_in, sizes.padding)
+        return self._modes.choose(sizes, self._tuning_table, is_reached=is_reached)[0]
 
     def run_autotune(
         self, *, message_bytes: Sequence[int] = TUNED_BYTES, rounds: int = 3, progress: bool | None = None
@@ -609,6 +616,7 @@ class MixedCommHandler:
         if gpu is not None:
             gpu.close()
         self._mapped_storages.clear()
+        self._captured.clear()
 
     def __enter__(self) -> MixedCommHandler:
         return self

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from cuda_gctx.comm._gradients import demand_no_gradient
+from cuda_gctx.comm._protocol import ALIGNMENT
 from cuda_gctx.comm._tensors import MappedTensors, span
 from cuda_gctx.comm._topology import MixedCommOp, ParallelInfo, checked_root
 
@@ -16,7 +17,8 @@ __all__ = ["Message", "Messages", "Sizes"]
 class Sizes(NamedTuple):
     """What follows from an operation and the shape of its input; sizes are in bytes.
 
-    out_shape: of the output. block_bytes: of one block of the output.
+    out_shape: of the output. in_bytes, out_bytes: of all blocks of the input and of the output.
+    block_bytes: of one block with its padding, a multiple of what the kernels move. padding: what the tensors lack.
     """
 
     op: MixedCommOp
@@ -24,6 +26,7 @@ class Sizes(NamedTuple):
     in_bytes: int
     out_bytes: int
     block_bytes: int
+    padding: int = 0
 
     @property
     def largest(self) -> int:
@@ -81,7 +84,7 @@ class Messages:
                 raise ValueError(f"x_out must have shape {list(sizes.out_shape)}, not {list(x_out.shape)}")
         in_address, out_address = x_in.data_ptr(), x_out.data_ptr()
         seen = None
-        if self._mapped:
+        if self._mapped and not sizes.padding:
             in_seen = self._mapped.find(in_address, sizes.in_bytes)
             out_seen = self._mapped.find(out_address, sizes.out_bytes)
             seen = None if in_seen is None or out_seen is None else (in_seen, out_seen)
@@ -93,11 +96,18 @@ class Messages:
         op, in_shape = MixedCommOp(op), tuple(shape)
         out_shape = self._info.output_shape(op, in_shape)
         in_bytes, out_bytes = (prod(one) * element_size for one in (in_shape, out_shape))
-        return Sizes(op, out_shape, in_bytes, out_bytes, self._info.block_size(op, in_bytes))
+        block_bytes = self._info.block_size(op, in_bytes)
+        padding = -block_bytes % ALIGNMENT
+        if padding:
+            blocks = in_bytes // block_bytes, out_bytes // block_bytes
+            block_bytes += padding
+            in_bytes, out_bytes = (count * block_bytes for count in blocks)
+        return Sizes(op, out_shape, in_bytes, out_bytes, block_bytes, padding)
 
-    def is_reached(self, tensor: Any) -> bool:
-        """Whether the kernels of all ranks reach a tensor."""
-        return self._reaches_all or (self._mapped is not None and self._mapped.find(*span(tensor)) is not None)
+    def is_reached(self, tensor: Any, padding: int = 0) -> bool:
+        """Whether the kernels of all ranks reach a tensor, or the copy of it that has padding."""
+        is_mapped = self._mapped is not None and not padding and self._mapped.find(*span(tensor)) is not None
+        return self._reaches_all or is_mapped
 
     def demand_tensor(self, name: str, tensor: Any) -> None:
         if tensor.device != self._device:

@@ -64,9 +64,6 @@ class Mode(Protocol):
     operations: frozenset[MixedCommOp]
     """What it computes, where the topology has it."""
 
-    def takes(self, sizes: Sizes) -> bool:
-        """Whether it can compute a call of these sizes."""
-
     def largest(self, *, is_reached: bool) -> int:
         """The bytes of the largest message for which it is measured and chosen: of the larger of input and output."""
 
@@ -106,7 +103,7 @@ class Modes:
         return [
             name
             for name in self.that_compute(sizes.op)
-            if (mode := self._modes[name]).takes(sizes) and sizes.largest <= mode.largest(is_reached=is_reached)
+            if sizes.largest <= self._modes[name].largest(is_reached=is_reached)
         ]
 
     def choose(self, sizes: Sizes, table: TuningTable | None, *, is_reached: bool) -> tuple[MixedCommMode, int]:
@@ -122,8 +119,7 @@ class Modes:
         small = SMALL_REACHED_BYTES if is_reached else SMALL_STAGED_BYTES
         received = sizes.block_bytes * (self._info.world_size - 1)
         best = MixedCommMode.ONE_EXCHANGE if received <= small else MixedCommMode.TWO_EXCHANGE
-        # Others where that one is not there, or does not compute or take this; they are refused by name if none does.
-        # In pieces, ONE_EXCHANGE is slower than NCCL.
+        # Others where that one is not there, or does not compute this. In pieces, ONE_EXCHANGE is slower than NCCL.
         that_compute = self.that_compute(sizes.op)
         at_once = [one for one in self.possible(sizes, is_reached=is_reached) if one is MixedCommMode.ONE_EXCHANGE]
         order = (
@@ -135,13 +131,13 @@ class Modes:
             MixedCommMode.ONE_EXCHANGE,
             MixedCommMode.COPY_ENGINES,
         )
-        there = [mode for mode in order if mode in that_compute]
-        if not there:
+        chosen = next((mode for mode in order if mode in that_compute), None)
+        if chosen is None:
             raise ValueError(
                 f"no mode of this handler computes {sizes.op.name}: it needs NCCL, or ranks on one host, each on a GPU "
                 "of its own or all of them on one, for which max_message_bytes= reserves memory"
             )
-        return next((mode for mode in there if self._modes[mode].takes(sizes)), there[0])
+        return chosen
 
 
 class _WithKernels:
@@ -158,21 +154,19 @@ class _WithKernels:
         self._numbers = numbers
         self._copying = copying
 
-    def takes(self, sizes: Sizes) -> bool:
-        return sizes.block_bytes % ALIGNMENT == 0
-
     def run(self, message: Message, sms: int) -> Launched | None:
         if not message.sizes.in_bytes:
             return None
-        self._demand_layout(message)
+        self._demand_aligned(message)
         given: tuple[int, ...] = message.in_address, message.out_address
         if message.seen is not None:
             given = (*given, *message.seen[0], *message.seen[1])
         plan = self.plan(message, sms)
         self._demand_apart(plan, message)
-        return self._launched(plan, given)
+        return self.launch(plan, given)
 
-    def _launched(self, plan: Plan, given: tuple[int, ...]) -> Launched:
+    def launch(self, plan: Plan, given: tuple[int, ...]) -> Launched:
+        """Launches a plan with the addresses of a call."""
         with self._order:
             plan.launch(self._order.stream(), given)
         return plan, given
@@ -197,13 +191,8 @@ class _WithKernels:
         """Adds the steps of a call to its plan, which has what the call reads and writes."""
         raise NotImplementedError
 
-    def _demand_layout(self, message: Message) -> None:
-        sizes, x_in, x_out = message.sizes, message.in_address, message.out_address
-        if sizes.block_bytes % ALIGNMENT:
-            raise ValueError(
-                f"{sizes.op.name} of {list(message.x_in.shape)} moves blocks of {sizes.block_bytes} bytes: the kernels "
-                f"need a multiple of {ALIGNMENT}"
-            )
+    def _demand_aligned(self, message: Message) -> None:
+        x_in, x_out = message.in_address, message.out_address
         if (x_in | x_out) % ALIGNMENT:
             name, address = ("x_in", x_in) if x_in % ALIGNMENT else ("x_out", x_out)
             raise ValueError(f"{name} starts at {address:#x}: the kernels need an address aligned to {ALIGNMENT} bytes")
@@ -226,7 +215,7 @@ class _WithKernels:
             raise ValueError("x_in and x_out share memory: only ALLREDUCE works in place, with both the same tensor")
 
     def _signature(self, sizes: Sizes, *, is_staged: bool) -> int:
-        return signature(sizes.op, self.name, self._dtype, sizes.block_bytes, is_staged=is_staged)
+        return signature(sizes.op, self.name, self._dtype, sizes.block_bytes - sizes.padding, is_staged=is_staged)
 
 
 class OneExchange(_WithKernels):
@@ -444,14 +433,14 @@ class CopyEngines(_WithKernels):
         # The input may be the rank's block of the output.
         own = self._block_of(self._info.world_rank, root) * sizes.block_bytes
         is_in_place = not sizes.op.divides and x_in == x_out + own
-        self._demand_layout(message)
+        self._demand_aligned(message)
         span = (x_out, sizes.out_bytes) if is_in_place else (x_in, sizes.in_bytes)
         place, inputs = self._mapped.find_together(*span) or (None, ())
         call = Fetched(sizes, root, place, is_in_place)
         plan = self._new_plan(sizes.op, *self.tensors(call, Address(0), Address(1)))
         self._demand_apart(plan, message)
         self.add_fetching(plan, call, tuple(Address(2 + number) for number in range(len(inputs))))
-        return self._launched(plan, (x_in, x_out, *inputs))
+        return self.launch(plan, (x_in, x_out, *inputs))
 
     def _block_of(self, rank: int, root: int | None) -> int:
         """Which block of an output comes from a rank."""
@@ -459,7 +448,7 @@ class CopyEngines(_WithKernels):
 
     def tensors(self, call: Fetched, x_in: Place, x_out: Place) -> tuple[list[Span], list[Span]]:
         """List what a call reads of the tensors of this rank, and what it writes: a part for each source rank."""
-        (_, _, in_bytes, _, block_bytes), root, _, is_in_place = call
+        (_, _, in_bytes, _, block_bytes, _), root, _, is_in_place = call
         sources = [root] if root is not None else sorted(range(self._info.world_size), key=self._dp_rank_of)
         own = self._info.world_rank
         writes = [Span(x_out + n * block_bytes, block_bytes, source) for n, source in enumerate(sources)]
@@ -473,7 +462,7 @@ class CopyEngines(_WithKernels):
 
     def add_fetching(self, plan: Plan, call: Fetched, inputs: Sequence[Place]) -> None:
         """Adds the steps of a call to its plan. inputs: what is at its place, of all ranks."""
-        (op, _, in_bytes, _, block_bytes), root, place, is_in_place = call
+        (op, _, in_bytes, _, block_bytes, _), root, place, is_in_place = call
         kernels = self._kernels[op]
         writes = {one.source: one for one in plan.writes}
         info, own, world = self._info, self._info.world_rank, self._info.world_size
@@ -519,9 +508,6 @@ class _OfLibrary:
 
     has_kernels = False
     is_of_torch = True
-
-    def takes(self, sizes: Sizes) -> bool:
-        return True
 
     def largest(self, *, is_reached: bool) -> int:
         return NO_LIMIT

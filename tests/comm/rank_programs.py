@@ -12,6 +12,7 @@ rank prints to RANK.out and RANK.err in the folder.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import itertools
@@ -207,6 +208,132 @@ def compare_in_threads(size: int, types_of_each: int) -> int:
     compared = 0
     for ranks in range(2, size + 1):
         with local_world(ranks, timeout_s=600) as world:
+            compared += world.run(work)[0]
+    return compared
+
+
+class InBlocks:
+    """Stands in for the kernels: computes on the addresses of tensors, whose blocks are multiples of 16 bytes."""
+
+    is_of_torch = False
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+        self.operations = mode.operations
+        self.largest = mode.largest
+        self.runs = 0
+
+    def run(self, message: Any, sms: int) -> Any:
+        import torch
+
+        from cuda_gctx.comm._calls import Plan
+        from cuda_gctx.comm._numbers import Numbers
+
+        sizes, dtype, mode = message.sizes, message.x_in.dtype, self._mode
+        message = message._replace(x_in=None, x_out=None)
+        self.runs += 1
+        assert sizes.block_bytes % 16 == 0
+
+        def tensor(address: int, size: int) -> Any:
+            if not size:
+                return torch.empty(0, 1, dtype=dtype)
+            memory = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
+            return memory.view(dtype).view(size // sizes.block_bytes, -1)
+
+        class Computed(Plan):
+            def launch(self, stream: Any, given: Any) -> None:
+                tensors = map(tensor, given, (sizes.in_bytes, sizes.out_bytes))
+                mode.run(message._replace(**dict(zip(("x_in", "x_out"), tensors, strict=True))), 0)
+
+        return self.launch(Computed(Numbers(), 0), (message.in_address, message.out_address))
+
+    def launch(self, plan: Any, given: Any) -> Any:
+        plan.launch(None, given)
+        return plan, given
+
+
+def keeping_calls() -> Any:
+    """Makes new handlers on the CPU keep their calls, as handlers on GPUs do."""
+    from cuda_gctx.comm import _handler
+    from cuda_gctx.comm._calls import Plans, Turns
+
+    class OneStream(Turns):
+        def next(self, handle: int) -> Any:
+            return None
+
+    fault = (ctypes.c_uint64 * 1)()
+
+    def make(dtype: Any, device: Any) -> Any:
+        return Plans(dtype, device, OneStream(lambda index: 1, 0, 1), ctypes.addressof(fault))
+
+    return mock.patch.object(_handler, "Plans", make)
+
+
+def not_capturing() -> Any:
+    """torch without CUDA has no answer."""
+    import torch
+
+    return mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=False)
+
+
+def tensors_of(shape: tuple[int, ...], size: int, dtype: Any, seed: int) -> list[Any]:
+    """An input for each rank, the same in all processes."""
+    import torch
+
+    generators = (torch.Generator().manual_seed(100 * seed + rank) for rank in range(size))
+    return [(torch.randn(shape, generator=one) * 8).to(dtype) for one in generators]
+
+
+@program
+def any_size(_: int, size: int, folder: Path) -> int:
+    """Blocks of any number of bytes, in every topology, operation and mode: three calls of each, which are kept."""
+    import random
+
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, expected, local_world, run_mixed_comm
+
+    types = torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn
+
+    def work(rank: Any) -> int:
+        compared = 0
+        topologies = [one for one in TOPOLOGIES if one.world_size == rank.size and one.valid_ops]
+        for (number, first), other in itertools.product(enumerate(topologies), (0, 2)):
+            chosen = random.Random(f"{number} {other} of {rank.size}")  # the same on all ranks
+            dtype = types[(number + rank.size + other) % 4]
+            place = numbers_of(first.at(rank.rank))
+            handler = MixedCommHandler(*place, dtype, "cpu", comm_backend=rank.backend, timeout_s=600)
+            info, modes = handler.para_info, handler._modes._modes
+            modes |= {name: InBlocks(mode) for name, mode in modes.items()}
+            for op in info.every_op:
+                rows = chosen.randrange(1, 4) * (info.dp_size if op.divides else 1)
+                shape = (rows, *(chosen.randrange(1, 30) for _ in range(chosen.randrange(3))))
+                root = chosen.randrange(rank.size) if op is MixedCommOp.BROADCAST else None
+                for name in (None, *(name for name, mode in modes.items() if op in mode.operations)):
+                    by_nodes = name is MixedCommMode.HIERARCHICAL
+                    how = {"exchanges": 1 if by_nodes else 2, "by_nodes": by_nodes, "root": root}
+                    for seed, where in enumerate(("new", "given", "in place")):
+                        inputs = tensors_of(shape, rank.size, dtype, seed)
+                        wanted = expected(info, op, inputs, **how)
+                        x_in = x_out = inputs[rank.rank].clone()
+                        if where == "new":
+                            x_out = None
+                        elif where == "given" or wanted.shape != x_in.shape:
+                            x_out = torch.empty_like(wanted)
+                        if where == "in place" and op is MixedCommOp.ALLGATHER:
+                            x_in = x_out[rows * info.dp_rank :][:rows].copy_(x_in)
+                        found = run_mixed_comm(op, handler, x_in, x_out, name, root=root)
+                        assert x_out is None or found is x_out
+                        assert same_bits(found, wanted), f"{op.name} of {shape}, {dtype}, {name}, {where} at {info}"
+                        compared += 1
+            assert any(mode.runs for mode in modes.values())
+            assert sum(mode.runs for mode in modes.values()) < compared, "no call was kept"
+            handler.shutdown()
+        return compared
+
+    compared = 0
+    for ranks in range(2, size + 1):
+        with not_capturing(), keeping_calls(), local_world(ranks, timeout_s=600) as world:
             compared += world.run(work)[0]
     return compared
 
@@ -647,8 +774,6 @@ def dying(rank: int, size: int, folder: Path) -> None:
 @program
 def known_calls(rank: int, size: int, folder: Path) -> int:
     """What compiled code sees of torch's tensors is what their attributes say."""
-    import ctypes
-
     import torch
 
     from cuda_gctx.comm import MixedCommMode, MixedCommOp, ParallelInfo

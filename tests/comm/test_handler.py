@@ -11,6 +11,7 @@ import struct
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -42,6 +43,7 @@ from cuda_gctx.comm import (
     _modes,
     _nodes,
     _order,
+    _padding,
     _tensors,
     local_world,
     run_mixed_comm,
@@ -223,6 +225,7 @@ class Tensor:
     """The part of a tensor on a GPU that the handler uses."""
 
     allocate: Any  # of the driver of the test
+    note_copy: Any
     requires_grad = False
 
     def __init__(self, device: Any, dtype: Any, *shape: int) -> None:
@@ -247,6 +250,15 @@ class Tensor:
     def new_empty(self, shape: tuple[int, ...]) -> Tensor:
         return Tensor(self.device, self.dtype, *shape)
 
+    def view(self, what: Any, *rest: int) -> Tensor:
+        return self
+
+    def __getitem__(self, elements: Any) -> Tensor:
+        return self
+
+    def copy_(self, other: Tensor) -> None:
+        self.note_copy()
+
 
 class Symmetric(Tensor):
     """A tensor of memory that it keeps alive."""
@@ -255,20 +267,20 @@ class Symmetric(Tensor):
         self.block, self.device = block, device
         self._address = block.__cuda_array_interface__["data"][0]
 
-    def view(self, what: Any) -> Symmetric:
+    def view(self, what: Any, *rest: int) -> Symmetric:
         if isinstance(what, str):
             self.dtype = what
         else:
             self.shape = tuple(what)
         return self
 
-    def __getitem__(self, elements: slice) -> Symmetric:
+    def __getitem__(self, elements: Any) -> Symmetric:
         return self
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_arena, _arguments, _gradients, _order):
+    for module in (_arena, _arguments, _gradients, _order, _padding):
         monkeypatch.setattr(module, "_torch", lambda: torch)
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.as_tensor = Symmetric
@@ -296,6 +308,8 @@ def driver(monkeypatch: pytest.MonkeyPatch, machine: Any) -> Iterator[Driver]:
     for module in (_launch, _nodes):
         monkeypatch.setattr(module, "compile_kernels", lambda *arguments: image)
     monkeypatch.setattr(Tensor, "allocate", staticmethod(noted.allocate), raising=False)
+    note_copy = staticmethod(lambda: noted.done.append("copy by torch"))
+    monkeypatch.setattr(Tensor, "note_copy", note_copy, raising=False)
     here = threading.local()
     torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=here.handle)
     noted.use = lambda stream: setattr(here, "handle", stream.handle)  # type: ignore[attr-defined]
@@ -1406,22 +1420,100 @@ def test_programs_for_flashinfer_go_step_by_step(driver: Driver) -> None:
         world.run(program)
 
 
-@pytest.mark.parametrize("has_nccl", [False, True])
-def test_blocks_that_the_kernels_do_not_take_go_to_nccl_where_it_is(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch, has_nccl: bool
-) -> None:
-    done: list[Any] = []
-    monkeypatch.setattr(_modes, "exchange_with_nccl", lambda info, op, mode, *tensors: done.append((op, mode)))
-    kinds = [MixedCommMode.NCCL_ONE] if has_nccl else []
-    monkeypatch.setattr(_groups.Groups, "nccl_modes", lambda groups, arguments: kinds)
-
+@pytest.mark.parametrize("how", ["reached", "staged", "mapped"])
+def test_blocks_of_any_size_are_padded_for_the_kernels(driver: Driver, how: str) -> None:
     def work(rank: LocalRank, handler: MixedCommHandler) -> None:
-        x = Tensor(handler.device, torch.bfloat16, 3, 3)
-        with nullcontext() if has_nccl else pytest.raises(ValueError, match="the kernels need a multiple of 16"):
-            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x)
+        op = handler.valid_op_list[0]
+        x, out, even = (Tensor(handler.device, torch.bfloat16, *shape) for shape in [(3, 3), (3, 3), (1, 16)])
+        for mode in (*handler.valid_mode_list, None):
+            driver.done.clear()
+            run_mixed_comm(op, handler, even, None, mode)
+            wanted = ["copy by torch", *driver.done, "copy by torch"]
+            if how == "mapped":
+                handler.map_tensors(x, out)
+            made = len(driver.sequences)
+            for x_out in [out, x, None] * 2:
+                driver.done.clear()
+                found = run_mixed_comm(op, handler, x, x_out, mode)
+                assert found is x_out or x_out is None
+                assert driver.done == wanted
+            # A plan for each output that may overlap in another way; none for calls that were made before.
+            assert len(driver.sequences) - made <= 3
+            assert handler.select_autotune_mode(op, x) is handler.select_autotune_mode(op, even)
+            if how == "mapped":
+                handler.unmap_tensors(x, out)
+
+    options: dict[str, Any] = {} if how == "reached" else {"max_message_bytes": 1 << 20}
+    on_ranks(driver, 2, work, **options)
+
+
+def test_ranks_notice_other_sizes_of_equal_padded_blocks(driver: Driver) -> None:
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        arguments = {}
+        for shape in ((3, 3), (9, 1), (2, 5), (1, 16)):
+            driver.shapes.clear()
+            x = Tensor(handler.device, torch.bfloat16, *shape)
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.ONE_EXCHANGE)
+            [(*_, arguments[shape])] = driver.shapes
+        assert arguments.pop((9, 1)) == arguments[3, 3]
+        assert len(set(arguments.values())) == 3
 
     on_ranks(driver, 2, work)
-    assert done == [(MixedCommOp.ALLREDUCE, MixedCommMode.NCCL_ONE)] * (2 * has_nccl)
+
+
+def test_a_capture_keeps_padded_tensors_until_shutdown(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Padded(Tensor):
+        def new_empty(self, shape: tuple[int, ...]) -> Tensor:
+            made.append(weakref.ref(padded := super().new_empty(shape)))
+            return padded
+
+    made: list[Any] = []
+    is_capturing = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing[0])
+    handlers: list[MixedCommHandler] = []
+
+    def alive() -> int:
+        gc.collect()
+        return sum(ref() is not None for ref in made)
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x = Padded(handler.device, torch.bfloat16, 3, 3)
+        for _ in range(2):
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x)
+        rank.backend.barrier()
+        assert (len(made), alive()) == (8, 0)
+        rank.backend.barrier()
+        is_capturing[0] = True
+        run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, x)
+        rank.backend.barrier()
+        assert alive() == 4
+        rank.backend.barrier()
+        handlers.append(handler)
+
+    on_ranks(driver, 2, work)
+    assert alive() == 0
+    assert len(handlers) == 2
+
+
+@pytest.mark.parametrize("mode", [None, MixedCommMode.NCCL_ONE])
+def test_nccl_gets_blocks_of_any_size_as_they_are(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, mode: MixedCommMode | None
+) -> None:
+    one = MixedCommMode.NCCL_ONE
+    done: list[Any] = []
+    monkeypatch.setattr(_modes, "exchange_with_nccl", lambda info, op, mode, *tensors: done.append((mode, tensors[:2])))
+    monkeypatch.setattr(_groups.Groups, "nccl_modes", lambda groups, arguments: [one])
+    op = MixedCommOp.ALLREDUCE if mode else MixedCommOp.BROADCAST
+
+    def work(rank: LocalRank, handler: MixedCommHandler) -> None:
+        x, out = (Tensor(handler.device, torch.bfloat16, 3, 3) for _ in range(2))
+        for _ in range(2):
+            run_mixed_comm(op, handler, x, out, mode, root=None if mode else 0)
+        assert [tensors for _, tensors in done if tensors[0] is x] == [(x, out)] * 2
+        assert driver.done == []
+
+    on_ranks(driver, 2, work)
+    assert [mode for mode, _ in done] == [one] * 4
 
 
 @pytest.mark.parametrize("has_nccl", [False, True])
@@ -1472,10 +1564,13 @@ def test_a_broadcast_goes_to_nccl_where_it_is_and_to_copy_engines_elsewhere(
         driver.done.clear()
         run_mixed_comm(op, handler, x, root=1)
         assert len(driver.sequences) == made + 1
+        before = list(driver.done)
         with pytest.raises(ValueError, match="BROADCAST needs a root"):  # that of the call before is not kept
             run_mixed_comm(op, handler, x)
-        with pytest.raises(ValueError, match="the kernels need a multiple of 16"):
-            run_mixed_comm(op, handler, uneven, root=1)
+        driver.done.clear()
+        run_mixed_comm(op, handler, uneven, root=1)
+        padded, driver.done[:] = list(driver.done), before
+        assert padded == ["copy by torch", *before, "copy by torch"]
         beside = copy(x)
         beside._address += 16
         with pytest.raises(ValueError, match="share memory"):

@@ -81,6 +81,12 @@ def test_every_operation_in_threads_gives_the_exact_bits(name: str, ranks: Ranks
 
 
 @needs_torch
+@pytest.mark.parametrize("size", [4, pytest.param(MOST_RANKS, marks=pytest.mark.long)])
+def test_blocks_of_any_size_give_the_exact_bits_through_padded_tensors(size: int, ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run("any_size", size, tmp_path, processes=1)[0] > 100
+
+
+@needs_torch
 def test_a_rank_may_change_its_tensor_once_its_call_has_returned(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.run("an_input_that_changes_at_once", 2, tmp_path, processes=1) == [[3.0, 3.0]]
 

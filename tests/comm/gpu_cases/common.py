@@ -89,7 +89,8 @@ def compare(
     torch.cuda.current_stream().synchronize()
     handler.check()
     if not bits_equal(torch, out, wanted):
-        wrong = (out.view(torch.int16) != wanted.view(torch.int16)).flatten()
+        of_size = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.element_size()]
+        wrong = (out.view(of_size) != wanted.view(of_size)).flatten()
         where = wrong.nonzero().flatten()
         raise AssertionError(
             f"{op.name} {mode!r} {list(shape)} {handler.dtype} at rank {rank.rank} of {info}: {len(where)} of "

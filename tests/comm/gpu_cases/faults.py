@@ -324,7 +324,6 @@ def misuse() -> dict[str, Any]:
             refused(ValueError, "contiguous", lambda: call(op, handler, x.t(), None))
             refused(ValueError, "must have dtype torch.bfloat16", lambda: call(op, handler, x.half(), None))
             refused(ValueError, "must be on", lambda: call(op, handler, x.cpu(), None))
-            refused(ValueError, "multiple of 16", lambda: call(op, handler, x.new_zeros(3, 3), None))
             refused(ValueError, "share memory", lambda: call(op, handler, x[:7], x[1:]))
             refused(ValueError, "is not valid", lambda: call(comm.MixedCommOp.ALLGATHER, handler, x))
             refused(ValueError, "mode NCCL_ONE", lambda: call(op, handler, x, None, comm.MixedCommMode.NCCL_ONE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 from .common import (
     LARGEST,
     TIMEOUT_S,
+    TWO_NODES,
+    bits_equal,
+    capture,
     case,
     compare,
+    inputs_of,
     modules,
     raised,
 )
@@ -137,6 +142,105 @@ def ops_staged() -> dict[str, Any]:
         f"memory for {size >> 20} MiB": every_op(4, topologies, 24, LARGEST, ["TWO_EXCHANGE"], max_message_bytes=size)
         for size in (LARGEST, 5 << 20)
     }
+
+
+def calls_of(comm: Any, handler: Any) -> list[tuple[Any, Any]]:
+    """Every operation of a handler, with each mode that computes it, and without one."""
+    ops, modes, listed = comm.MixedCommOp, comm.MixedCommMode, handler.valid_op_list
+    more = [modes.COPY_ENGINES] if modes.COPY_ENGINES in handler._modes.that_compute(ops.BROADCAST) else []
+    calls = [*itertools.product(listed, (*handler.valid_mode_list, None)), *((ops.BROADCAST, mode) for mode in more)]
+    if ops.ALLGATHER in listed:
+        calls += [*((ops.ALLGATHER, mode) for mode in more), *((ops.ALLTOALL, mode) for mode in (None, *more))]
+    return calls
+
+
+def compare_any_size(rank: Any, handler: Any, op: Any, mode: Any, chosen: random.Random) -> int:
+    """Calls of one random size: with an output, without one, in place, and in graphs."""
+    torch, comm = modules()
+    from cuda_gctx import Stream
+
+    info, call = handler.para_info, comm.run_mixed_comm
+    rows = chosen.choice([1, 2, 3, 7]) * (info.dp_size if op.divides else 1)
+    shape = rows, chosen.randrange(1, 5000 // rows + 1)
+    root = chosen.randrange(rank.size) if op is comm.MixedCommOp.BROADCAST else None
+    where = f"{op.name} {mode!r} {list(shape)} {handler.dtype} at rank {rank.rank} of {info}"
+    compare(rank, handler, op, mode, shape, 1, root)
+    stream = torch.cuda.current_stream()
+    by_nodes = mode is comm.MixedCommMode.HIERARCHICAL
+    all_inputs = [inputs_of(torch, shape, handler.dtype, rank.size, seed, handler.device) for seed in (2, 3, 4)]
+    all_wanted = [comm.expected(info, op, inputs, by_nodes=by_nodes, root=root) for inputs in all_inputs]
+
+    def demand(found: Any, wanted: Any, how: str) -> None:
+        stream.synchronize()
+        handler.check()
+        assert bits_equal(torch, found, wanted), f"{how}: {where}"
+
+    x, wanted = all_inputs[0][rank.rank].clone(), all_wanted[0]
+    stream.synchronize()
+    rank.backend.barrier()
+    demand(call(op, handler, x, None, mode, root=root), wanted, "without an output")
+    if op in (comm.MixedCommOp.ALLREDUCE, comm.MixedCommOp.BROADCAST):
+        demand(call(op, handler, x, x, mode, root=root), wanted, "in place")
+    out = torch.empty_like(wanted)
+    graph = capture(torch, lambda: call(op, handler, x, out, mode, root=root))
+    # torch does not know of this capture: its allocator could give out the memory that the graph uses.
+    own = Stream.from_handle(stream.cuda_stream)
+    with own.capture() as captured:
+        call(op, handler, x, out, mode, root=root)
+    others = [torch.full_like(one, -1.0) for one in (x, wanted) * 8]
+    with captured.graph, captured.graph.instantiate() as executable:
+        replays = {"replayed": graph.replay, "replayed, unknown to torch": lambda: executable.launch(own)}
+        for (how, replay), inputs, one in zip(replays.items(), all_inputs[1:], all_wanted[1:], strict=True):
+            x.copy_(inputs[rank.rank])
+            out.fill_(float("nan"))
+            stream.synchronize()
+            rank.backend.barrier()
+            replay()
+            demand(out, one, how)
+    assert all(bool((one.float() == -1.0).all()) for one in others), f"a replay overwrote another tensor: {where}"
+    rank.backend.barrier()
+    return 4
+
+
+@case()
+def any_size() -> dict[str, Any]:
+    """Blocks of any number of bytes, which are padded; sizes that differ are found, even with equal padded blocks."""
+    torch, comm = modules()
+    from cuda_gctx import Device
+
+    size = 4
+    topologies: list[dict[str, int]] = [{"local_tp_size": 2}, {}, {"local_dp_size": size}, TWO_NODES]
+    cases = [(one, {}) for one in topologies] + [({"local_dp_size": size}, {"max_message_bytes": 1 << 20})]
+
+    def work(rank: Any) -> int:
+        torch.cuda.set_device(rank.device.device_id)
+        done = 0
+        with rank.partition.torch():
+            for (number, (topology, options)), name in itertools.product(
+                enumerate(cases), ("bfloat16", "float32", "float8_e4m3fn")
+            ):
+                chosen = random.Random(f"{number} {name}")  # the same on all ranks
+                with rank.handler(getattr(torch, name), timeout_s=TIMEOUT_S, **topology, **options) as handler:
+                    for op, mode in calls_of(comm, handler):
+                        for _ in range(3):
+                            done += compare_any_size(rank, handler, op, mode, chosen)
+            with rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
+
+                def with_sizes_of_their_own() -> None:
+                    x = torch.ones(3 + rank.rank % 2, dtype=torch.bfloat16, device=handler.device)
+                    out = comm.run_mixed_comm(comm.MixedCommOp.ALLREDUCE, handler, x)
+                    torch.cuda.current_stream().synchronize()
+                    assert bool(out.isnan().all()), out
+                    handler.check()
+
+                fault = raised(comm.CommFault, with_sizes_of_their_own)
+                assert getattr(fault, "kind", "") == "mismatch", fault
+                handler.recover()
+                compare(rank, handler, comm.MixedCommOp.ALLREDUCE, None, (3, 3), 1)
+        return done
+
+    with comm.local_world(size, Device(0), sms=16) as world:
+        return {"calls compared": world.run(work)[0]}
 
 
 @case()
