@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cuda_gctx.comm._topology import MixedCommOp as MixedCommOp
     from cuda_gctx.comm._topology import ParallelInfo as ParallelInfo
     from cuda_gctx.comm._tuning import TuningTable as TuningTable
+    from cuda_gctx.comm._uneven import all_gather_v as all_gather_v
+    from cuda_gctx.comm._uneven import reduce_scatter_v as reduce_scatter_v
 
 # The list above is for type checkers, this one is for the interpreter; a test holds them equal.
 _NAMES_OF_MODULE = {
@@ -32,6 +34,7 @@ _NAMES_OF_MODULE = {
     "cuda_gctx.comm._reference": ("expected",),
     "cuda_gctx.comm._topology": ("MixedCommMode", "MixedCommOp", "ParallelInfo"),
     "cuda_gctx.comm._tuning": ("TuningTable",),
+    "cuda_gctx.comm._uneven": ("all_gather_v", "reduce_scatter_v"),
 }
 
 # Type checkers, which would take __getattr__ as leave for any name, read the list above alone.

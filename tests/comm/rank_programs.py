@@ -339,6 +339,69 @@ def any_size(_: int, size: int, folder: Path) -> int:
 
 
 @program
+def rows_of_their_own(rank: int, size: int, folder: Path) -> list[Any]:
+    """Gathers and scatters with a number of rows for each rank, in every type, and those that are refused."""
+    import random
+
+    import torch
+
+    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, all_gather_v, expected, reduce_scatter_v
+
+    dist = initialise_gloo(rank, size, folder)
+    gloo = MixedCommMode.GLOO
+    place = rank, size, rank, size, 0, 1
+    compared = 0
+    for number, dtype in enumerate((torch.float16, torch.float32, torch.bfloat16, torch.float8_e4m3fn)):
+        handler = MixedCommHandler(*place, 1, size, 1, 1, dtype, "cpu")
+        if number % 2:
+            handler._modes._modes[gloo] = InBlocks(handler._modes[gloo])  # type: ignore[index]
+        for seed in range(8):
+            chosen = random.Random(f"{number} {seed}")  # the same on all ranks
+            counts = [chosen.randrange(7) * chosen.randrange(2) for _ in range(size)]
+            if seed < 2:
+                counts = [2 * seed] * size
+            shape = (sum(counts), *(chosen.randrange(1, 9) for _ in range(chosen.randrange(3))))
+            inputs = tensors_of(shape, size, dtype, seed)
+            pieces = [one.split(counts)[other] for other, one in enumerate(inputs)]
+            summed = expected(handler.para_info, MixedCommOp.REDUCESCATTER, [torch.cat([one] * size) for one in inputs])
+            cases = (
+                (all_gather_v, pieces[rank], torch.cat(pieces)),
+                (reduce_scatter_v, inputs[rank], summed.split(counts)[rank]),
+            )
+            for call, x, wanted in cases:
+                for mode in (None, gloo):
+                    out = torch.empty_like(wanted)
+                    with not_capturing():
+                        assert call(handler, x, counts, out, mode) is out
+                        fresh = call(handler, x, counts, mode=mode)
+                    for one in (out, fresh):
+                        assert same_bits(one, wanted), f"{call.__name__} of {counts}, {shape}, {dtype}, {mode}"
+                        assert one.is_contiguous()
+                    compared += 1
+        handler.shutdown()
+    x, every = (torch.ones(rows, 3, dtype=torch.float16) for rows in (2, 2 * size))
+    counts = [2] * size
+    # The largest number differs from rank to rank.
+    of_rank = [2] * (rank + 1) + [3 + rank] * (size - rank - 1)
+    with (
+        MixedCommHandler(*place, 1, size, 1, 1, torch.float16, "cpu") as dp,
+        MixedCommHandler(*place, size, 1, 1, 1, torch.float16, "cpu") as tp,
+    ):
+        found = {
+            "too few": message_of(ValueError, lambda: all_gather_v(dp, x, [2])),
+            "other rows": message_of(ValueError, lambda: all_gather_v(dp, x[:1], counts)),
+            "negative": message_of(ValueError, lambda: all_gather_v(dp, x, [*counts[1:], -1])),
+            "output": message_of(ValueError, lambda: all_gather_v(dp, x, counts, x)),
+            "scattered": message_of(ValueError, lambda: reduce_scatter_v(dp, x, counts)),
+            "type": message_of(ValueError, lambda: reduce_scatter_v(dp, every, counts, x.float())),
+            "ranks differ": message_of(ValueError, lambda: all_gather_v(dp, x, of_rank)),
+            "tp": message_of(ValueError, lambda: all_gather_v(tp, x, counts)),
+        }
+    dist.destroy_process_group()
+    return [compared, found]
+
+
+@program
 def an_input_that_changes_at_once(_: int, size: int, folder: Path) -> list[float]:
     """Rank 0 overwrites its tensor as soon as its call returns, before the other ranks sum."""
     import torch
@@ -582,7 +645,15 @@ def compiled(rank: int, size: int, folder: Path) -> list[int]:
     """torch.compile keeps calls in one graph, for shapes that change too, and with outputs that were there before."""
     import torch
 
-    from cuda_gctx.comm import MixedCommHandler, MixedCommMode, MixedCommOp, expected, run_mixed_comm
+    from cuda_gctx.comm import (
+        MixedCommHandler,
+        MixedCommMode,
+        MixedCommOp,
+        all_gather_v,
+        expected,
+        reduce_scatter_v,
+        run_mixed_comm,
+    )
 
     dist = initialise_gloo(rank, size, folder)
     place = rank, size, rank, size, 0, 1
@@ -617,6 +688,17 @@ def compiled(rank: int, size: int, folder: Path) -> list[int]:
     assert same_bits(from_last(inputs[rank]), inputs[-1])
     whole = torch.compile(lambda x: run_mixed_comm(gather, handler, x), fullgraph=True, backend="aot_eager")
     assert same_bits(whole(inputs[rank]), expected(handler.para_info, gather, inputs))
+    counts = [1 + 2 * one for one in range(size)]
+
+    def uneven(x: Any, out: Any) -> Any:
+        every = all_gather_v(handler, x + 1, counts)
+        return reduce_scatter_v(handler, every, counts), all_gather_v(handler, x, counts, out)
+
+    rows = torch.arange(2 * counts[rank]).view(-1, 2).bfloat16()
+    out = torch.empty(sum(counts), 2, dtype=torch.bfloat16)
+    for found in (uneven(rows, out), torch.compile(uneven, fullgraph=True, backend="aot_eager")(rows, out.clone())):
+        assert same_bits(found[0], (rows + 1) * size)
+        assert same_bits(found[1], torch.cat([torch.arange(2 * count).view(-1, 2).bfloat16() for count in counts]))
     with_gradient = inputs[rank].clone().requires_grad_()
     words = "x_in requires grad"
     assert words in message_of(ValueError, lambda: run_mixed_comm(gather, handler, with_gradient))

@@ -87,6 +87,26 @@ def test_blocks_of_any_size_give_the_exact_bits_through_padded_tensors(size: int
 
 
 @needs_torch
+def test_each_rank_gathers_and_scatters_a_number_of_rows_of_its_own(ranks: Ranks, tmp_path: Path) -> None:
+    size = 3
+    wanted = {
+        "too few": f"counts must have a number for each of {size} ranks, not 1 numbers",
+        "other rows": "x_in must have shape [2, 3] and dtype torch.float16, not [1, 3]",
+        "negative": f"counts[{size - 1}] must be",
+        "output": f"x_out must have shape [{2 * size}, 3] and dtype torch.float16, not [2, 3]",
+        "scattered": f"x_in must have shape [{2 * size}, 3] and dtype torch.float16, not [2, 3]",
+        "type": "x_out must have shape [2, 3] and dtype torch.float16, not [2, 3] and torch.float32",
+        "ranks differ": "all ranks must pass inputs of the same shape",
+        "tp": "ALLGATHER is not valid for tp_size=",
+    }
+    for compared, found in ranks.run("rows_of_their_own", size, tmp_path):
+        assert compared == 4 * 8 * 2 * 2
+        assert found.keys() == wanted.keys()
+        for what, words in wanted.items():
+            assert words in found[what], what
+
+
+@needs_torch
 def test_a_rank_may_change_its_tensor_once_its_call_has_returned(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks.run("an_input_that_changes_at_once", 2, tmp_path, processes=1) == [[3.0, 3.0]]
 
