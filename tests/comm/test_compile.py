@@ -164,11 +164,11 @@ ORDERED = re.compile(
 COUNTS = {
     "one_exchange": {
         "griddepcontrol.wait": 1,
-        "bar.warp.sync": 1,
+        "bar.warp.sync": 2,
         "bar.sync": 2,
-        "st.relaxed.sys.global.b128": 6,
-        "st.release.sys.global.b64": 4,
-        "ld.relaxed.sys.global.b128": 3,
+        "st.relaxed.sys.global.b128": 9,
+        "st.release.sys.global.b64": 5,
+        "ld.relaxed.sys.global.b128": 6,
         "bar.red.and.pred": 2,
     },
     "two_exchange": {
