@@ -103,7 +103,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "software_driver" not 
 from cuda_gctx import system
 print(system.driver_path)
 """,
-        PYTHONPATH=str(package.parent),
+        PYTHONPATH=os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH")])),
         CUDA_GCTX_DRIVER="sim",
     )
     assert done.returncode == 0, done.stderr
