@@ -6,6 +6,7 @@ import collections
 import copy
 import ctypes
 import gc
+import importlib
 import pickle
 import weakref
 from collections.abc import Callable
@@ -171,6 +172,14 @@ def test_every_public_error_of_the_core_names_the_package() -> None:
     ]
     assert {found.__name__ for found in errors} <= set(cuda_gctx.__all__)
     assert {found.__module__ for found in errors} == {"cuda_gctx"}
+
+
+def test_the_classes_are_the_same_after_a_reload(dev: Device) -> None:
+    names = [name for name in cuda_gctx.__all__ if isinstance(getattr(cuda_gctx, name), type)]
+    before = [getattr(cuda_gctx, name) for name in names]
+    importlib.reload(cuda_gctx)
+    assert [getattr(cuda_gctx, name) for name in names] == before
+    assert cuda_gctx.Device() == dev
 
 
 def test_a_warning_says_who_has_the_sms_exclusively(dev: Device) -> None:
