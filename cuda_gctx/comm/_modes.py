@@ -45,7 +45,8 @@ SMALL_STAGED_BYTES = 2 * 1024 * 1024
 Launched = tuple[Plan, tuple[int, ...]]
 
 # Of messages that are staged: up to this size, the kernel that sums copies what copy engines copy of larger ones.
-COPIED_BY_KERNEL_BYTES = 1024 * 1024
+# Between two H200s, 2 MiB take 29 us by a kernel on 16 SMs and 44 by copy engines; on 8 SMs, 48 by both.
+COPIED_BY_KERNEL_BYTES = 2 * 1024 * 1024
 
 
 # Control words of the kernels between and within nodes.

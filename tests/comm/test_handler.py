@@ -405,6 +405,21 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         world.run(run)
 
 
+@pytest.mark.parametrize(("mib", "by_kernel"), [(2, True), (3, False)])
+def test_between_devices_the_kernel_copies_small_messages(driver: Driver, mib: int, by_kernel: bool) -> None:
+    def run(rank: LocalRank) -> None:
+        assert rank.partition is not None
+        driver.use(rank.partition.stream)  # type: ignore[attr-defined]
+        with rank.handler(torch.bfloat16) as handler:
+            x = Tensor(handler.device, torch.bfloat16, 64 * mib, 8192)
+            driver.done.clear()
+            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.TWO_EXCHANGE)
+            assert (driver.done == ["two_exchange"]) == by_kernel
+
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+        world.run(run)
+
+
 def test_ranks_that_share_some_of_several_devices_copy_in_kernels(driver: Driver) -> None:
     """A copy from another device waits for all that a process has launched before to the same device."""
 
