@@ -185,9 +185,10 @@ def tune(
 
     \b
     Examples:
-      cuda-gctx tune my_module:control my_module:bulk
+      cuda-gctx tune my_module:control my_module:bulk \\
+        --budget 4
       cuda-gctx tune my_module:work --tail-latency control \\
-        --budget 5
+        --budget 4
     """
     from cuda_gctx.tune import overlap
 
