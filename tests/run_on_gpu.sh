@@ -22,7 +22,7 @@
 #   PYTHON  the interpreter (default: python3). If it has Cython and scikit-build-core, nothing is fetched from a registry
 #           and nothing is installed into it; else a virtual environment is made with pip.
 #   SOAK_SECONDS, SOAK_SEEDS  how long the step soak takes (default: 540), and the seeds of its processes, which share
-#           the card (default: "1 2 3").
+#           the card (default: "1 2 3"); the first one also starts programs beside it.
 #   WORK    a folder for what is built, kept for the next run, which does not build the same sources again (default: a
 #           temporary one, removed at the end).
 #   COMMIT  the commit, for the summary, where the sources are no clone.

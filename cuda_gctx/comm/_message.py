@@ -105,7 +105,7 @@ class Messages:
         return Sizes(op, out_shape, in_bytes, out_bytes, block_bytes, padding)
 
     def is_reached(self, tensor: Any, padding: int = 0) -> bool:
-        """Whether the kernels of all ranks reach a tensor, or the copy of it that has padding."""
+        """Tell whether the kernels of all ranks reach a tensor, or the copy of it that has padding."""
         is_mapped = self._mapped is not None and not padding and self._mapped.find(*span(tensor)) is not None
         return self._reaches_all or is_mapped
 

@@ -94,6 +94,7 @@ class Simulated:
     """Kernels that take time and compute nothing."""
 
     is_simulated = True
+    program, computed = SIMULATED_PROGRAM, 0
 
     def __init__(self, dev: Device) -> None:
         self.dev = dev
@@ -123,9 +124,6 @@ class Simulated:
     def collective(self, rng: random.Random, size: int) -> int:
         return 0
 
-    def program(self) -> tuple[str, int]:
-        return SIMULATED_PROGRAM, 0
-
     def memory(self) -> dict[str, float]:
         return {}
 
@@ -146,6 +144,7 @@ class Torch:
     """torch itself, on integers, whose products and sums are exact in float32."""
 
     is_simulated = False
+    program = PROGRAM
 
     def __init__(self, dev: Device, alone: bool) -> None:
         import torch
@@ -163,6 +162,8 @@ class Torch:
             for w in range(4)
         }
         self.expected_on_device = {key: value.to(self.device) for key, value in self.expected.items()}
+        numbers = torch.arange(1 << 20) % 97
+        self.computed = sum(int((numbers * factor % 31).sum()) for factor in range(200))  # by the program
         self.state = torch.ones(4096, dtype=torch.int64, device=self.device)
         # What is current outside of the blocks of each thread: on the default stream, the blocks would take turns.
         self.sides = [torch.cuda.Stream(self.device) for _ in range(THREADS)]
@@ -249,11 +250,6 @@ class Torch:
 
         with local_world(size, self.dev, sms=16, timeout_s=30.0) as world:
             return sum(world.run(rank_works))
-
-    def program(self) -> tuple[str, int]:
-        """A program, and what it computes."""
-        numbers = self.torch.arange(1 << 20) % 97
-        return PROGRAM, sum(int((numbers * factor % 31).sum()) for factor in range(200))
 
     def memory(self) -> dict[str, float]:
         """What torch has, and what else the driver has for this process, where that can be known."""
@@ -499,22 +495,14 @@ class Soak:
 
     def side_programs(self) -> int:
         """Two unmodified programs at once, each in its part: the SMs that they see, and their results."""
-        program, computed = self.work.program()
         small = self.dev.resources.sm.min_partition_size * 2
         with tempfile.TemporaryDirectory() as folder:
             seen = [Path(folder, name) for name in ("small", "rest")]
-            one, other = ([sys.executable, "-c", program, str(file)] for file in seen)
+            one, other = ([sys.executable, "-c", self.work.program, str(file)] for file in seen)
             share = [
-                sys.executable,
-                "-m",
-                "cuda_gctx.cli",
-                "share",
-                f"small={small}",
-                "--",
+                *f"{sys.executable} -m cuda_gctx.cli share small={small} --".split(),
                 *one,
-                ":",
-                "rest",
-                "--",
+                *[":", "rest", "--"],
                 *other,
             ]
             environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
@@ -525,7 +513,7 @@ class Soak:
             if done.returncode:
                 raise AssertionError(f"exit code {done.returncode}: {done.stdout[-300:]}")
             found = [file.read_text().split() for file in seen]
-        wanted = [[str(sms), str(computed)] for sms in (small, self.dev.sm_count - small)]
+        wanted = [[str(sms), str(self.work.computed)] for sms in (small, self.dev.sm_count - small)]
         if found != wanted:
             raise AssertionError(f"programs saw SMs and results {found}, not {wanted}")
         return len(found)

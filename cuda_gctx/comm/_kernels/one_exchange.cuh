@@ -85,7 +85,7 @@ DEVICE bool receive_batch(const OneExchange& a, const Packets& packets, u32 epoc
     u64 input = a.input + a.chunk[call.rank] * a.block_stride;
     mine[step] = {};
     if (packets.has(packet)) mine[step] = load_vector(input + Packets::vector_of(packet) * 16ull);
-    // What is not there has come.
+    // Packets that do not exist count as received.
 #pragma unroll
     for (Vector& one : theirs[step]) one = stamped({}, packets.has(packet) ? ~epoch : epoch);
   }
@@ -138,7 +138,7 @@ DEVICE bool receive_batch(const OneExchange& a, const Packets& packets, u32 epoc
 #pragma unroll
       for (u32 word = 0; word < DATA_WORDS; ++word) {
         const u32 place = place_of(word);
-        // One addend is copied, not converted, whatever its bits mean.
+        // Copies a single addend, and does not convert it, whatever its bits mean.
         result.word[place] = word_of(call, order[block][0], place, mine[step], theirs[step]);
         if (ADDENDS == 1) continue;
         Sum sum;
