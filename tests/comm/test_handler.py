@@ -251,10 +251,16 @@ class Tensor:
         return Tensor(self.device, self.dtype, *shape)
 
     def view(self, what: Any, *rest: int) -> Tensor:
-        return self
+        viewed = copy(self)
+        if rest:
+            viewed.shape = self.numel() // rest[0], *rest
+        return viewed
 
     def __getitem__(self, elements: Any) -> Tensor:
         return self
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter([self] * self.shape[0])
 
     def copy_(self, other: Tensor) -> None:
         self.note_copy()
@@ -405,8 +411,8 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         world.run(run)
 
 
-@pytest.mark.parametrize(("mib", "by_kernel"), [(2, True), (3, False)])
-def test_between_devices_the_kernel_copies_small_messages(driver: Driver, mib: int, by_kernel: bool) -> None:
+@pytest.mark.parametrize(("sms", "mib", "by_kernel"), [(16, 2, True), (32, 3, False), (8, 1, True), (8, 2, False)])
+def test_between_devices_the_kernel_copies_small_messages(driver: Driver, sms: int, mib: int, by_kernel: bool) -> None:
     def run(rank: LocalRank) -> None:
         assert rank.partition is not None
         driver.use(rank.partition.stream)  # type: ignore[attr-defined]
@@ -416,7 +422,7 @@ def test_between_devices_the_kernel_copies_small_messages(driver: Driver, mib: i
             run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.TWO_EXCHANGE)
             assert (driver.done == ["two_exchange"]) == by_kernel
 
-    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
+    with local_world(2, [Device(0), Device(1)], sms=sms, timeout_s=30) as world:
         world.run(run)
 
 

@@ -202,32 +202,6 @@ def compare_any_size(rank: Any, handler: Any, op: Any, mode: Any, chosen: random
     return 4
 
 
-def compare_rows(rank: Any, handler: Any, mode: Any, chosen: random.Random) -> int:
-    """An all-gather and a reduce-scatter with a number of rows for each rank."""
-    torch, comm = modules()
-    counts = [chosen.choice([0, 1, chosen.randrange(300)]) for _ in range(rank.size)]
-    shape = sum(counts), chosen.randrange(1, 17)
-    inputs = inputs_of(torch, shape, handler.dtype, rank.size, 5, handler.device)
-    pieces = [one.split(counts)[other] for other, one in enumerate(inputs)]
-    scatter = comm.MixedCommOp.REDUCESCATTER
-    summed = comm.expected(handler.para_info, scatter, [torch.cat([one] * rank.size) for one in inputs])
-    cases = (
-        (comm.all_gather_v, pieces[rank.rank].clone(), torch.cat(pieces)),
-        (comm.reduce_scatter_v, inputs[rank.rank], summed.split(counts)[rank.rank].clone()),
-    )
-    for call, x, wanted in cases:
-        for x_out in (None, torch.empty_like(wanted)):
-            torch.cuda.current_stream().synchronize()
-            rank.backend.barrier()
-            found = call(handler, x, counts, x_out, mode)
-            torch.cuda.current_stream().synchronize()
-            handler.check()
-            where = f"{call.__name__} {mode!r} {counts} x {shape[1]} {handler.dtype} at rank {rank.rank}"
-            assert bits_equal(torch, found, wanted), where
-            rank.backend.barrier()
-    return 4
-
-
 @case()
 def any_size() -> dict[str, Any]:
     """Blocks of any number of bytes, which are padded; sizes that differ are found, even with equal padded blocks."""
@@ -250,9 +224,6 @@ def any_size() -> dict[str, Any]:
                     for op, mode in calls_of(comm, handler):
                         for _ in range(3):
                             done += compare_any_size(rank, handler, op, mode, chosen)
-                    if comm.MixedCommOp.ALLGATHER in handler.valid_op_list:
-                        for mode in (*handler.valid_mode_list, None):
-                            done += compare_rows(rank, handler, mode, chosen)
             with rank.handler(torch.bfloat16, timeout_s=TIMEOUT_S) as handler:
 
                 def with_sizes_of_their_own() -> None:

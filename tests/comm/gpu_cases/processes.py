@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def process_rank(rank: int, size: int, store: str, what: str, options: dict[str,
             "compiled": compiled_programs,
             "groups": compare_groups,
             "hosts": compare_hosts,
+            "rows": rows_of_processes,
         }
         print(json.dumps(programs.get(what, compare_processes)(rank, size, parts.comm, options)), flush=True)
     dist.destroy_process_group()
@@ -238,6 +240,38 @@ def broadcasts_of_processes(rank: int, size: int, partition: Any, options: dict[
         replay_with_other_inputs(handler, op, mode, x_in, x_out, where, root)
         compared += 1
     handler.shutdown()
+    return {"compared": compared}
+
+
+def rows_of_processes(rank: int, size: int, partition: Any, options: dict[str, Any]) -> Any:
+    """All-gathers and reduce-scatters with a number of rows for each rank."""
+    torch, comm = modules()
+    import torch.distributed as dist
+
+    scatter, compared = comm.MixedCommOp.REDUCESCATTER, 0
+    for name in ("bfloat16", "float32", "float8_e4m3fn"):
+        chosen = random.Random(name)  # the same on all ranks
+        handler = handler_of_process(*(rank, size, partition, getattr(torch, name)), {"local_dp_size": size})
+        for mode in (*handler.valid_mode_list, None) * 6:
+            counts = [chosen.choice([0, 1, chosen.randrange(300)]) for _ in range(size)]
+            inputs = inputs_of(torch, (sum(counts), chosen.randrange(1, 17)), handler.dtype, size, 5, handler.device)
+            pieces = [one.split(counts)[other] for other, one in enumerate(inputs)]
+            summed = comm.expected(handler.para_info, scatter, [torch.cat([one] * size) for one in inputs])
+            cases = (
+                (comm.all_gather_v, pieces[rank].clone(), torch.cat(pieces)),
+                (comm.reduce_scatter_v, inputs[rank], summed.split(counts)[rank].clone()),
+            )
+            for call, x, wanted in cases:
+                for x_out in (None, torch.empty_like(wanted)):
+                    torch.cuda.synchronize()
+                    dist.barrier()
+                    found = call(handler, x, counts, x_out, mode)
+                    torch.cuda.synchronize()
+                    handler.check()
+                    where = f"{call.__name__} {mode!r} {counts} of {list(x.shape)} {name} at rank {rank}"
+                    assert bits_equal(torch, found, wanted), where
+                    compared += 1
+        handler.shutdown()
     return {"compared": compared}
 
 
@@ -520,6 +554,11 @@ def moved_programs() -> dict[str, Any]:
 
     count = min(Device.count(), 4)
     return {f"{count} ranks": results_of(spawn(count, "moved"))[0]}
+
+
+@case(gpus=2)
+def rows_of_each_rank() -> dict[str, Any]:
+    return {"2 ranks": results_of(spawn(2, "rows", nccl=False))[0]}
 
 
 @case(gpus=2)
