@@ -44,10 +44,10 @@ SMALL_STAGED_BYTES = 2 * 1024 * 1024
 # The plan that a call has launched, and the addresses for it.
 Launched = tuple[Plan, tuple[int, ...]]
 
-# Of staged messages up to these sizes, for each block and in all, the kernel that sums makes the copies, which copy
-# engines make of larger ones. Between two H200s, an all-reduce of 2 MiB takes 29 us by a kernel on 16 SMs, and 44 by
-# copy engines; on 8 SMs 48 by both, and an all-gather 41 and 31.
-COPIED_BY_BLOCK_BYTES, COPIED_BY_KERNEL_BYTES = 128 * 1024, 2 * 1024 * 1024
+# Of staged messages up to this size, the kernel that sums makes the copies, which copy engines make of larger ones, and
+# of all-gathers with more for each block. Between two H200s, an all-reduce of 2 MiB takes 29 us by a kernel on 16 SMs,
+# and 43 by copy engines; on 8 SMs, 47 by both, a reduce-scatter 19 and 31, and an all-gather 41 and 33.
+COPIED_BY_KERNEL_BYTES, GATHERED_BY_BLOCK_BYTES = 2 * 1024 * 1024, 128 * 1024
 
 
 # Control words of the kernels between and within nodes.
@@ -286,8 +286,8 @@ class TwoExchange(_WithKernels):
         [x_in], [x_out] = plan.reads, plan.writes
         rounds = list(self._staging[sizes.op].rounds(x_in.begin, x_out.begin, sizes.block_bytes))
         is_one_part = len(rounds) == len(rounds[0]) == 1
-        is_small = sizes.largest <= min(COPIED_BY_KERNEL_BYTES, sms * COPIED_BY_BLOCK_BYTES)
-        if is_one_part and (self._copies_in_kernels or is_small):
+        most = min(COPIED_BY_KERNEL_BYTES, sms * GATHERED_BY_BLOCK_BYTES if sizes.op.gathers else NO_LIMIT)
+        if is_one_part and (self._copies_in_kernels or sizes.largest <= most):
             kernels.staged_part(plan, rounds[0][0], agreed, sms, is_copied=True)
             return
         with kernels.held(plan, [Geometry.CONTROL_FLAG_WORD], sms, spoils=not self._copies_in_kernels):

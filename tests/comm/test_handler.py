@@ -411,18 +411,24 @@ def test_copies_of_staged_parts_have_streams_of_their_own_between_devices(driver
         world.run(run)
 
 
-@pytest.mark.parametrize(("sms", "mib", "by_kernel"), [(16, 2, True), (32, 3, False), (8, 1, True), (8, 2, False)])
-def test_between_devices_the_kernel_copies_small_messages(driver: Driver, sms: int, mib: int, by_kernel: bool) -> None:
+@pytest.mark.parametrize(
+    ("op", "mib", "by_kernel"),
+    [("ALLREDUCE", 2, True), ("ALLREDUCE", 3, False), ("ALLGATHER", 1, True), ("ALLGATHER", 2, False)],
+)
+def test_between_devices_the_kernel_copies_small_messages(driver: Driver, op: str, mib: int, by_kernel: bool) -> None:
+    """An all-gather has an output of two blocks, here of eight SMs."""
+
     def run(rank: LocalRank) -> None:
         assert rank.partition is not None
         driver.use(rank.partition.stream)  # type: ignore[attr-defined]
-        with rank.handler(torch.bfloat16) as handler:
-            x = Tensor(handler.device, torch.bfloat16, 64 * mib, 8192)
+        gathers = op == "ALLGATHER"
+        with rank.handler(torch.bfloat16, **({"local_dp_size": 2} if gathers else {})) as handler:
+            x = Tensor(handler.device, torch.bfloat16, 64 * mib, 4096 if gathers else 8192)
             driver.done.clear()
-            run_mixed_comm(MixedCommOp.ALLREDUCE, handler, x, None, MixedCommMode.TWO_EXCHANGE)
+            run_mixed_comm(MixedCommOp[op], handler, x, None, MixedCommMode.TWO_EXCHANGE)
             assert (driver.done == ["two_exchange"]) == by_kernel
 
-    with local_world(2, [Device(0), Device(1)], sms=sms, timeout_s=30) as world:
+    with local_world(2, [Device(0), Device(1)], sms=8, timeout_s=30) as world:
         world.run(run)
 
 
