@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "calls/allocations.hpp"
 #include "calls/execution.hpp"
 #include "machine/images.hpp"
 
