@@ -19,6 +19,8 @@ set(CUDA_GCTX_SANITIZE "" CACHE STRING "Sanitizers to build with: 'address,undef
 option(CUDA_GCTX_WERROR "Treat warnings as errors, as the builds of make do" OFF)
 
 set(CMAKE_CXX_EXTENSIONS OFF)
+# No source is a module. A compiler that can look for them does so for C++20, and then no sources are compiled together.
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
