@@ -91,8 +91,9 @@ def test_a_server_answers_with_the_present_metrics_on_the_loopback_interface() -
             with urllib.request.urlopen(server.url, timeout=10) as response:
                 assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
                 assert value(response.read().decode(), "cuda_gctx_switches_total", PROCESS) == count
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
             urllib.request.urlopen(server.url.removesuffix("/metrics") + "/other", timeout=10)
+        refused.value.close()
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(server.url, timeout=10)
 
