@@ -83,7 +83,9 @@ def test_an_end_by_a_signal_is_the_status_of_a_shell() -> None:
 
 
 def test_a_signal_reaches_the_program() -> None:
-    code = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(3))\nprint('ready', flush=True)\nsignal.pause()"
+    # Blocked, the signal waits for sigwait; a handler could run just before pause, which then waits for ever.
+    blocks = "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [15])\nprint('ready', flush=True)"
+    code = f"{blocks}\nexit(signal.sigwait([15]) - 12)"
     command = [sys.executable, "-m", "cuda_gctx.cli", *AS_DECODE, "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
